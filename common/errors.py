@@ -1,0 +1,125 @@
+"""Every error GradSync raises at run time, as one tree.
+
+    GradSyncError                    exit code 1
+    ├── UsageError                   2   what was asked for cannot work; the message says what would
+    │   ├── DataError                    a data file is missing or corrupt
+    │   ├── PortInUse                    another process listens there
+    │   ├── SharedMemoryTooSmall         not enough memory for a shared segment
+    │   ├── RendezvousError              the group never came together: wrong, duplicate or missing rank
+    │   ├── PeerUnreachable              nobody answered at that address
+    │   ├── VersionMismatch              two versions of GradSync in one group
+    │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
+    ├── CertificateFailed            3   schemes that must compute the same bits did not
+    ├── PeerError                    4   another process failed; the one it names is where to look
+    │   ├── PeerLost                     it died, or left with an error
+    │   └── PeerStalled                  it is there but did not take part within the limit
+    └── ProtocolError                5   a message that cannot be right (wrong step, bucket, size): a bug
+        └── StaleEpoch                   a message of an earlier incarnation of the group
+
+Bad arguments of a Python call raise ValueError or TypeError instead, as Python's own functions do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CertificateFailed",
+    "DataError",
+    "GradSyncError",
+    "LayoutMismatch",
+    "PeerError",
+    "PeerLost",
+    "PeerStalled",
+    "PeerUnreachable",
+    "PortInUse",
+    "ProtocolError",
+    "RendezvousError",
+    "SharedMemoryTooSmall",
+    "StaleEpoch",
+    "UsageError",
+    "VersionMismatch",
+    "choose",
+    "error_from_name",
+]
+
+
+class GradSyncError(Exception):
+    """Base of all; `exit_code` is what a command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(GradSyncError):
+    exit_code = 2
+
+
+class DataError(UsageError):
+    pass
+
+
+class PortInUse(UsageError):
+    pass
+
+
+class SharedMemoryTooSmall(UsageError):
+    pass
+
+
+class RendezvousError(UsageError):
+    pass
+
+
+class PeerUnreachable(UsageError):
+    pass
+
+
+class VersionMismatch(UsageError):
+    pass
+
+
+class LayoutMismatch(UsageError):
+    pass
+
+
+class CertificateFailed(GradSyncError):
+    exit_code = 3
+
+
+class PeerError(GradSyncError):
+    exit_code = 4
+
+
+class PeerLost(PeerError):
+    pass
+
+
+class PeerStalled(PeerError):
+    pass
+
+
+class ProtocolError(GradSyncError):
+    exit_code = 5
+
+
+class StaleEpoch(ProtocolError):
+    pass
+
+
+def error_from_name(name: str, message: str) -> GradSyncError:
+    """The error that another process named; an unknown name becomes a plain GradSyncError."""
+    candidate = globals().get(name)
+    if isinstance(candidate, type) and issubclass(candidate, GradSyncError):
+        return candidate(message)
+    return GradSyncError(f"{name}: {message}")
+
+
+def choose(what: str, name: str, known: Iterable[str]) -> str:
+    """Return `name` if it is known; else raise UsageError naming the nearest known one."""
+    options = list(known)
+    if name in options:
+        return name
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(options)})")

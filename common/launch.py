@@ -1,0 +1,232 @@
+"""Starts a job's processes on this host, waits for them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from common.errors import GradSyncError, PeerError
+from common.process import PARENT_VARIABLE
+
+__all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "wait_for_file"]
+
+POLL_S = 0.02
+SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
+TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
+TAIL_LINES = 12
+
+
+class ProcessFailed(GradSyncError):
+    """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Child:
+    name: str  # "rank 2", "server 0"
+    process: subprocess.Popen[bytes]
+    log: Path | None  # None: it writes to this terminal
+    ended_at: float | None = None
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+
+@dataclass
+class Job:
+    """The processes of one run; a context manager that ends all of them when left, whatever happened.
+
+    Args:
+        log_dir: where `workerlog.N` and `serverlog.N` go; None: a temporary folder, removed at the end.
+    """
+
+    log_dir: Path | None = None
+    children: list[Child] = field(default_factory=list)
+
+    def __enter__(self) -> Job:
+        self._temporary = tempfile.TemporaryDirectory(prefix="gradsync-")
+        self._logs = self.log_dir or Path(self._temporary.name)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._previous = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end_all()
+        finally:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._temporary.cleanup()
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this job's own, removed at its end."""
+        return Path(self._temporary.name)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: str,
+        environment: Mapping[str, str] | None = None,
+        on_terminal: bool = False,
+    ) -> None:
+        """Run `python COMMAND...` as a child that dies with this process.
+
+        Args:
+            name: as it appears in errors.
+            log: file name in the log folder for its output.
+            on_terminal: its output goes to this terminal instead (where no log folder was asked for).
+        """
+        inherit = on_terminal and self.log_dir is None
+        path = None if inherit else self._logs / log
+        output = None if path is None else path.open("wb")
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    **(environment or {}),
+                    PARENT_VARIABLE: str(os.getpid()),
+                },
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self.children.append(Child(name, process, path))
+
+    def wait(self) -> None:
+        """Wait until every process has ended well. A training has no time limit; its waits inside have.
+
+        Raises:
+            ProcessFailed: for the process that failed first and not only because another had.
+        """
+        while not self._all_ended_well():
+            if any(child.code for child in self.children):
+                self._let_the_others_notice()
+                raise self.failure()
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raise ProcessFailed if any process has failed by now."""
+        self._mark_ended()
+        if any(child.code for child in self.children):
+            self._let_the_others_notice()
+            raise self.failure()
+
+    def failure(self) -> ProcessFailed:
+        failed = sorted((c for c in self.children if c.code), key=_blame)
+        first = failed[0]
+        code = first.code or 0
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        message = f"{first.name} {ended}"
+        if first.log is not None:
+            message += _tail(first.log, kept=self.log_dir is not None)
+        return ProcessFailed(message, 128 - code if code < 0 else code)
+
+    def _all_ended_well(self) -> bool:
+        self._mark_ended()
+        return all(child.code == 0 for child in self.children)
+
+    def _mark_ended(self) -> None:
+        for child in self.children:
+            if child.ended_at is None and child.code is not None:
+                child.ended_at = time.monotonic()
+
+    def _let_the_others_notice(self) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline and any(c.code is None for c in self.children):
+            self._mark_ended()
+            time.sleep(POLL_S)
+
+    def _end_all(self) -> None:
+        running = [c.process for c in self.children if c.process.poll() is None]
+        for process in running:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)  # a frozen one must hear it
+        deadline = time.monotonic() + TERMINATE_S
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _blame(child: Child) -> tuple[bool, float]:
+    """Processes that only report another's failure come last; among the rest, the first to end."""
+    return (child.code == PeerError.exit_code, child.ended_at or 0.0)
+
+
+def _exit_on_sigterm(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _tail(log: Path, *, kept: bool) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+    where = f" of {log}" if kept else " of its output"
+    return "".join(f"\n  | {line}" for line in [f"(last lines{where})", *lines]) if lines else " without a word"
+
+
+def flags_of(config: Any, *, without: Sequence[str] = ()) -> list[str]:
+    """The command-line flags that make this configuration again; defaults, and fields in `without`, are left out."""
+    flags: list[str] = []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if value == entry.default or entry.name in without:
+            continue
+        name = entry.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags += [f"--{name}", str(value)]
+    return flags
+
+
+def abstract_address(name: str) -> str:
+    """A gRPC address in Linux's abstract socket namespace: no port to be taken, no file to be left."""
+    return f"unix-abstract:gradsync-{name}-{secrets.token_hex(8)}"
+
+
+def paddle_environment(rank: int, nranks: int) -> dict[str, str]:
+    """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it."""
+    endpoints = [f"127.0.0.1:{6170 + r}" for r in range(nranks)]
+    return {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(nranks),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_LOCAL_RANK": str(rank),
+    }
+
+
+def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
+    """The content of a file that a child of `job` writes once it is ready.
+
+    Raises:
+        ProcessFailed: a child ended instead, or `timeout` seconds passed.
+    """
+    deadline = time.monotonic() + timeout
+    while not (path.exists() and (text := path.read_text()).endswith("\n")):
+        job.check()
+        if time.monotonic() > deadline:
+            raise ProcessFailed(f"{path.name} was not ready within {timeout:g} s", 1)
+        time.sleep(POLL_S)
+    return text.strip()

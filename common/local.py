@@ -1,0 +1,37 @@
+"""The scheme of one rank: no communication; the reference that the others are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.arena import Arena
+from common.optimizers import Optimizer
+from common.synchronizer import Synchronizer
+
+__all__ = ["LocalSynchronizer"]
+
+
+class LocalSynchronizer(Synchronizer):
+    """Applies the optimizer to the rank's own gradients."""
+
+    scheme, backend, rank, nranks = "local", "none", 0, 1
+
+    def attach(self, arena: Arena, optimizer: Optimizer) -> None:
+        from common.flat_optimizer import FlatOptimizer
+
+        self._optimizer = FlatOptimizer(optimizer, arena.parameters, arena.gradients)
+
+    def mark_final(self, bucket: int) -> None:
+        pass
+
+    def finish(self, learning_rate: float) -> None:
+        self._optimizer.step(learning_rate)
+
+    def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.array(values[None])
+
+    def close(self, reason: str = "") -> None:
+        pass

@@ -1,0 +1,108 @@
+"""Memory: malloc tuned for large tensors, aligned private buffers, and shared segments without names."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import SharedMemoryTooSmall
+
+__all__ = ["ALIGNMENT_BYTES", "Segment", "aligned_empty", "tune_malloc"]
+
+ALIGNMENT_BYTES = 64  # a cache line; every arena base and every parameter in it starts on one
+
+
+def tune_malloc() -> None:
+    """Keep freed large blocks instead of returning them to the kernel, whose page faults dominate large CPU
+    operations (25M-parameter MLP, forward and backward: 74 -> 41 ms). Call before any large allocation."""
+    m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
+    libc = ctypes.CDLL(None)
+    libc.mallopt(m_mmap_threshold, 1 << 30)
+    libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def aligned_empty(count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """An uninitialised private 1-D array of `count` elements whose first byte is 64-byte aligned."""
+    kind = np.dtype(dtype)
+    raw = np.empty(count * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[skip : skip + count * kind.itemsize].view(kind)
+
+
+class Segment:
+    """A piece of memory that several processes map: a `memfd`, known only by its descriptor.
+
+    Having no name, it needs no reclaiming: the kernel frees it with the last process that maps it, also
+    after `kill -9`, and the size of /dev/shm does not limit it. Its pages are reserved when it is created, so
+    that too little memory is an error here and not a SIGBUS later.
+
+    Raises:
+        SharedMemoryTooSmall: naming the bytes needed and the bytes free.
+    """
+
+    def __init__(self, nbytes: int, *, descriptor: int | None = None) -> None:
+        self.nbytes = nbytes
+        self.descriptor = create_memfd(nbytes) if descriptor is None else descriptor
+        self._map = mmap.mmap(self.descriptor, max(nbytes, 1))
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.bytes.ctypes.data
+
+    def array(self, start: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """`count` elements starting at byte `start`, as a view that keeps the mapping alive."""
+        kind = np.dtype(dtype)
+        return self.bytes[start : start + count * kind.itemsize].view(kind)
+
+    def offset_of(self, array: npt.NDArray[Any]) -> int | None:
+        """Where `array` (contiguous) lies in this segment, in bytes; None if it lies elsewhere."""
+        offset = array.ctypes.data - self.address
+        return offset if offset >= 0 and offset + array.nbytes <= self.nbytes else None
+
+    def close(self) -> None:
+        """Give the descriptor back. The memory goes with the last array that views it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create_memfd(nbytes: int) -> int:
+    free = free_bytes()
+    if nbytes > free:
+        raise SharedMemoryTooSmall(shortage(nbytes, free))
+    descriptor = os.memfd_create("gradsync", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, max(nbytes, 1))
+    except OSError as exc:
+        os.close(descriptor)
+        raise SharedMemoryTooSmall(shortage(nbytes, free)) from exc
+    return descriptor
+
+
+def shortage(needed: int, free: int) -> str:
+    return (
+        f"shared memory too small: {needed:,} bytes needed, {free:,} free; "
+        "use a smaller model, fewer ranks on this host, or --backend tcp"
+    )
+
+
+def free_bytes() -> int:
+    """What this process may still use: the machine's available memory, or less under a container's limit."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - int(used))

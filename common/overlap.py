@@ -1,0 +1,101 @@
+"""Runs the synchronisation of buckets beside backward, strictly in launch order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+__all__ = ["BucketRunner", "LaunchOrder"]
+
+
+class LaunchOrder:
+    """Turns "bucket i is final", told in any order, into the one order in which all ranks start buckets."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.reset()
+
+    def reset(self) -> None:
+        self._final = [False] * self.count
+        self._next = 0
+
+    def mark(self, bucket: int) -> range:
+        """The buckets that may start now, in order; empty while an earlier one is not final.
+
+        Raises:
+            ValueError: no such bucket, or marked before in this step.
+        """
+        if not 0 <= bucket < self.count:
+            raise ValueError(f"bucket must be in 0..{self.count - 1} (got {bucket})")
+        if self._final[bucket]:
+            raise ValueError(f"bucket {bucket} was marked final twice in one step")
+        self._final[bucket] = True
+        first = self._next
+        while self._next < self.count and self._final[self._next]:
+            self._next += 1
+        return range(first, self._next)
+
+    def rest(self) -> range:
+        """Every bucket not started yet; afterwards all are."""
+        first, self._next = self._next, self.count
+        return range(first, self.count)
+
+
+class BucketRunner:
+    """Calls `work(bucket)` for each bucket on a thread of its own (`overlap`), or all of them in `finish`.
+
+    `work` must have deadlines of its own. Its first error is raised by `finish`, and the rest is skipped.
+    """
+
+    def __init__(self, count: int, work: Callable[[int], None], *, overlap: bool = True) -> None:
+        self._order = LaunchOrder(count)
+        self._work = work
+        self._error: BaseException | None = None
+        self._todo: queue.SimpleQueue[int | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gradsync-buckets", daemon=True) if overlap else None
+        if self._thread:
+            self._thread.start()
+
+    def mark_final(self, bucket: int) -> None:
+        ready = self._order.mark(bucket)
+        if self._thread:
+            for index in ready:
+                self._todo.put(index)
+
+    def finish(self) -> None:
+        """Block until every bucket of the step is done; then a new step may begin."""
+        if self._thread:
+            done = threading.Event()
+            for index in self._order.rest():
+                self._todo.put(index)
+            self._todo.put(done)
+            done.wait()
+        else:
+            for index in range(self._order.count):
+                self._guarded(index)
+        self._order.reset()
+        if self._error:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread; waits for a bucket under way."""
+        if self._thread:
+            self._todo.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._todo.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._guarded(item)
+
+    def _guarded(self, bucket: int) -> None:
+        if self._error:
+            return
+        try:
+            self._work(bucket)
+        except BaseException as exc:
+            self._error = exc

@@ -1,0 +1,158 @@
+"""How the ranks of a group find each other: everyone says hello to one place and learns of all the others.
+
+`Roster` holds the rules and knows nothing of gRPC; a parameter server uses it too.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from common import __version__, rpc
+from common.errors import GradSyncError, RendezvousError, VersionMismatch
+from common.gradsync_pb2 import JoinReply, JoinRequest
+
+__all__ = ["Membership", "RendezvousServer", "Roster", "join"]
+
+SERVICE = "gradsync.Rendezvous"
+METHOD = f"/{SERVICE}/Join"
+GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-informed answer comes first
+
+
+class Roster:
+    """Who has joined. Complete when every rank 0..nranks-1 has; failed, for all, at the first contradiction."""
+
+    def __init__(self, nranks: int) -> None:
+        self.nranks = nranks
+        self.members: dict[int, JoinRequest] = {}
+        self.failure: GradSyncError | None = None
+        self._changed = threading.Condition()
+
+    def wait_for_all(self, request: JoinRequest, timeout: float) -> list[JoinRequest]:
+        """Add a member and wait until all are there; returns them in rank order.
+
+        Raises:
+            RendezvousError, VersionMismatch: the same one at every waiting member.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self.failure = self.failure or self._objection(request)
+            self.members.setdefault(request.rank, request)
+            self._changed.notify_all()
+            self._changed.wait_for(self._settled, max(0.0, deadline - time.monotonic()))
+            if not self._settled():
+                self.fail(RendezvousError(self._absence(timeout)))
+            if self.failure:
+                raise self.failure
+            return [self.members[rank] for rank in range(self.nranks)]
+
+    def fail(self, error: GradSyncError) -> None:
+        """Fail the group for everyone who waits or comes later."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+
+    @property
+    def complete(self) -> bool:
+        """All ranks have joined."""
+        return self.failure is None and len(self.members) == self.nranks
+
+    def _settled(self) -> bool:
+        return self.failure is not None or self.complete
+
+    def _objection(self, request: JoinRequest) -> GradSyncError | None:
+        if request.version != __version__:
+            return VersionMismatch(
+                f"rank {request.rank} runs GradSync {request.version}, this group {__version__}; install one version"
+            )
+        if request.nranks != self.nranks:
+            return RendezvousError(
+                f"rank {request.rank} was started with nranks {request.nranks}, "
+                f"the group with {self.nranks}; give all the same --nranks"
+            )
+        if request.rank >= self.nranks:
+            return RendezvousError(f"rank {request.rank} is outside 0..{self.nranks - 1}")
+        if request.rank in self.members:
+            return RendezvousError(f"rank {request.rank} joined twice; give every process its own --rank")
+        backends = {m.backend for m in self.members.values()} | {request.backend}
+        if len(backends) > 1:
+            return RendezvousError(
+                f"ranks disagree on the backend: {', '.join(sorted(backends))}; give all the same --backend"
+            )
+        return None
+
+    def _absence(self, timeout: float) -> str:
+        missing = [str(rank) for rank in range(self.nranks) if rank not in self.members]
+        return (
+            f"{len(self.members)} of {self.nranks} ranks joined within {timeout:g} s; "
+            f"missing: rank {', '.join(missing)}; start it, or raise --timeout"
+        )
+
+
+class RendezvousServer:
+    """Rank 0's meeting place; a context manager.
+
+    Raises:
+        PortInUse: at construction.
+    """
+
+    def __init__(self, address: str, nranks: int, *, timeout: float) -> None:
+        self._roster = Roster(nranks)
+        self._timeout = timeout
+        self._token = secrets.token_bytes(16)
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._join,
+            request_deserializer=JoinRequest.FromString,
+            response_serializer=JoinReply.SerializeToString,
+        )
+        self._server, self.address = rpc.serve(address, SERVICE, {"Join": handler}, threads=nranks + 2)
+
+    def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
+        try:
+            members = self._roster.wait_for_all(request, self._timeout)
+        except GradSyncError as exc:
+            rpc.abort_with(context, exc)
+        return JoinReply(addresses=[m.address for m in members], token=self._token)
+
+    def close(self) -> None:
+        self._server.stop(grace=1.0).wait()
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a rank knows after joining."""
+
+    addresses: tuple[str, ...]  # of all ranks' listeners, in rank order
+    token: bytes
+
+
+def join(rendezvous: str, *, rank: int, nranks: int, backend: str, address: str, timeout: float) -> Membership:
+    """Say hello at `rendezvous` and wait, at most `timeout` seconds, until all ranks have.
+
+    Raises:
+        PeerUnreachable: nobody listens there.
+        RendezvousError, VersionMismatch: see Roster.
+    """
+    deadline = time.monotonic() + timeout
+    with rpc.connect(rendezvous, timeout=timeout) as channel:
+        call = channel.unary_unary(
+            METHOD,
+            request_serializer=JoinRequest.SerializeToString,
+            response_deserializer=JoinReply.FromString,
+        )
+        request = JoinRequest(version=__version__, rank=rank, nranks=nranks, backend=backend, address=address)
+        try:
+            reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
+        except grpc.RpcError as exc:
+            raise rpc.translate(exc, f"rank 0 at {rendezvous}", "joining the group") from exc
+    return Membership(tuple(reply.addresses), reply.token)

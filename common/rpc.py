@@ -1,0 +1,149 @@
+"""gRPC in one place: servers and channels with our options, and the translation of every status."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any, NoReturn
+
+import grpc
+
+from common.errors import (
+    GradSyncError,
+    PeerError,
+    PeerLost,
+    PeerStalled,
+    PeerUnreachable,
+    PortInUse,
+    ProtocolError,
+    UsageError,
+    error_from_name,
+)
+
+__all__ = [
+    "CHUNK_BYTES",
+    "abort_with",
+    "check_bind_host",
+    "connect",
+    "host_of",
+    "serve",
+    "translate",
+]
+
+CHUNK_BYTES = 1 << 20  # payload of one streamed message
+KIND_KEY = "gradsync-error"  # trailing metadata: the error's class name
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),  # anything larger is refused before allocation
+    ("grpc.max_send_message_length", 4 * CHUNK_BYTES),
+]
+CHANNEL_OPTIONS = [
+    *OPTIONS,
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+]
+SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]  # else two servers can share a port, silently
+
+
+def serve(address: str, service: str, handlers: Mapping[str, Any], *, threads: int) -> tuple[grpc.Server, str]:
+    """Start a server for one service; return it with the address it listens on (a port 0 filled in).
+
+    Raises:
+        PortInUse: naming the address.
+    """
+    server = grpc.server(futures.ThreadPoolExecutor(threads), options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as exc:
+        raise PortInUse(
+            f"cannot listen on {address}: the port is in use or not ours; choose another one with --port"
+        ) from exc
+    server.start()
+    if address.startswith("unix"):
+        return server, address
+    return server, f"{host_of(address)}:{port}"
+
+
+def host_of(address: str) -> str:
+    """The host of "host:port" ("[::1]:80" -> "[::1]")."""
+    return address.rpartition(":")[0]
+
+
+def check_bind_host(host: str, *, insecure: bool) -> None:
+    """Refuse to listen to other machines without credentials.
+
+    Raises:
+        UsageError: `host` is not a loopback address and `insecure` was not asked for.
+    """
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not (loopback or insecure):
+        raise UsageError(
+            f"refusing to listen on {host}: traffic is neither encrypted nor authenticated yet; "
+            "keep to 127.0.0.1, or pass --insecure on a network you trust"
+        )
+
+
+def connect(address: str, *, timeout: float) -> grpc.Channel:
+    """A channel to `address`, ready for use; retries until somebody listens there or `timeout` seconds passed.
+
+    Raises:
+        PeerUnreachable: naming the address and the limit.
+    """
+    channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    try:
+        grpc.channel_ready_future(channel).result(timeout)
+    except grpc.FutureTimeoutError as exc:
+        channel.close()
+        raise PeerUnreachable(
+            f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
+        ) from exc
+    return channel
+
+
+def abort_with(context: grpc.ServicerContext, error: GradSyncError) -> NoReturn:
+    """End a call with one of our errors, which `translate` turns back into itself at the caller."""
+    context.set_trailing_metadata(((KIND_KEY, type(error).__name__),))
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    raise AssertionError("context.abort raises")
+
+
+STATUS_MEANING: dict[grpc.StatusCode, Callable[[str], GradSyncError]] = {
+    grpc.StatusCode.CANCELLED: PeerLost,
+    grpc.StatusCode.UNKNOWN: PeerError,
+    grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: PeerStalled,
+    grpc.StatusCode.NOT_FOUND: ProtocolError,
+    grpc.StatusCode.ALREADY_EXISTS: ProtocolError,
+    grpc.StatusCode.PERMISSION_DENIED: UsageError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ProtocolError,
+    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
+    grpc.StatusCode.ABORTED: PeerLost,
+    grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+    grpc.StatusCode.INTERNAL: PeerError,
+    grpc.StatusCode.UNAVAILABLE: PeerLost,
+    grpc.StatusCode.DATA_LOSS: ProtocolError,
+    grpc.StatusCode.UNAUTHENTICATED: UsageError,
+}
+
+
+def translate(error: Any, peer: str, doing: str) -> GradSyncError:
+    """The error of ours that a failed gRPC call means.
+
+    Args:
+        error: a grpc.RpcError that is also a grpc.Call.
+        peer: who was called, as a person knows it ("server 0 at 127.0.0.1:8500").
+        doing: what was under way ("pushing step 12").
+    """
+    kind = dict(error.trailing_metadata() or ()).get(KIND_KEY)
+    if kind:
+        return error_from_name(str(kind), error.details())
+    code = error.code()
+    return STATUS_MEANING[code](f"{peer} failed while {doing}: {code.name.lower()}: {error.details()}")

@@ -1,0 +1,165 @@
+"""The training step that both schemes wrap, and the run that repeats it and reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import functional
+
+from common.arena import Arena
+from common.config import TrainingConfig
+from common.data import Split, load_dataset, rank_batches
+from common.model_arena import ModelArena, digest_of_model, layout_of
+from common.models import make_model
+from common.record import Loss, Quantiles, RunRecord
+from common.synchronizer import Synchronizer
+
+__all__ = ["TrainedModel", "train"]
+
+WARMUP_STEPS = 3
+EVALUATION_BATCH = 500
+
+
+def unobserved(step: int, total: int, loss: float) -> None:
+    """What `train` calls after each step unless told otherwise."""
+
+
+@dataclass
+class Timeline:
+    """One rank's moments of every step: monotonic clock readings, seconds, shared by all processes of a host."""
+
+    begin: list[float] = field(default_factory=list)
+    input_done: list[float] = field(default_factory=list)
+    forward_done: list[float] = field(default_factory=list)
+    ready: list[float] = field(default_factory=list)  # backward is done: the last bucket is final
+    end: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+
+    def as_array(self) -> Any:
+        """float64 [6, steps]."""
+        return np.array([self.begin, self.input_done, self.forward_done, self.ready, self.end, self.loss], np.float64)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What `train` leaves: the model, and the run record (the same on every rank)."""
+
+    model: Any
+    record: RunRecord
+
+
+def train(
+    config: TrainingConfig,
+    synchronizer: Synchronizer,
+    *,
+    warmup_steps: int = WARMUP_STEPS,
+    evaluate_model: bool = True,
+    on_step: Callable[[int, int, float], None] = unobserved,
+) -> TrainedModel:
+    """Train as `config` says with whatever scheme `synchronizer` is; it is left attached and open.
+
+    Args:
+        warmup_steps: left out of the timings (as many as leave one step).
+        on_step: called after every step with (steps done, steps in all, this rank's loss).
+
+    Raises:
+        DataError, UsageError: before the first step. PeerError, ProtocolError: during it.
+    """
+    data = load_dataset(config.dataset, config.data_dir, seed=config.seed)
+    steps_per_epoch, batches = rank_batches(
+        data.train, batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
+    )
+    model = make_model(config.model, seed=config.seed)
+    arena = Arena(layout_of(model), empty=synchronizer.empty)
+    bound = ModelArena(model, arena, synchronizer.mark_final)
+    synchronizer.attach(arena, config.make_optimizer())
+    total = config.total_steps(steps_per_epoch)
+    timeline = Timeline()
+    for step in range(total):
+        timeline.begin.append(time.monotonic())
+        images, labels = (paddle.to_tensor(part) for part in next(batches))
+        timeline.input_done.append(time.monotonic())
+        loss = functional.cross_entropy(model(images), labels)
+        timeline.forward_done.append(time.monotonic())
+        bound.before_backward()
+        loss.backward()
+        bound.after_backward()
+        timeline.ready.append(time.monotonic())
+        synchronizer.finish(config.lr)
+        timeline.end.append(time.monotonic())
+        timeline.loss.append(float(loss))
+        on_step(step + 1, total, timeline.loss[-1])
+    accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
+    record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
+    bound.close()
+    return TrainedModel(model, record)
+
+
+def evaluate(model: Any, split: Split, synchronizer: Synchronizer) -> float:
+    """Share of `split` that the model classifies rightly, 0..1; every rank takes its part."""
+    model.eval()
+    right = 0
+    mine = np.arange(synchronizer.rank, len(split), synchronizer.nranks)
+    with paddle.no_grad():
+        for begin in range(0, len(mine), EVALUATION_BATCH):
+            part = mine[begin : begin + EVALUATION_BATCH]
+            guess = model(paddle.to_tensor(split.images[part])).numpy().argmax(1)
+            right += int((guess == split.labels[part]).sum())
+    model.train()
+    return float(synchronizer.all_gather(np.array([right], np.int64)).sum()) / len(split)
+
+
+def make_record(
+    config: TrainingConfig,
+    synchronizer: Synchronizer,
+    timeline: Timeline,
+    warmup: int,
+    accuracy: float | None,
+    digest: str,
+) -> RunRecord:
+    """Put all ranks' timelines side by side: what was waiting for others, and what was synchronisation?
+
+    Between this rank's `ready` and the last rank's lies waiting, from there to `end` exposed synchronisation. That
+    compares clocks of different processes, right on one host only.
+    """
+    ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
+    begin, input_done, forward_done, ready, end, _ = ranks[synchronizer.rank]
+    all_ready = np.minimum(ranks[:, 3].max(0), end)
+    wait, sync = all_ready - ready, end - all_ready
+    step = np.diff(np.append(begin, end[-1]))
+    phases = {
+        "input": input_done - begin,
+        "forward": forward_done - input_done,
+        "backward": ready - forward_done,
+        "wait": wait,
+        "sync": sync,
+    }
+    losses = ranks[:, 5].mean(0)
+    return RunRecord(
+        scheme=synchronizer.scheme,
+        backend=synchronizer.backend,
+        nranks=synchronizer.nranks,
+        servers=synchronizer.servers,
+        model=config.model,
+        dataset=config.dataset,
+        batch_size=config.batch_size,
+        optimizer=config.optimizer,
+        learning_rate=config.lr,
+        seed=config.seed,
+        steps=len(begin),
+        warmup_steps=warmup,
+        samples_per_s=synchronizer.nranks * config.batch_size / float(np.median(step[warmup:])),
+        step_ms=Quantiles.of(step[warmup:]),
+        sync_ms=Quantiles.of(sync[warmup:]),
+        wait_ms=Quantiles.of(wait[warmup:]),
+        phases_ms={name: Quantiles.of(values[warmup:]).p50 for name, values in phases.items()},
+        loss=Loss(float(losses[0]), float(losses[-1])),
+        accuracy=accuracy,
+        parameters_sha256=digest,
+        curve=[(float(t - begin[0]), float(x)) for t, x in zip(end, losses, strict=True)],
+    )
