@@ -1,0 +1,42 @@
+"""`python -m collective.trainer --rank N`: one rank of a ring."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from common.process import prepare_process
+
+if TYPE_CHECKING:
+    from collective.config import CollectiveTrainerConfig
+
+__all__ = ["main"]
+
+
+def main(args: list[str] | None = None) -> int:
+    prepare_process()
+    from collective.config import CollectiveTrainerConfig
+    from common.cli import run_command
+
+    return run_command(CollectiveTrainerConfig, run, prog="collective.trainer", args=args)
+
+
+def run(config: CollectiveTrainerConfig) -> None:
+    from collective.group import connect
+    from collective.synchronizer import RingSynchronizer
+    from common.entry import run_training
+    from common.rpc import check_bind_host, host_of
+
+    if not config.rendezvous.startswith("unix"):
+        check_bind_host(host_of(config.rendezvous), insecure=config.insecure)
+    run_training(
+        config,
+        lambda: RingSynchronizer(
+            connect(config.rank, config.nranks, config.rendezvous, config.backend, timeout=config.timeout),
+            overlap=config.overlap,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What a transport is: it moves bytes from each rank to the next one in the ring, and knows nothing of sums."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import ProtocolError, StaleEpoch
+from common.memory import aligned_empty
+
+__all__ = ["SEGMENT_BYTES", "Array", "Tag", "Transport"]
+
+Array = npt.NDArray[Any]
+SEGMENT_BYTES = 256 * 1024  # no message is larger; small enough to stay in L2 between receipt and addition
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What a message is, so that a wrong one is refused: sent with it, compared with what is expected."""
+
+    epoch: int
+    step: int
+    bucket: int
+    phase: int  # which part of which algorithm; see Group
+    chunk: int
+    segment: int
+
+    FORMAT = struct.Struct("<IQIHHI")  # 24 bytes
+
+    def pack(self) -> bytes:
+        return self.FORMAT.pack(*astuple(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Tag:
+        return cls(*cls.FORMAT.unpack(data))
+
+    def check(self, got: Tag, peer: int) -> None:
+        """Raise StaleEpoch or ProtocolError unless `got`, which `peer` sent, is this."""
+        if got == self:
+            return
+        if got.epoch != self.epoch:
+            raise StaleEpoch(f"rank {peer} sent a message of epoch {got.epoch}, this is epoch {self.epoch}")
+        raise ProtocolError(f"rank {peer} sent {got}, expected {self}; do all ranks make the same calls?")
+
+
+class Transport(ABC):
+    """One rank's two neighbours in the ring: what it sends goes to rank+1, what it receives comes from rank-1.
+
+    Messages arrive in the order sent. A message is a contiguous array of at most SEGMENT_BYTES bytes. Blocking
+    methods wait at most `timeout` seconds and raise PeerLost or PeerStalled, naming the rank at fault.
+    """
+
+    name: str
+    rank: int
+    nranks: int
+
+    @property
+    def left(self) -> int:
+        return (self.rank - 1) % self.nranks
+
+    @property
+    def right(self) -> int:
+        return (self.rank + 1) % self.nranks
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised 1-D array, 64-byte aligned, that `send` can pass on without a copy."""
+        return aligned_empty(count, dtype)
+
+    @abstractmethod
+    def send(self, array: Array, tag: Tag) -> None:
+        """Start sending; blocks only while too many messages are under way.
+
+        The array must keep its contents until `flush`, or until data that depends on it has come back.
+        """
+
+    @abstractmethod
+    def receive(self, like: Array, tag: Tag) -> Array:
+        """The next message as an array of `like`'s dtype and size. It is the transport's, to be read only, and valid
+        until the next `receive` or `receive_into`."""
+
+    def receive_into(self, out: Array, tag: Tag) -> None:
+        """The next message, written to `out`."""
+        np.copyto(out, self.receive(out, tag))
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Block until everything sent may be overwritten."""
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Leave; a `reason` tells the other ranks that this one failed. Idempotent, never raises."""
