@@ -1,0 +1,78 @@
+"""The flags of the parameter-server commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from common.config import TrainingConfig, check_rank, parse_addresses
+from common.errors import UsageError
+from ps.shards import parse_shard
+
+__all__ = ["RunConfig", "ServerConfig", "TrainerConfig"]
+
+NRanks = Annotated[int, tyro.conf.arg(aliases=("--trainers",))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Serve one training: collect its trainers' gradients, update the parameters, and end when they have ended."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8500
+    """Port to listen on; 0 lets the system choose."""
+    nranks: NRanks = 2
+    """Number of trainers."""
+    shard: str = "0/1"
+    """I/S: this is server I of S; each owns an equal slice of the parameters."""
+    timeout: float = 30.0
+    """Deadline of every wait for a trainer, in seconds; the first one may come at any time."""
+    insecure: bool = False
+    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
+    address_file: Path | None = None
+    """Write HOST:PORT to this file once trainers can connect."""
+
+    def __post_init__(self) -> None:
+        check_rank(0, self.nranks)
+        parse_shard(self.shard)
+        if not 0 <= self.port < 65536:
+            raise UsageError(f"--port must be in 0..65535 (got {self.port})")
+        if not self.timeout > 0:
+            raise UsageError(f"--timeout must be a positive number of seconds (got {self.timeout})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(TrainingConfig):
+    """Train as one rank; the servers and the other trainers are started alike, here or on other hosts."""
+
+    rank: int = 0
+    """This trainer, 0..nranks-1."""
+    nranks: NRanks = 2
+    """Number of trainers."""
+    servers: str = "127.0.0.1:8500"
+    """HOST:PORT of every server, separated by commas, in the order of their --shard."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rank(self.rank, self.nranks)
+        parse_addresses(self.servers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainingConfig):
+    """Train with servers and trainers on this host."""
+
+    nranks: NRanks = 2
+    """Number of trainers."""
+    servers: int = 1
+    """Number of servers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rank(0, self.nranks)
+        if self.servers < 1:
+            raise UsageError(f"--servers must be at least 1 (got {self.servers})")

@@ -1,0 +1,102 @@
+"""The gRPC face of a server: joins and sessions; what they mean is decided by TrainingGroup."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from common import rpc
+from common.errors import GradSyncError, PeerUnreachable, RendezvousError
+from common.gradsync_pb2 import JoinReply, JoinRequest, ServerMessage, TrainerMessage
+from common.rendezvous import Roster
+from ps.training_group import Outbox, TrainingGroup
+
+__all__ = ["JOIN", "SERVICE", "SESSION", "ParameterServer"]
+
+SERVICE = "gradsync.ParameterServer"
+JOIN, SESSION = f"/{SERVICE}/Join", f"/{SERVICE}/Session"
+FAREWELL_S = 2.0  # for the last messages to reach the trainers
+
+
+class ParameterServer:
+    """Serves one training of `nranks` trainers at `address`; a context manager.
+
+    Raises:
+        PortInUse: at construction.
+    """
+
+    def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
+        self._shard, self._timeout = shard, timeout
+        self._roster = Roster(nranks)
+        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout)
+        handlers = {
+            "Join": grpc.unary_unary_rpc_method_handler(
+                self._join, JoinRequest.FromString, JoinReply.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self._session, TrainerMessage.FromString, ServerMessage.SerializeToString
+            ),
+        }
+        self._server, self.address = rpc.serve(address, SERVICE, handlers, threads=2 * nranks + 2)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been applied."""
+        return self._group.steps
+
+    def wait(self) -> None:
+        """Block until the training is over.
+
+        Raises:
+            PeerLost, PeerStalled, LayoutMismatch, RendezvousError, ...: why it failed.
+        """
+        self._group.wait()
+
+    def close(self) -> None:
+        """Stop serving; what has been said still reaches the trainers."""
+        self._group.fail(PeerUnreachable("the server was closed"))
+        self._server.stop(FAREWELL_S).wait()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
+        try:
+            self._roster.wait_for_all(request, self._timeout)
+        except GradSyncError as exc:
+            self._group.fail(exc)
+            rpc.abort_with(context, exc)
+        index, count = self._shard
+        return JoinReply(shard=index, shards=count)
+
+    def _session(self, messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
+        if not self._roster.complete:
+            rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
+        outbox = Outbox()
+        reader = threading.Thread(target=self._read, args=(messages, outbox), name="gradsync-reader", daemon=True)
+        reader.start()
+        yield from outbox
+
+    def _read(self, messages: Iterator[TrainerMessage], outbox: Outbox) -> None:
+        """Feed one trainer's messages to the group until its stream ends."""
+        rank = None
+        try:
+            rank = self._group.register(next(messages), outbox)
+            for message in messages:
+                self._group.handle(rank, message)
+        except GradSyncError as exc:
+            self._group.fail(exc)
+        except (grpc.RpcError, StopIteration):
+            pass  # the stream broke off
+        except Exception as exc:
+            self._group.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+            raise
+        finally:
+            if rank is not None:
+                self._group.lost(rank)
+            outbox.end()

@@ -1,0 +1,40 @@
+"""`python -m ps.trainer --rank N`: one trainer."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from common.process import prepare_process
+
+if TYPE_CHECKING:
+    from ps.config import TrainerConfig
+
+__all__ = ["main"]
+
+
+def main(args: list[str] | None = None) -> int:
+    prepare_process()
+    from common.cli import run_command
+    from ps.config import TrainerConfig
+
+    return run_command(TrainerConfig, run, prog="ps.trainer", args=args)
+
+
+def run(config: TrainerConfig) -> None:
+    from common.config import parse_addresses
+    from common.entry import run_training
+    from ps.client import Client
+    from ps.synchronizer import ServerSynchronizer
+
+    run_training(
+        config,
+        lambda: ServerSynchronizer(
+            Client(parse_addresses(config.servers), config.rank, config.nranks, timeout=config.timeout),
+            overlap=config.overlap,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

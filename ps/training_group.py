@@ -1,0 +1,276 @@
+"""The trainers of one server: hears their messages in any order, drives the store, and answers all of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from common.arena import Layout
+from common.buckets import Bucket
+from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, ProtocolError, StaleEpoch
+from common.gradsync_pb2 import Chunk, Failure, Gather, Register, Served, ServerMessage, TrainerMessage
+from ps.optimizer import make_updater
+from ps.shards import plan_shards
+from ps.store import Store, Updater
+from ps.wire import chunks, data_of, layout_of, optimizer_of
+
+__all__ = ["Outbox", "TrainingGroup"]
+
+WATCH_S = 0.1  # how often the watchdog looks
+
+
+class Outbox:
+    """Messages for one trainer, in order; some are made only when they are about to be sent."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Iterable[ServerMessage] | None] = queue.SimpleQueue()
+
+    def put(self, messages: Iterable[ServerMessage]) -> None:
+        self._queue.put(messages)
+
+    def end(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[ServerMessage]:
+        while (messages := self._queue.get()) is not None:
+            yield from messages
+
+
+class TrainingGroup:
+    """Thread-safe. The first error fails the group: every trainer is told, `wait` raises it, nothing else happens.
+
+    Args:
+        shard: (index, count) of this server.
+        timeout: how long, in seconds, trainers may wait for one that does not take part.
+    """
+
+    def __init__(self, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0, epoch: int = 0) -> None:
+        self.nranks, self.shard, self.timeout, self.epoch = nranks, shard, timeout, epoch
+        self.steps = 0
+        self._lock = threading.Condition()
+        self._outboxes: dict[int, Outbox] = {}
+        self._first: Register | None = None
+        self._store: Store | None = None
+        self._updater: Updater | None = None
+        self._filled = 0  # elements of rank 0's parameters that have arrived
+        self._gathered: dict[int, Gather] = {}
+        self._gone: set[int] = set()
+        self._failure: GradSyncError | None = None
+        self._over = False
+        self._waiting_since: float | None = None
+        self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
+        self._watchdog.start()
+
+    def register(self, message: TrainerMessage, outbox: Outbox) -> int:
+        """A trainer's first message; returns its rank."""
+        register = message.register
+        with self._lock:
+            if message.WhichOneof("kind") != "register":
+                raise ProtocolError("a trainer did not register before it sent anything else")
+            self._check_epoch(register.epoch, register.rank)
+            if register.rank in self._outboxes or register.rank >= self.nranks:
+                raise ProtocolError(f"rank {register.rank} registered twice or is outside 0..{self.nranks - 1}")
+            self._outboxes[register.rank] = outbox
+            self._compare(register)
+            self._someone_waits()
+            self._begin_if_ready()
+            if self._failure:
+                self._tell(outbox, self._failure)
+        return register.rank
+
+    def handle(self, rank: int, message: TrainerMessage) -> None:
+        """Any later message of a trainer. Raises what `fail` is then to be called with."""
+        kind = message.WhichOneof("kind")
+        with self._lock:
+            if self._failure:
+                return
+            if kind == "parameters":
+                self._take_parameters(rank, message.parameters)
+            elif kind == "gradients":
+                chunk, store = message.gradients, self._running(rank)
+                if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data_of(chunk)):
+                    store.reduce(chunk.bucket)
+                self._still_alive()
+            elif kind == "commit":
+                self._commit(rank, message)
+            elif kind == "gather":
+                self._gather(rank, message.gather)
+            elif kind == "goodbye":
+                self._leave(rank, message.goodbye.reason)
+            else:
+                raise ProtocolError(f"rank {rank} sent an unexpected {kind} message at step {self.steps}")
+
+    def lost(self, rank: int) -> None:
+        """A trainer's stream ended."""
+        with self._lock:
+            if rank not in self._gone:
+                self._fail(PeerLost(f"rank {rank} died at step {self.steps}: its connection closed without a goodbye"))
+
+    def fail(self, error: GradSyncError) -> None:
+        with self._lock:
+            self._fail(error)
+
+    def wait(self) -> None:
+        """Block until training is over; raises the group's failure, if it failed. Trainings have no time limit."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._over)
+            if self._failure:
+                raise self._failure
+
+    def _compare(self, register: Register) -> None:
+        """All trainers must be about to do the same."""
+        if self._first is None:
+            self._first = register
+            return
+        (mine, my_buckets), (theirs, their_buckets) = layout_of(self._first), layout_of(register)
+        difference = mine.difference(theirs)
+        if difference is None and my_buckets != their_buckets:
+            difference = f"bucket plan of {len(my_buckets)} against one of {len(their_buckets)} buckets"
+        if difference is None and self._first.optimizer != register.optimizer:
+            difference = f"{optimizer_of(self._first)} against {optimizer_of(register)}"
+        if difference:
+            raise LayoutMismatch(
+                f"rank {self._first.rank} and rank {register.rank} disagree: {difference}; "
+                "give all trainers the same model and flags"
+            )
+
+    def _begin_if_ready(self) -> None:
+        """Once rank 0's parameters are complete and all have registered, serve them to everyone."""
+        if self._first is None:
+            return
+        if self._store is None:
+            layout, buckets = layout_of(self._first)
+            self._store = self._make_store(layout, buckets)
+            self._updater = make_updater(optimizer_of(self._first), self._store)
+        if len(self._outboxes) == self.nranks and self._filled == self._store.shard.length:
+            self._serve()
+
+    def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
+        index, count = self.shard
+        return Store(plan_shards(layout.length, count)[index], buckets, self.nranks, epoch=self.epoch)
+
+    def _take_parameters(self, rank: int, chunk: Chunk) -> None:
+        store = self._running(rank)
+        self._check_epoch(chunk.epoch, rank)
+        data = data_of(chunk)
+        expected = store.shard.start + self._filled
+        if rank != 0 or chunk.start != expected or self._filled + data.size > store.shard.length:
+            raise ProtocolError(
+                f"rank {rank} sent parameters from element {chunk.start}, expected {expected} from rank 0"
+            )
+        store.parameters[self._filled : self._filled + data.size] = data
+        self._filled += data.size
+        self._begin_if_ready()
+
+    def _commit(self, rank: int, message: TrainerMessage) -> None:
+        commit, store = message.commit, self._running(rank)
+        complete = store.commit(rank, commit.epoch, commit.step, commit.learning_rate)
+        self._someone_waits()
+        if complete and self._updater:
+            store.update(self._updater)
+            self.steps = store.step
+            self._serve()
+        elif self._gone:
+            self._finished_early()
+
+    def _serve(self) -> None:
+        """Send the shard's parameters to every trainer; safe to read lazily, for they change only when all trainers
+        have committed the next step, which they do after having read these."""
+        store = self._running(0)
+        served = Served(epoch=self.epoch, step=store.step)
+        for outbox in self._outboxes.values():
+            pieces = chunks(store.parameters, first=store.shard.start, epoch=self.epoch, step=store.step)
+            outbox.put(ServerMessage(parameters=piece) for piece in pieces)
+            outbox.put([ServerMessage(served=served)])
+        self._nobody_waits()
+
+    def _gather(self, rank: int, gather: Gather) -> None:
+        self._check_epoch(gather.epoch, rank)
+        if rank in self._gathered or any(g.sequence != gather.sequence for g in self._gathered.values()):
+            raise ProtocolError(f"rank {rank} called gather number {gather.sequence} out of turn")
+        self._gathered[rank] = gather
+        self._someone_waits()
+        if len(self._gathered) == self.nranks:
+            data = b"".join(self._gathered[r].data for r in range(self.nranks))
+            answer = ServerMessage(gathered=Gather(epoch=self.epoch, sequence=gather.sequence, data=data))
+            self._gathered.clear()
+            for outbox in self._outboxes.values():
+                outbox.put([answer])
+            self._nobody_waits()
+        elif self._gone:
+            self._finished_early()
+
+    def _leave(self, rank: int, reason: str) -> None:
+        self._gone.add(rank)
+        if reason:
+            self._fail(PeerLost(f"rank {rank} left at step {self.steps} with {reason}"))
+            return
+        self._outboxes[rank].end()
+        if len(self._gone) == self.nranks:
+            self._end()
+        elif self._waiting_since is not None:
+            self._finished_early()
+
+    def _finished_early(self) -> None:
+        left = ", ".join(str(rank) for rank in sorted(self._gone))
+        self._fail(PeerLost(f"rank {left} finished at step {self.steps} while others go on; give all the same --steps"))
+
+    def _running(self, rank: int) -> Store:
+        if self._store is None:
+            raise ProtocolError(f"rank {rank} sent data before registering")
+        return self._store
+
+    def _check_epoch(self, epoch: int, rank: int) -> None:
+        if epoch != self.epoch:
+            raise StaleEpoch(f"rank {rank} sent a message of epoch {epoch}, this is epoch {self.epoch}")
+
+    def _fail(self, error: GradSyncError) -> None:
+        if self._over:
+            return
+        self._failure = error
+        for outbox in self._outboxes.values():
+            self._tell(outbox, error)
+        self._end()
+
+    def _tell(self, outbox: Outbox, error: GradSyncError) -> None:
+        outbox.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
+        outbox.end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._lock.notify_all()
+
+    def _someone_waits(self) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+
+    def _still_alive(self) -> None:
+        if self._waiting_since is not None:
+            self._waiting_since = time.monotonic()
+
+    def _nobody_waits(self) -> None:
+        self._waiting_since = None
+
+    def _missing(self) -> list[int]:
+        """Whom the others wait for."""
+        if self._gathered:
+            return [rank for rank in range(self.nranks) if rank not in self._gathered]
+        if self._store is None or len(self._outboxes) < self.nranks:
+            return [rank for rank in range(self.nranks) if rank not in self._outboxes]
+        return self._store.waiting_for() if self._filled == self._store.shard.length else [0]
+
+    def _watch(self) -> None:
+        with self._lock:
+            while not self._over:
+                self._lock.wait(WATCH_S)
+                since = self._waiting_since
+                if since is not None and time.monotonic() - since > self.timeout:
+                    ranks = ", ".join(str(rank) for rank in self._missing())
+                    self._fail(
+                        PeerStalled(
+                            f"rank {ranks} did not take part in step {self.steps} for {self.timeout:g} s; "
+                            "it is frozen or slower than --timeout allows"
+                        )
+                    )
