@@ -83,13 +83,15 @@ class Job:
         log: str,
         environment: Mapping[str, str] | None = None,
         on_terminal: bool = False,
-    ) -> None:
+        talk: bool = False,
+    ) -> subprocess.Popen[bytes]:
         """Run `python COMMAND...` as a child that dies with this process.
 
         Args:
             name: as it appears in errors.
             log: file name in the log folder for its output.
             on_terminal: its output goes to this terminal instead (where no log folder was asked for).
+            talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
@@ -97,9 +99,9 @@ class Job:
         try:
             process = subprocess.Popen(
                 [sys.executable, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
+                stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talk else output,
+                stderr=output,
                 env={
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
@@ -111,6 +113,7 @@ class Job:
             if output is not None:
                 output.close()
         self.children.append(Child(name, process, path))
+        return process
 
     def wait(self) -> None:
         """Wait until every process has ended well. A training has no time limit; its waits inside have.
@@ -159,6 +162,8 @@ class Job:
     def _end_all(self) -> None:
         running = [c.process for c in self.children if c.process.poll() is None]
         for process in running:
+            if process.stdin:
+                process.stdin.close()
             process.terminate()
             process.send_signal(signal.SIGCONT)  # a frozen one must hear it
         deadline = time.monotonic() + TERMINATE_S
@@ -168,6 +173,9 @@ class Job:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for child in self.children:
+            if child.process.stdout:
+                child.process.stdout.close()
 
 
 def _blame(child: Child) -> tuple[bool, float]:

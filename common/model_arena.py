@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from common.arena import Arena, FloatArray, Layout, Slot, sha256_of_parameters
+from common.arena import Arena, Layout, Slot, sha256_of_parameters
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
 
@@ -54,8 +54,8 @@ class ModelArena:
         self.arena = arena
         self._named = trainable(model)
         self._on_final = on_final
-        self._parameter_views = self._views(arena.parameters)
-        self._gradient_views = self._views(arena.gradients)
+        self._flat_gradients = as_tensor(arena.gradients)
+        self._gradient_addresses = [arena.gradients[slot.start :].ctypes.data for slot in arena.layout.slots]
         self._bucket_of = [_bucket_of(slot, arena) for slot in arena.layout.slots]
         self._per_bucket = np.bincount(self._bucket_of, minlength=len(arena.buckets)).tolist()
         self._error: BaseException | None = None
@@ -68,9 +68,10 @@ class ModelArena:
         """Zero the gradients and make sure that backward will accumulate into the arena, whoever cleared them."""
         self.arena.gradients.fill(0)
         self._waiting_for = list(self._per_bucket)
-        for (_, p), view in zip(self._named, self._gradient_views, strict=True):
-            if p.grad is None or p.grad.data_ptr() != view.data_ptr():
-                p._copy_gradient_from(view)  # attaches, despite its name
+        for (_, p), slot, address in zip(self._named, self.arena.layout.slots, self._gradient_addresses, strict=True):
+            if p.grad is None or p.grad.data_ptr() != address:
+                # A new view each time: clear_gradient(False) empties the very tensor that was attached.
+                p._copy_gradient_from(_view(self._flat_gradients, slot))  # attaches, despite its name
 
     def after_backward(self) -> None:
         """Mark what the hooks could not: buckets with a parameter that this step did not use."""
@@ -89,21 +90,13 @@ class ModelArena:
                 paddle.to_tensor(p.numpy())._share_buffer_to(p)
                 p.clear_gradient(False)
 
-    def _views(self, flat: FloatArray) -> list[Any]:
-        whole = as_tensor(flat)
-        views = []
-        for slot in self.arena.layout.slots:
-            view = whole._slice(slot.start, slot.stop)
-            view.get_tensor()._set_dims(list(slot.shape))
-            views.append(view)
-        return views
-
     def _bind_parameters(self) -> None:
         """Values move into the arena; then the parameters are views of it."""
+        flat = as_tensor(self.arena.parameters)
         with paddle.no_grad():
-            for (_, p), slot, view in zip(self._named, self.arena.layout.slots, self._parameter_views, strict=True):
+            for (_, p), slot in zip(self._named, self.arena.layout.slots, strict=True):
                 self.arena.parameter(slot)[...] = p.numpy()
-                view._share_buffer_to(p)
+                _view(flat, slot)._share_buffer_to(p)
 
     def _hook(self, bucket: int) -> Callable[[], None]:
         def one_more() -> None:
@@ -117,6 +110,13 @@ class ModelArena:
                     self._error = exc
 
         return one_more
+
+
+def _view(flat: Any, slot: Slot) -> Any:
+    """The part of a flat Paddle tensor that a slot names, in its shape."""
+    view = flat._slice(slot.start, slot.stop)
+    view.get_tensor()._set_dims(list(slot.shape))
+    return view
 
 
 def _bucket_of(slot: Slot, arena: Arena) -> int:

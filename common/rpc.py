@@ -146,4 +146,6 @@ def translate(error: Any, peer: str, doing: str) -> GradSyncError:
     if kind:
         return error_from_name(str(kind), error.details())
     code = error.code()
-    return STATUS_MEANING[code](f"{peer} failed while {doing}: {code.name.lower()}: {error.details()}")
+    meaning = STATUS_MEANING[code]
+    happened = "was lost" if meaning is PeerLost else "did not answer" if meaning is PeerStalled else "failed"
+    return meaning(f"{peer} {happened} while {doing} ({code.name.lower()}: {error.details()})")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from paddle.nn import functional
 from common.arena import Arena
 from common.config import TrainingConfig
 from common.data import Split, load_dataset, rank_batches
+from common.errors import PeerError
 from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
 from common.record import Loss, Quantiles, RunRecord
@@ -81,23 +83,33 @@ def train(
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
     for step in range(total):
-        timeline.begin.append(time.monotonic())
-        images, labels = (paddle.to_tensor(part) for part in next(batches))
-        timeline.input_done.append(time.monotonic())
-        loss = functional.cross_entropy(model(images), labels)
-        timeline.forward_done.append(time.monotonic())
-        bound.before_backward()
-        loss.backward()
-        bound.after_backward()
-        timeline.ready.append(time.monotonic())
-        synchronizer.finish(config.lr)
-        timeline.end.append(time.monotonic())
+        with naming_the_step(step, total):
+            timeline.begin.append(time.monotonic())
+            images, labels = (paddle.to_tensor(part) for part in next(batches))
+            timeline.input_done.append(time.monotonic())
+            loss = functional.cross_entropy(model(images), labels)
+            timeline.forward_done.append(time.monotonic())
+            bound.before_backward()
+            loss.backward()
+            bound.after_backward()
+            timeline.ready.append(time.monotonic())
+            synchronizer.finish(config.lr)
+            timeline.end.append(time.monotonic())
         timeline.loss.append(float(loss))
         on_step(step + 1, total, timeline.loss[-1])
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
     record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
     bound.close()
     return TrainedModel(model, record)
+
+
+@contextmanager
+def naming_the_step(step: int, total: int) -> Iterator[None]:
+    """What happens to other processes is told with where this one was."""
+    try:
+        yield
+    except PeerError as exc:
+        raise type(exc)(f"{exc} [in step {step:,} of {total:,} of this rank]") from exc
 
 
 def evaluate(model: Any, split: Split, synchronizer: Synchronizer) -> float:

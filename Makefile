@@ -1,0 +1,44 @@
+# GradSync on one machine: `make compare` shows what it does, `make test` and `make check` whether it is right.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PACKAGES := benchmarks collective common ps
+
+.PHONY: help setup compare test check format proto clean
+
+help:                ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+
+setup: .venv/ready   ## a virtual environment in .venv with everything the rest needs
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	@touch $@
+
+compare: setup       ## prove that both schemes compute the same, measure them, write out/compare/report.html
+	$(BIN)/python -m benchmarks compare $(ARGS)
+
+test: setup          ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup         ## formatting, lint, types, and whether the generated code is current
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
+
+PROTO_OUT ?= common
+proto: setup         ## write common/gradsync_pb2.py from proto/gradsync.proto
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) proto/gradsync.proto
+	@if [ -n "$(CHECK)" ]; then \
+	  for f in gradsync_pb2.py gradsync_pb2.pyi; do \
+	    cmp $(PROTO_OUT)/$$f common/$$f || { echo "common/$$f is not current; run 'make proto'"; exit 1; }; \
+	  done; rm -r $(PROTO_OUT); fi
+
+format: setup        ## format and sort imports
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+clean:               ## remove what can be made again
+	rm -rf .venv out build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

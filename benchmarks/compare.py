@@ -1,0 +1,106 @@
+"""The main job: certificate, measurements, report, in this order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks.certificate import certify, require_identical
+from benchmarks.config import CompareConfig
+from benchmarks.contestants import Contestant
+from benchmarks.environment import describe_environment
+from benchmarks.html_report import to_html
+from benchmarks.measure import measure, summarise
+from benchmarks.pool import WorkerPool
+from benchmarks.report import print_terminal, to_markdown
+from common.errors import CertificateFailed
+
+__all__ = ["compare"]
+
+SCHEMA = 1
+
+
+def compare(config: CompareConfig) -> None:
+    """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`.
+
+    Raises:
+        CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
+            no speed.
+    """
+    config.out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    results = run_all(config, console)
+    write_report(results, config.out)
+    print_terminal(results, console)
+    console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
+    if not results["certificate"]["passed"]:
+        raise CertificateFailed(f"the schemes did not compute the same; see {config.out / 'report.md'}")
+
+
+def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
+    """Everything that results.json holds."""
+    contestants = config.contestants()
+    results: dict[str, Any] = {
+        "schema": SCHEMA,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "environment": describe_environment(),
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
+        progress_bar(console) as progress,
+        WorkerPool(max(c.nranks for c in contestants), max(c.servers for c in contestants)) as pool,
+    ):
+        rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
+        task = progress.add_task("", total=rounds)
+
+        def on_run(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
+        results["runs"] = []
+        if results["certificate"]["passed"]:
+            results["runs"] = measured(pool, contestants, config, on_run)
+    results["missing"] = {}
+    return results
+
+
+def measured(
+    pool: WorkerPool, contestants: list[Contestant], config: CompareConfig, on_run: Any
+) -> list[dict[str, Any]]:
+    records = measure(
+        pool,
+        contestants,
+        config,
+        repetitions=config.repetitions,
+        warmup_steps=config.warmup_steps,
+        on_run=on_run,
+    )
+    require_identical(records)
+    return [summarise(contestant, repetitions) for contestant, repetitions in records.items()]
+
+
+def write_report(results: dict[str, Any], folder: Path) -> None:
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "report.md").write_text(to_markdown(results))
+    (folder / "report.html").write_text(to_html(results))
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,64 @@
+"""The flags of `python -m benchmarks compare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from benchmarks.contestants import SCHEMES, Contestant, line_up
+from collective.group import BACKENDS
+from common.config import TrainingConfig, check_rank
+from common.errors import UsageError, choose
+
+__all__ = ["CompareConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(TrainingConfig):
+    """Prove that all schemes compute the same bits, then measure them side by side and write a report."""
+
+    steps: int | None = 30
+    """Steps of every measured training, running on over epoch ends."""
+    schemes: str = ",".join(SCHEMES)
+    """Schemes to compare, separated by commas: local, ps, ring."""
+    nranks: str = "1,2,4"
+    """Numbers of ranks, separated by commas."""
+    servers: str = "1,2"
+    """Numbers of parameter servers, separated by commas."""
+    backends: str = "shm,tcp"
+    """Back ends of the ring, separated by commas: shm, tcp."""
+    repetitions: int = 3
+    """How often each contestant is measured; medians are reported."""
+    warmup_steps: int = 3
+    """Steps at the start of every training that are not timed."""
+    out: Path = Path("out/compare")
+    """Folder for results.json, report.md and report.html."""
+    json: tyro.conf.Suppress[Path | None] = None
+    save: tyro.conf.Suppress[Path | None] = None
+    log_dir: tyro.conf.Suppress[Path | None] = None
+    epochs: tyro.conf.Suppress[int | None] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.backends.split(","):
+            choose("backend", name, [b for b in BACKENDS if b != "auto"])
+        if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
+            raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
+        if not self.contestants():
+            raise UsageError(f"nobody takes part: --schemes {self.schemes} with --nranks {self.nranks}")
+
+    def contestants(self) -> list[Contestant]:
+        nranks = numbers("nranks", self.nranks)
+        for count in nranks:
+            check_rank(0, count)
+        return line_up(self.schemes.split(","), nranks, self.backends.split(","), numbers("servers", self.servers))
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """The positive whole numbers of a comma-separated list."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"--{flag} must be numbers separated by commas, as in 1,2,4 (got {text!r})")
+    return [int(part) for part in parts]

@@ -1,0 +1,53 @@
+"""Who takes part in a comparison: a scheme with its back end, on a number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import choose
+
+__all__ = ["SCHEMES", "Contestant", "line_up"]
+
+SCHEMES = ("local", "ps", "ring")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One column of the comparison."""
+
+    scheme: str
+    backend: str  # "none", "grpc", "shm", "tcp"
+    nranks: int
+    servers: int = 0
+
+    @property
+    def name(self) -> str:
+        """As people read it: "ring/tcp N=4", "ps N=2 S=2"."""
+        backend = f"/{self.backend}" if self.scheme == "ring" else ""
+        servers = f" S={self.servers}" if self.servers > 1 else ""
+        return f"{self.scheme}{backend} N={self.nranks}{servers}"
+
+
+def line_up(
+    schemes: Sequence[str], nranks: Sequence[int], backends: Sequence[str], servers: Sequence[int]
+) -> list[Contestant]:
+    """Every sensible combination, by number of ranks.
+
+    `local` takes part with one rank only. One rank has nobody to talk to, so there one server and the first back end
+    stand for all.
+
+    Raises:
+        UsageError: an unknown scheme.
+    """
+    found: list[Contestant] = []
+    for count in sorted(set(nranks)):
+        for scheme in schemes:
+            choose("scheme", scheme, SCHEMES)
+            if scheme == "local" and count == 1:
+                found.append(Contestant("local", "none", 1))
+            elif scheme == "ps":
+                found += [Contestant("ps", "grpc", count, s) for s in (servers if count > 1 else servers[:1])]
+            elif scheme == "ring":
+                found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]
+    return found

@@ -1,0 +1,281 @@
+"""The figures of a comparison: its numbers as text, and its plots as Plotly dicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["COLUMNS", "Group", "Key", "Plot", "Run", "cells", "fastest", "leads", "plots", "rate", "series"]
+
+Run = dict[str, Any]  # one of the "runs" of results.json
+Group = tuple[int, list[Run]]  # a number of ranks and its runs
+
+COLUMNS = (
+    ("contestant", ""),
+    ("N", ""),
+    ("samples/s", "min–max"),
+    ("step ms", "p50/p99"),
+    ("sync ms", "p50/p99"),
+    ("wait ms", "p50"),
+    ("loss", "first→last"),
+    ("acc.", "%"),
+)
+
+# Warm is the parameter server, cool the ring; all are apart for colour-blind eyes, and on white as on black.
+KNOWN = {
+    "local": "#7f8894",
+    "ps": "#c77700",
+    "ps S=2": "#cc3311",
+    "ring/shm": "#0077bb",
+    "ring/tcp": "#1aa0b8",
+}
+OTHERS = ("#aa4499", "#00906a", "#7a8b1f", "#8c6d5a")
+PHASES = {"input": "#a9aeb6", "forward": "#858b94", "backward": "#606771", "wait": "#b79ae6", "sync": "#7b4fc9"}
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def milliseconds(value: float) -> str:
+    """Three digits, or all those before the point: columns of them stay narrow."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def series(run: Run) -> str:
+    """The contestant without its number of ranks: what has one name and one colour for all N."""
+    return " ".join(word for word in str(run["contestant"]).split() if not word.startswith("N="))
+
+
+def fastest(runs: Iterable[Run]) -> Run:
+    return max(runs, key=lambda run: float(run["samples_per_s"]))
+
+
+def leads(run: Run, runs: Sequence[Run]) -> bool:
+    """Whether this is the fastest of several."""
+    return len(runs) > 1 and run is fastest(runs)
+
+
+def cells(run: Run) -> list[str]:
+    """A run's line in the results table, in the order of COLUMNS."""
+    step, sync, (low, high) = run["step_ms"], run["sync_ms"], run["samples_per_s_interval"]
+    return [
+        series(run),
+        str(run["nranks"]),
+        f"{rate(run['samples_per_s'])} ({rate(low)}–{rate(high)})",
+        f"{milliseconds(step['p50'])}/{milliseconds(step['p99'])}",
+        f"{milliseconds(sync['p50'])}/{milliseconds(sync['p99'])}",
+        milliseconds(run["wait_ms"]["p50"]),
+        f"{run['loss']['first']:#.3g}→{run['loss']['last']:#.3g}",
+        "–" if run["accuracy"] is None else f"{100 * run['accuracy']:.1f}",
+    ]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend: a filled box, or a line where a dash is given."""
+
+    label: str
+    colour: str
+    dash: str | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot with its words: `alt` says in a sentence what it shows. `height` in CSS pixels.
+
+    Colours of the page (text, lines, surface) appear as var(--name): the page knows which theme is on.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    legend: list[Key]
+    height: int
+    figure: dict[str, Any]
+
+
+def plots(measured: Sequence[Group]) -> list[Plot]:
+    """The three plots of a comparison."""
+    runs = [run for _, group in measured for run in group]
+    colours = _colours(runs)
+    return [_throughput(measured, colours), _breakdown(runs), _loss(runs, colours)]
+
+
+def _colours(runs: Iterable[Run]) -> dict[str, str]:
+    """A colour for each series, the known ones first."""
+    names = list(dict.fromkeys(series(run) for run in runs))
+    others = [name for name in names if name not in KNOWN]
+    known = {name: colour for name, colour in KNOWN.items() if name in names}
+    return known | {name: OTHERS[index % len(OTHERS)] for index, name in enumerate(others)}
+
+
+def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
+    # Bars have computed places: Plotly's own grouping leaves a gap for each series that a group lacks.
+    width = 0.84 / max(4, *(len(runs) for _, runs in measured))
+    data: list[dict[str, Any]] = []
+    for place, (_, runs) in enumerate(measured):
+        for index, run in enumerate(runs):
+            data.append(_bar(run, place + (index - (len(runs) - 1) / 2) * width, width, colours[series(run)]))
+    legend = [Key(name, colour) for name, colour in colours.items()]
+    alone = [run["samples_per_s"] for n, runs in measured for run in runs if n == 1 and run["scheme"] == "local"]
+    if alone and len(measured) > 1:
+        data.append(_linear([alone[0] * nranks for nranks, _ in measured]))
+        legend.append(Key("linear scaling of local", "var(--muted)", "dot"))
+    places = list(range(len(measured)))
+    names = [f"N={nranks}" for nranks, _ in measured]
+    axis = _axis(tickvals=places, ticktext=names, range=[-0.5, len(places) - 0.5])
+    layout = _layout(xaxis=axis, yaxis=_axis(title="samples/s", rangemode="tozero", grid=True))
+    heard = "; ".join(
+        f"N={nranks}: " + ", ".join(f"{series(run)} {rate(run['samples_per_s'])}" for run in runs)
+        for nranks, runs in measured
+    )
+    return Plot(
+        "throughput",
+        "Throughput",
+        "Samples per second of all ranks together: the median over repetitions, with a line from the slowest to the "
+        "fastest of them. Higher is better.",
+        f"Bars of samples per second. {heard}.",
+        legend,
+        380,
+        {"data": data, "layout": layout},
+    )
+
+
+def _bar(run: Run, x: float, width: float, colour: str) -> dict[str, Any]:
+    value, (low, high) = run["samples_per_s"], run["samples_per_s_interval"]
+    words = f"{_plain(run['contestant'])}<br>{rate(value)} samples/s<br>{rate(low)}–{rate(high)}"
+    spread = {"array": [high - value], "arrayminus": [value - low], "symmetric": False, "type": "data"}
+    return {
+        "type": "bar",
+        "x": [x],
+        "y": [value],
+        "width": width * 0.88,
+        "marker": {"color": colour},
+        "error_y": {**spread, "color": "var(--ink)", "thickness": 1.5, "width": 4},
+        "hovertemplate": f"{words}<extra></extra>",
+    }
+
+
+def _linear(heights: Sequence[float]) -> dict[str, Any]:
+    """A level line over each group of bars; None lifts the pen between them."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x for place in range(len(heights)) for x in (place - 0.46, place, place + 0.46, None)],
+        "y": [y for height in heights for y in (height, height, height, None)],
+        "line": {"color": "var(--muted)", "width": 2, "dash": "dot"},
+        "hovertemplate": "linear scaling of local<br>%{y:,.0f} samples/s<extra></extra>",
+    }
+
+
+def _breakdown(runs: Sequence[Run]) -> Plot:
+    phases = list(dict.fromkeys(phase for run in runs for phase in run["phases_ms"]))
+    colours = {phase: PHASES.get(phase, OTHERS[index % len(OTHERS)]) for index, phase in enumerate(phases)}
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [_plain(run["contestant"]) for run in runs],
+            "x": [run["phases_ms"].get(phase) for run in runs],
+            "marker": {"color": colours[phase], "line": {"color": "var(--page)", "width": 1}},
+            "hovertemplate": f"%{{y}}<br>{_plain(phase)} %{{x:,.2f}} ms<extra></extra>",
+        }
+        for phase in phases
+    ]
+    layout = _layout(
+        barmode="stack",
+        bargap=0.35,
+        xaxis=_axis(title="ms per step", grid=True),
+        yaxis=_axis(autorange="reversed", type="category"),
+    )
+    heard = "; ".join(
+        f"{run['contestant']}: " + ", ".join(f"{phase} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
+        for run in runs
+    )
+    return Plot(
+        "breakdown",
+        "Where a step's time goes",
+        "Median time of each phase on rank 0. Grey computes; violet is what training in parallel costs: wait is for "
+        "slower ranks, sync for the exchange itself and the optimizer update.",
+        f"Stacked bars of milliseconds per step. {heard}.",
+        [Key(phase, colour) for phase, colour in colours.items()],
+        90 + 34 * len(runs),
+        {"data": data, "layout": layout},
+    )
+
+
+def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
+    sizes = list(dict.fromkeys(run["nranks"] for run in runs))
+    dashes = {nranks: DASHES[index % len(DASHES)] for index, nranks in enumerate(sizes)}
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [seconds for seconds, _ in run["curve"]],
+            # JSON has no NaN: where training diverged, the line ends.
+            "y": [loss if math.isfinite(loss) else None for _, loss in run["curve"]],
+            "line": {"color": colours[series(run)], "width": 2, "dash": dashes[run["nranks"]]},
+            "hovertemplate": f"{_plain(run['contestant'])}<br>%{{x:.2f}} s<br>loss %{{y:.3f}}<extra></extra>",
+        }
+        for run in runs
+    ]
+    layout = _layout(
+        xaxis=_axis(title="seconds since the first step", rangemode="tozero"),
+        yaxis=_axis(title="training loss", rangemode="tozero", grid=True),
+    )
+    lines = [Key(name, colour, "solid") for name, colour in colours.items()]
+    styles = [Key(f"N={nranks}", "var(--ink)", dash) for nranks, dash in dashes.items()] if len(dashes) > 1 else []
+    heard = "; ".join(
+        f"{run['contestant']}: {run['loss']['last']:#.3g} after {run['curve'][-1][0]:.1f} s"
+        for run in runs
+        if run["curve"]
+    )
+    return Plot(
+        "loss",
+        "Loss against wall time",
+        "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at which "
+        "each loss is reached differs.",
+        f"Lines of training loss over seconds. {heard}.",
+        [*lines, *styles],
+        380,
+        {"data": data, "layout": layout},
+    )
+
+
+def _plain(name: str) -> str:
+    """A name for Plotly, which would read tags and %{...} in it."""
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
+
+
+def _axis(*, grid: bool = False, title: str = "", **settings: Any) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "standoff": 12},
+        "showgrid": grid,
+        "gridcolor": "var(--line)",
+        "zeroline": False,
+        "separatethousands": True,
+        "ticks": "outside",
+        "ticklen": 6,
+        "tickcolor": "rgba(0,0,0,0)",  # only the distance of the labels is wanted
+        "fixedrange": True,  # a finger that drags is scrolling the page
+        "automargin": True,
+        **settings,
+    }
+
+
+def _layout(**settings: Any) -> dict[str, Any]:
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "var(--ink)"},
+        "hoverlabel": {"bgcolor": "var(--page)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "showlegend": False,
+        "dragmode": False,
+        **settings,
+    }

@@ -1,0 +1,56 @@
+"""The measurements: all contestants in turn, several times over, so that a drifting machine is fair to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.contestants import Contestant
+from benchmarks.pool import WorkerPool
+from common.config import TrainingConfig
+
+__all__ = ["measure", "summarise"]
+
+
+def measure(
+    pool: WorkerPool,
+    contestants: Sequence[Contestant],
+    config: TrainingConfig,
+    *,
+    repetitions: int,
+    warmup_steps: int,
+    on_run: Callable[[str], None],
+) -> dict[Contestant, list[dict[str, Any]]]:
+    """Rank 0's run record of every repetition. Every other round goes backwards, so that nobody is always last."""
+    records: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
+    for repetition in range(repetitions):
+        for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
+            on_run(f"round {repetition + 1} of {repetitions}: {contestant.name}")
+            records[contestant].append(pool.run(contestant, config, warmup_steps=warmup_steps)[0])
+    return records
+
+
+def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One entry of results.json's `runs`: medians over repetitions, and the spread of the throughput."""
+    first = repetitions[0]
+    rates = [r["samples_per_s"] for r in repetitions]
+
+    def middle(*path: str) -> float:
+        return float(median(_at(r, path) for r in repetitions))
+
+    return {
+        **first,
+        "contestant": contestant.name,
+        "repetitions": len(repetitions),
+        "samples_per_s": median(rates),
+        "samples_per_s_interval": [min(rates), max(rates)],
+        **{key: {p: middle(key, p) for p in ("p50", "p99")} for key in ("step_ms", "sync_ms", "wait_ms")},
+        "phases_ms": {phase: middle("phases_ms", phase) for phase in first["phases_ms"]},
+    }
+
+
+def _at(record: dict[str, Any], path: tuple[str, ...]) -> Any:
+    for key in path:
+        record = record[key]
+    return record

@@ -1,0 +1,137 @@
+"""A pool of worker processes that run one training after the other, under whatever scheme."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contestants import Contestant
+from common.config import TrainingConfig
+from common.errors import GradSyncError, PeerError, error_from_name
+from common.launch import Job, abstract_address
+
+__all__ = ["WorkerPool"]
+
+
+@dataclass(frozen=True)
+class Worker:
+    name: str
+    process: subprocess.Popen[bytes]
+
+    def tell(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, expected: str) -> Any:
+        """The worker's next answer, or the error it met. It has deadlines of its own; its death ends the wait.
+
+        Raises:
+            GradSyncError: what failed in the worker.
+        """
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise GradSyncError(f"the worker for {self.name} died (exit code {self.process.wait()})")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise error_from_name(*answer["error"])
+        return answer[expected]
+
+
+class WorkerPool:
+    """`ranks` + `servers` idle processes with Paddle imported; a context manager."""
+
+    def __init__(self, ranks: int, servers: int) -> None:
+        self._job = Job()
+        self._sizes = (ranks, servers)
+
+    def __enter__(self) -> WorkerPool:
+        self._job.__enter__()
+        try:
+            ranks, servers = self._sizes
+            self._ranks = [self._start(f"rank {i}") for i in range(ranks)]
+            self._servers = [self._start(f"server {i}") for i in range(servers)]
+            for worker in [*self._ranks, *self._servers]:
+                worker.hear("ready")
+        except BaseException:
+            self._job.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._job.__exit__()
+
+    def run(
+        self,
+        contestant: Contestant,
+        config: TrainingConfig,
+        *,
+        warmup_steps: int,
+        evaluate: bool = True,
+        keep: Path | None = None,
+    ) -> list[dict[str, Any]]:
+        """One training; returns every rank's run record (see common/record.py).
+
+        Args:
+            keep: rank 0 writes its parameters there (.npz: for each name, [before, after] stacked).
+
+        Raises:
+            GradSyncError: the first error that is not merely the consequence of another rank's.
+        """
+        servers = self._servers[: contestant.servers]
+        errors: list[GradSyncError] = []
+        addresses = self._begin_serving(servers, contestant.nranks, config.timeout)
+        common = {
+            "role": "rank",
+            "scheme": contestant.scheme,
+            "backend": contestant.backend,
+            "nranks": contestant.nranks,
+            "servers": addresses,
+            "rendezvous": abstract_address("compare"),
+            "training": _plain(config),
+            "warmup_steps": warmup_steps,
+            "evaluate": evaluate,
+        }
+        ranks = self._ranks[: contestant.nranks]
+        for rank, worker in enumerate(ranks):
+            worker.tell({**common, "rank": rank, "keep": str(keep) if keep and rank == 0 else None})
+        records = []
+        for worker in [*ranks, *servers]:
+            try:
+                records.append(worker.hear("done"))
+            except GradSyncError as exc:
+                errors.append(exc)
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, PeerError))
+        return records[: contestant.nranks]
+
+    def _start(self, name: str) -> Worker:
+        log = name.replace(" ", "-")
+        return Worker(name, self._job.start(name, ["-m", "benchmarks.worker"], log=log, talk=True))
+
+    def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float) -> list[str]:
+        for index, worker in enumerate(servers):
+            worker.tell({"role": "server", "nranks": nranks, "shard": [index, len(servers)], "timeout": timeout})
+        return [worker.hear("address") for worker in servers]
+
+
+def _plain(config: TrainingConfig) -> dict[str, Any]:
+    """The fields a worker needs, as JSON can carry them."""
+    return {
+        "model": config.model,
+        "dataset": config.dataset,
+        "data_dir": str(config.data_dir) if config.data_dir else None,
+        "batch_size": config.batch_size,
+        "steps": config.steps,
+        "epochs": config.epochs,
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+        "seed": config.seed,
+        "timeout": config.timeout,
+        "overlap": config.overlap,
+    }

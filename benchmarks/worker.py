@@ -1,0 +1,90 @@
+"""`python -m benchmarks.worker`: a process that takes one job after the other, so that Paddle is imported once.
+
+A job is a line of JSON on stdin; so are its answers on stdout: a server's address once it listens, and at the end
+{"done": result} or {"error": [kind, message]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from common.process import prepare_process
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    prepare_process()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever prints, prints to the log
+    import paddle  # noqa: F401  (before the first job, so that no job is timed with it)
+
+    def answer(**content: Any) -> None:
+        answers.write(json.dumps(content) + "\n")
+
+    answer(ready=os.getpid())
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            answer(done=serve(job, answer) if job["role"] == "server" else take_part(job))
+        except Exception as exc:
+            answer(error=[type(exc).__name__, str(exc)])
+    return 0
+
+
+def serve(job: dict[str, Any], answer: Any) -> int:
+    """Be one parameter server for one training; returns the number of steps."""
+    from ps.servicer import ParameterServer
+
+    with ParameterServer("127.0.0.1:0", job["nranks"], shard=tuple(job["shard"]), timeout=job["timeout"]) as server:
+        answer(address=server.address)
+        server.wait()
+        return server.steps
+
+
+def take_part(job: dict[str, Any]) -> dict[str, Any]:
+    """Be one rank of one training; returns its run record."""
+    import numpy as np
+
+    from common.config import TrainingConfig
+    from common.model_arena import trainable
+    from common.models import make_model
+    from common.training import train
+
+    data_dir = job["training"]["data_dir"]
+    config = TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
+    with make_synchronizer(job) as synchronizer:
+        trained = train(config, synchronizer, warmup_steps=job["warmup_steps"], evaluate_model=job["evaluate"])
+    if job["keep"]:
+        initial = make_model(config.model, seed=config.seed)
+        pairs = zip(trainable(initial), trainable(trained.model), strict=True)
+        arrays: Any = {name: np.stack([p.numpy(), q.numpy()]) for (name, p), (_, q) in pairs}
+        np.savez(job["keep"], allow_pickle=False, **arrays)
+    return trained.record.to_json()
+
+
+def make_synchronizer(job: dict[str, Any]) -> Any:
+    scheme, timeout = job["scheme"], job["training"]["timeout"]
+    if scheme == "local":
+        from common.local import LocalSynchronizer
+
+        return LocalSynchronizer()
+    if scheme == "ps":
+        from ps.client import Client
+        from ps.synchronizer import ServerSynchronizer
+
+        client = Client(job["servers"], job["rank"], job["nranks"], timeout=timeout)
+        return ServerSynchronizer(client, overlap=job["training"]["overlap"])
+    from collective.group import connect
+    from collective.synchronizer import RingSynchronizer
+
+    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], timeout=timeout)
+    return RingSynchronizer(group, overlap=job["training"]["overlap"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The certificate: equal bits pass; a difference is found, placed and measured, and nothing else is let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.certificate import WHOLE_BATCH_BOUND, certify, relative_difference, require_identical
+from benchmarks.contestants import Contestant
+from common.config import TrainingConfig
+from common.errors import CertificateFailed
+
+PS = Contestant("ps", "grpc", 2, 1)
+RING = Contestant("ring", "shm", 2)
+SHAPES = {"0.weight": (600, 700), "0.bias": (700,), "2.weight": (700, 10), "2.bias": (10,)}
+
+
+class PoolDouble:
+    """Trains nothing: every run ends in the same parameters, except where told otherwise."""
+
+    def __init__(self, changes: dict[str, tuple[str, float]], lying_rank: int | None = None) -> None:
+        self.changes, self.lying_rank = changes, lying_rank
+        self.configs: list[TrainingConfig] = []
+
+    def run(self, contestant: Contestant, config: TrainingConfig, *, keep: Path, **_: Any) -> list[dict[str, Any]]:
+        self.configs.append(config)
+        random = np.random.default_rng(7)
+        arrays = {name: random.random((2, *shape), np.float32) for name, shape in SHAPES.items()}
+        name, amount = self.changes.get(contestant.name, ("0.bias", 0.0))
+        arrays[name][1].flat[3] += np.float32(amount)
+        np.savez(keep, **arrays)
+        digest = f"digest {name} {amount}" if amount else "digest"
+        return [
+            {"parameters_sha256": "another" if rank == self.lying_rank else digest} for rank in range(contestant.nranks)
+        ]
+
+
+def certificate(pool: PoolDouble, folder: Path) -> dict[str, Any]:
+    config = TrainingConfig(steps=100, batch_size=8)
+    return certify(pool, [PS, RING], config, folder, on_run=lambda what: None)  # type: ignore[arg-type]
+
+
+def test_equal_runs_pass(tmp_path: Path) -> None:
+    pool = PoolDouble({})
+    found = certificate(pool, tmp_path)
+    assert found["identical"]
+    assert found["passed"]
+    assert found["schemes"] == {"ps N=2": "digest", "ring/shm N=2": "digest"}
+    assert found["differences"] == []
+    assert found["groups"][0]["whole_batch"] == {"difference": 0.0, "bound": WHOLE_BATCH_BOUND, "within": True}
+
+
+def test_it_takes_few_steps_and_the_whole_batch_for_one_process(tmp_path: Path) -> None:
+    pool = PoolDouble({})
+    certificate(pool, tmp_path)
+    assert [c.steps for c in pool.configs] == [5, 5, 5]
+    assert [c.batch_size for c in pool.configs] == [8, 8, 16]
+
+
+@pytest.mark.parametrize(("parameter", "bucket"), [("2.bias", 0), ("2.weight", 0), ("0.bias", 0), ("0.weight", 1)])
+def test_one_changed_element_is_found_and_placed(tmp_path: Path, parameter: str, bucket: int) -> None:
+    found = certificate(PoolDouble({RING.name: (parameter, 0.25)}), tmp_path)
+    assert not found["identical"]
+    assert not found["passed"]
+    (difference,) = found["differences"]
+    assert difference["contestant"] == "ring/shm N=2"
+    assert difference["reference"] == "ps N=2"
+    assert (difference["parameter"], difference["bucket"]) == (parameter, bucket)
+    assert difference["max_abs"] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_a_rank_that_differs_from_rank_0_fails(tmp_path: Path) -> None:
+    found = certificate(PoolDouble({}, lying_rank=1), tmp_path)
+    assert not found["passed"]
+    assert "rank 1 differs" in found["differences"][0]["reference"]
+
+
+def test_whole_batch_outside_the_bound_fails(tmp_path: Path) -> None:
+    found = certificate(PoolDouble({"local N=1": ("0.weight", 50.0)}), tmp_path)
+    assert found["identical"]
+    assert not found["passed"]
+    assert found["groups"][0]["whole_batch"]["within"] is False
+
+
+def test_relative_difference_is_the_distance_by_the_way_moved() -> None:
+    whole = {"w": np.array([[0, 0], [3, 4]], np.float32)}
+    mine = {"w": np.array([[0, 0], [3, 4.5]], np.float32)}
+    assert relative_difference(mine, whole) == pytest.approx(0.5 / 5)
+    still = {"w": np.zeros((2, 2), np.float32)}
+    assert relative_difference(still, still) == 0
+    assert relative_difference(whole, still) > 0
+
+
+def test_measured_runs_must_agree_in_every_repetition() -> None:
+    good, bad = {"parameters_sha256": "a", "steps": 30}, {"parameters_sha256": "b", "steps": 30}
+    require_identical({PS: [good, good], RING: [good, good]})
+    with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps N=2"):
+        require_identical({PS: [good, good], RING: [good, bad]})

@@ -1,0 +1,95 @@
+"""`python -m benchmarks compare`, small but real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paddle")
+pytestmark = pytest.mark.processes
+
+TINY = ["--model", "mlp:16", "--steps", "4", "--warmup-steps", "1", "--repetitions", "1", "--batch-size", "8"]
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *flags], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("compare")
+    return run("compare", *TINY, "--nranks", "1,3", "--out", str(out)), out
+
+
+@pytest.fixture
+def results(finished: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((finished[1] / "results.json").read_text())
+    return found
+
+
+def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = finished
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith(str(out / "report.html"))
+    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html"}
+
+
+def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
+    certificate = results["certificate"]
+    assert certificate["identical"]
+    assert certificate["passed"]
+    assert len(certificate["schemes"]) == 7
+    assert len({certificate["schemes"][n] for n in ("local N=1", "ps N=1", "ring/shm N=1")}) == 1
+    assert len({v for n, v in certificate["schemes"].items() if n.endswith("N=3") or "S=2" in n}) == 1
+    assert certificate["groups"][1]["whole_batch"]["within"]
+
+
+def test_every_run_is_whole(results: dict[str, Any]) -> None:
+    assert [r["contestant"] for r in results["runs"]] == list(results["certificate"]["schemes"])
+    for run_record in results["runs"]:
+        assert run_record["steps"] == 4
+        assert run_record["samples_per_s"] > 0
+        assert run_record["step_ms"]["p99"] >= run_record["step_ms"]["p50"] > 0
+        assert len(run_record["curve"]) == 4
+        assert 0 <= run_record["accuracy"] <= 1
+        assert len(run_record["parameters_sha256"]) == 64
+
+
+def test_the_environment_is_told(results: dict[str, Any]) -> None:
+    environment = results["environment"]
+    assert environment["cores"] >= 1
+    assert environment["memcpy_gb_per_s"] > 0
+    assert environment["versions"]["paddlepaddle"]
+    assert results["command"].startswith("python -m benchmarks compare --model mlp:16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["compair"], "unknown verb 'compair'; did you mean 'compare'"),
+        (["compare", "--schemes", "ps,rnig"], "unknown scheme 'rnig'; did you mean 'ring'"),
+        (["compare", "--nranks", "two"], "--nranks must be numbers"),
+        (["compare", "--schemes", "local", "--nranks", "2"], "nobody takes part"),
+        (["compare", "--steps", "2", "--warmup-steps", "2"], "--steps more than --warmup-steps"),
+        (["compare", "--backends", "shmem"], "did you mean 'shm'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(flags: list[str], text: str) -> None:
+    done = run(*flags)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    done = run("compare", *TINY, "--dataset", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert f"no such file: {tmp_path}/train-images-idx3-ubyte.gz" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

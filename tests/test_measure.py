@@ -1,0 +1,58 @@
+"""Repetitions in turn, and their summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.contestants import Contestant
+from benchmarks.measure import measure, summarise
+from common.config import TrainingConfig
+
+A, B = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2)
+
+
+class PoolDouble:
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def run(self, contestant: Contestant, config: TrainingConfig, **_: Any) -> list[dict[str, Any]]:
+        self.order.append(contestant.name)
+        return [{"number": len(self.order)}, {"number": "of another rank"}]
+
+
+def record(rate: float) -> dict[str, Any]:
+    times = {"p50": 1000 / rate, "p99": 2000 / rate}
+    return {
+        "samples_per_s": rate,
+        **dict.fromkeys(("step_ms", "sync_ms", "wait_ms"), times),
+        "phases_ms": {"input": 0.1, "sync": 100 / rate},
+        "accuracy": 0.9,
+    }
+
+
+def test_rounds_alternate_in_direction() -> None:
+    pool = PoolDouble()
+    told: list[str] = []
+    records = measure(
+        pool,  # type: ignore[arg-type]
+        [A, B],
+        TrainingConfig(steps=4),
+        repetitions=3,
+        warmup_steps=1,
+        on_run=told.append,
+    )
+    assert pool.order == [A.name, B.name, B.name, A.name, A.name, B.name]
+    assert [r["number"] for r in records[A]] == [1, 4, 5]
+    assert told[0] == "round 1 of 3: ps N=2"
+    assert len(told) == 6
+
+
+def test_summary_has_medians_and_the_spread() -> None:
+    found = summarise(A, [record(100), record(400), record(200)])
+    assert found["contestant"] == "ps N=2"
+    assert found["samples_per_s"] == 200
+    assert found["samples_per_s_interval"] == [100, 400]
+    assert found["step_ms"] == {"p50": 5, "p99": 10}
+    assert found["phases_ms"]["sync"] == 0.5
+    assert found["repetitions"] == 3
+    assert found["accuracy"] == 0.9
