@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
-from collective.group import Group, connect
+from typing import Any
 
-__all__ = ["Group", "connect"]
+import common
+
+if getattr(common, "__version__", None) is None:
+    raise ImportError(
+        f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
+    )
+
+from collective.group import Group, connect
+from common.names import PUBLIC, missing_name
+
+__all__ = ["Group", "connect", *PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """The names for Paddle programs, loaded with Paddle when first used."""
+    if name not in PUBLIC:
+        raise missing_name(__name__, name, __all__)
+    from collective.fleet import surface
+
+    return getattr(surface, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

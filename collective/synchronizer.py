@@ -15,6 +15,7 @@ from common.errors import LayoutMismatch
 from common.optimizers import Optimizer
 from common.overlap import BucketRunner
 from common.synchronizer import Synchronizer
+from common.updater import make_updater
 
 __all__ = ["RingSynchronizer"]
 
@@ -33,13 +34,11 @@ class RingSynchronizer(Synchronizer):
     def empty(self, count: int) -> FloatArray:
         return self._group.empty(count)
 
-    def attach(self, arena: Arena, optimizer: Optimizer) -> None:
-        from common.flat_optimizer import FlatOptimizer
-
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
         self._arena = arena
-        self._optimizer = FlatOptimizer(optimizer, arena.parameters, arena.gradients)
+        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
         self._step = 0
         self._runner = BucketRunner(len(arena.buckets), self._reduce, overlap=self._overlap)
 
@@ -48,7 +47,7 @@ class RingSynchronizer(Synchronizer):
 
     def finish(self, learning_rate: float) -> None:
         self._attached().finish()
-        self._optimizer.step(learning_rate)
+        self._updater.step(learning_rate)
         self._step += 1
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -69,12 +68,12 @@ class RingSynchronizer(Synchronizer):
         gradients = self._arena.gradients[where.start : where.stop]
         self._group.all_reduce(gradients, "mean", step=self._step, bucket=bucket)
 
-    def _agree(self, arena: Arena, optimizer: Optimizer) -> None:
+    def _agree(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Compare what all ranks are about to do."""
         mine: dict[str, list[Any]] = {
             "layout": [[s.name, list(s.shape)] for s in arena.layout.slots],
             "buckets": [[b.start, b.stop] for b in arena.buckets],
-            "optimizer": [optimizer.name, asdict(optimizer)],
+            "optimizer": [optimizer.name, asdict(optimizer)] if optimizer else [],
         }
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         lengths = self._group.all_gather(np.array([text.size], np.int64))[:, 0]

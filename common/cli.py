@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from common.errors import GradSyncError
 
-__all__ = ["run_command"]
+__all__ = ["run_command", "split_script"]
 
 T = TypeVar("T")
 
@@ -30,3 +30,11 @@ def run_command(
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def split_script(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(our flags, the user's script and its arguments): the script is the first argument that ends in .py."""
+    for index, arg in enumerate(args):
+        if arg.endswith(".py") and not arg.startswith("-"):
+            return list(args[:index]), list(args[index:])
+    return list(args), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from common.errors import UsageError, choose
@@ -61,6 +61,19 @@ class TrainingConfig:
         for flag, number in (("lr", self.lr), ("timeout", self.timeout)):
             if not (number > 0 and math.isfinite(number)):
                 raise UsageError(f"--{flag} must be a positive number (got {number})")
+
+    def check_script(self, script: Sequence[str]) -> None:
+        """With a script of the user's, what is trained is its own affair.
+
+        Raises:
+            UsageError: a flag of the built-in trainer was given before the script.
+        """
+        for entry in fields(TrainingConfig) if script else ():
+            if entry.name not in ("log_dir", "timeout") and getattr(self, entry.name) != entry.default:
+                flag = "--" + entry.name.replace("_", "-")
+                raise UsageError(
+                    f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
+                )
 
     def make_optimizer(self) -> Optimizer:
         return make_optimizer(self.optimizer, {"learning_rate": self.lr})

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import GradSyncError, PeerError
 from common.process import PARENT_VARIABLE
 
-__all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "wait_for_file"]
+__all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
 
 POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
@@ -223,6 +223,17 @@ def paddle_environment(rank: int, nranks: int) -> dict[str, str]:
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
         "PADDLE_LOCAL_RANK": str(rank),
     }
+
+
+def start_servers(job: Job, count: int, *, nranks: int, timeout: float) -> list[str]:
+    """Start `count` parameter servers and return their addresses. Each takes a free port and tells which by a file, so
+    that no port can be raced for."""
+    files = [job.scratch / f"server-{index}" for index in range(count)]
+    for index, file in enumerate(files):
+        flags = ["--port", "0", "--shard", f"{index}/{count}", "--address-file", str(file)]
+        flags += ["--nranks", str(nranks), "--timeout", str(timeout)]
+        job.start(f"server {index}", ["-m", "ps.server", *flags], log=f"serverlog.{index}")
+    return [wait_for_file(file, job, timeout=timeout) for file in files]
 
 
 def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from common.arena import Arena
 from common.optimizers import Optimizer
 from common.synchronizer import Synchronizer
+from common.updater import make_updater
 
 __all__ = ["LocalSynchronizer"]
 
@@ -19,16 +20,14 @@ class LocalSynchronizer(Synchronizer):
 
     scheme, backend, rank, nranks = "local", "none", 0, 1
 
-    def attach(self, arena: Arena, optimizer: Optimizer) -> None:
-        from common.flat_optimizer import FlatOptimizer
-
-        self._optimizer = FlatOptimizer(optimizer, arena.parameters, arena.gradients)
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
+        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
 
     def mark_final(self, bucket: int) -> None:
         pass
 
     def finish(self, learning_rate: float) -> None:
-        self._optimizer.step(learning_rate)
+        self._updater.step(learning_rate)
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.array(values[None])

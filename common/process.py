@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 from common.memory import tune_malloc
 
@@ -26,11 +27,11 @@ def prepare_process() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its launcher dies, however it dies."""
+    """Have the kernel kill this process when its parent dies, however it dies: our launcher, or one started by it."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return
     pr_set_pdeathsig = 1  # linux/prctl.h
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the call
+    if os.getppid() != int(parent) and not Path(f"/proc/{parent}").exists():  # it died before the call
         os._exit(1)

@@ -38,10 +38,11 @@ class Synchronizer(ABC):
         return array
 
     @abstractmethod
-    def attach(self, arena: Arena, optimizer: Optimizer) -> None:
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree with the other ranks on layout and optimizer, and give every arena rank 0's parameters.
 
-        Blocks until all ranks have called it. The arena must outlive the synchronizer.
+        Blocks until all ranks have called it. The arena must outlive the synchronizer. Without an optimizer `finish`
+        leaves the mean gradients in the arena, for the caller to make the update.
 
         Raises:
             LayoutMismatch: ranks disagree; the message names the first difference.
@@ -53,9 +54,10 @@ class Synchronizer(ABC):
 
     @abstractmethod
     def finish(self, learning_rate: float) -> None:
-        """End the step: blocks until the arena's parameters are those after the global update.
+        """End the step: blocks until the arena's parameters are those after the global update, or, where there is no
+        optimizer, the arena's gradients are the mean over ranks.
 
-        Buckets not marked are taken as final now. The contents of the gradient buffer are undefined afterwards.
+        Buckets not marked are taken as final now. After an update the contents of the gradient buffer are undefined.
         """
 
     @abstractmethod

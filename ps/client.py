@@ -47,8 +47,9 @@ class Session:
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.gathered: dict[int, bytes] = {}
         self.error: GradSyncError | None = None
-        self.parameters: FloatArray = np.empty(0, np.float32)  # the whole arena's; this server fills its shard
         self.shard = Shard(0, 0)
+        self.initial: FloatArray = np.empty(0, np.float32)  # what rank 0's parameters are written to,
+        self.served: FloatArray = np.empty(0, np.float32)  # and what is served after each step; the whole arena's
         self._changed = changed
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage] | None] = queue.SimpleQueue()
         self._leaving = False
@@ -109,7 +110,8 @@ class Session:
             )
         if chunk.step != self.version + 1:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
-        self.parameters[chunk.start : chunk.start + data.size] = data
+        target = self.initial if chunk.step == 0 else self.served
+        target[chunk.start : chunk.start + data.size] = data
 
     def _note_error(self, error: GradSyncError) -> None:
         with self._changed:
@@ -144,16 +146,18 @@ class Client:
             self._channels.close()
             raise
 
-    def register(self, arena: Arena, optimizer: Optimizer) -> None:
+    def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
 
-        The arena is used by every later call, and must outlive the client.
+        The arena is used by every later call, and must outlive the client. Without an optimizer the servers average
+        only: `commit` then leaves the mean gradients in the arena, and parameters alone.
         """
         self._buckets, self._gradients = arena.buckets, arena.gradients
         shards = plan_shards(arena.layout.length, len(self.servers))
         for (name, channel), shard in zip(self._joined, shards, strict=True):
             session = Session(channel, name, self._changed)
-            session.parameters, session.shard = arena.parameters, shard
+            session.shard, session.initial = shard, arena.parameters
+            session.served = arena.parameters if optimizer else arena.gradients
             self._sessions.append(session)
             session.send([TrainerMessage(register=describe(arena, optimizer, rank=self.rank, epoch=self.epoch))])
             if self.rank == 0:

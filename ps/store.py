@@ -13,22 +13,16 @@ with an error and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from common.arena import FloatArray
 from common.buckets import Bucket
 from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
 from common.reduction import reduce_bucket
+from common.updater import Updater
 from ps.shards import Shard, shard_of_bucket
 
-__all__ = ["Store", "Updater"]
-
-
-class Updater(Protocol):
-    """What applies averaged gradients to parameters; a FlatOptimizer is one."""
-
-    def step(self, learning_rate: float) -> None: ...
+__all__ = ["Store"]
 
 
 class Store:

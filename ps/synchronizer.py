@@ -25,7 +25,7 @@ class ServerSynchronizer(Synchronizer):
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
 
-    def attach(self, arena: Arena, optimizer: Optimizer) -> None:
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._order = LaunchOrder(len(arena.buckets))
         self._client.register(arena, optimizer)
 

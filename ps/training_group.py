@@ -11,9 +11,9 @@ from common.arena import Layout
 from common.buckets import Bucket
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, ProtocolError, StaleEpoch
 from common.gradsync_pb2 import Chunk, Failure, Gather, Register, Served, ServerMessage, TrainerMessage
-from ps.optimizer import make_updater
+from common.updater import Updater, make_updater
 from ps.shards import plan_shards
-from ps.store import Store, Updater
+from ps.store import Store
 from ps.wire import chunks, data_of, layout_of, optimizer_of
 
 __all__ = ["Outbox", "TrainingGroup"]
@@ -143,7 +143,8 @@ class TrainingGroup:
         if self._store is None:
             layout, buckets = layout_of(self._first)
             self._store = self._make_store(layout, buckets)
-            self._updater = make_updater(optimizer_of(self._first), self._store)
+            optimizer = optimizer_of(self._first)
+            self._updater = make_updater(optimizer, self._store.parameters, self._store.gradients)
         if len(self._outboxes) == self.nranks and self._filled == self._store.shard.length:
             self._serve()
 
@@ -180,8 +181,12 @@ class TrainingGroup:
         have committed the next step, which they do after having read these."""
         store = self._running(0)
         served = Served(epoch=self.epoch, step=store.step)
+        # Trainers that update by themselves get rank 0's parameters once, and then averaged gradients: a copy, for
+        # they lie where rank 0's next push goes, which may come while a slower trainer still reads.
+        updates_here = self._first is not None and self._first.HasField("optimizer")
+        served_array = store.parameters if updates_here or store.step == 0 else store.gradients.copy()
         for outbox in self._outboxes.values():
-            pieces = chunks(store.parameters, first=store.shard.start, epoch=self.epoch, step=store.step)
+            pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
             outbox.put(ServerMessage(parameters=piece) for piece in pieces)
             outbox.put([ServerMessage(served=served)])
         self._nobody_waits()

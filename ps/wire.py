@@ -40,7 +40,7 @@ def data_of(chunk: Chunk) -> FloatArray:
     return np.frombuffer(chunk.data, FLOAT32)
 
 
-def describe(arena: Arena, optimizer: Optimizer, *, rank: int, epoch: int) -> Register:
+def describe(arena: Arena, optimizer: Optimizer | None, *, rank: int, epoch: int) -> Register:
     """What a trainer tells a server about itself."""
     return Register(
         epoch=epoch,
@@ -48,7 +48,7 @@ def describe(arena: Arena, optimizer: Optimizer, *, rank: int, epoch: int) -> Re
         slots=[SlotMessage(name=s.name, shape=s.shape, start=s.start) for s in arena.layout.slots],
         length=arena.layout.length,
         buckets=[BucketMessage(start=b.start, stop=b.stop) for b in arena.buckets],
-        optimizer=OptimizerMessage(name=optimizer.name, settings=optimizer.settings()),
+        optimizer=OptimizerMessage(name=optimizer.name, settings=optimizer.settings()) if optimizer else None,
     )
 
 
@@ -57,5 +57,7 @@ def layout_of(message: Register) -> tuple[Layout, tuple[Bucket, ...]]:
     return Layout(slots, message.length), tuple(Bucket(b.start, b.stop) for b in message.buckets)
 
 
-def optimizer_of(message: Register) -> Optimizer:
+def optimizer_of(message: Register) -> Optimizer | None:
+    if not message.HasField("optimizer"):
+        return None
     return make_optimizer(message.optimizer.name, dict(message.optimizer.settings))

@@ -1,0 +1,176 @@
+"""`compare script.py`: a user's own program under each scheme, and under Paddle's own DataParallel."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contestants import Contestant
+from benchmarks.environment import describe_environment
+from benchmarks.script_config import CompareScriptConfig
+from common.errors import CertificateFailed, GradSyncError
+from common.launch import Job
+
+__all__ = ["PADDLE_BOUND", "compare_script"]
+
+PADDLE_BOUND = 1e-4
+"""Largest accepted distance of the final parameters from those under paddle.DataParallel, relative to their size (L2
+norms). With two ranks there is none: a + b = b + a, and halving is exact. With more, Gloo adds in another order, which
+differs by some 1e-7 a step; training then amplifies it."""
+
+WORKER = Path(__file__).with_name("script_worker.py")
+
+
+def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
+    """Run every contestant `repetitions` times in turn; print a table and write `script.json` to `config.out`.
+
+    Raises:
+        CertificateFailed: `ps` and `ring` ended with different parameters, or Paddle beyond the bound.
+        GradSyncError: the program failed under a contestant.
+    """
+    console = Console(highlight=False)
+    config.out.mkdir(parents=True, exist_ok=True)
+    contestants = config.contestants()
+    runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
+    with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:
+        for repetition in range(config.repetitions):
+            for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
+                if console.is_terminal:
+                    console.print(f"[dim]round {repetition + 1} of {config.repetitions}: {contestant.name}[/dim]")
+                runs[contestant].append(run_once(contestant, config, script, Path(folder)))
+        results: dict[str, Any] = {
+            "schema": 1,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+            "environment": describe_environment(),
+            "certificate": certificate(contestants, runs, Path(folder)),
+        }
+    certified = results["certificate"]["passed"]
+    results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in contestants] if certified else []
+    (config.out / "script.json").write_text(json.dumps(results, indent=1) + "\n")
+    show(results, console)
+    console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
+    if not certified:
+        raise CertificateFailed("the schemes did not compute the same; no speed is reported")
+
+
+def run_once(
+    contestant: Contestant, config: CompareScriptConfig, script: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """One whole run of the program; returns rank 0's step times and the digest, the same on all ranks."""
+    record = folder / contestant.name.replace("/", "-").replace(" ", "_")
+    module = {"ps": "ps", "ring": "collective", "paddle": "paddle"}[contestant.scheme]
+    worker = [str(WORKER), module, str(record), *script]
+    log = folder / "log"
+    with Job(log) as job:
+        process = job.start(contestant.name, [*launcher(contestant, config, log), *worker], log="launcher.log")
+        try:
+            process.wait(config.run_timeout)
+        except subprocess.TimeoutExpired as exc:
+            raise GradSyncError(f"{contestant.name}: the program ran longer than {config.run_timeout:g} s") from exc
+        if process.returncode:
+            tails = [f"{p.name}: {line}" for p in sorted(log.iterdir()) for line in last_lines(p)]
+            raise GradSyncError(
+                f"{contestant.name}: the program ended with exit code {process.returncode}\n" + "\n".join(tails)
+            )
+    ranks = [json.loads(record.with_suffix(f".{r}.json").read_text()) for r in range(contestant.nranks)]
+    if len({r["parameters_sha256"] for r in ranks}) > 1:
+        raise CertificateFailed(f"{contestant.name}: ranks ended with different parameters")
+    return dict(ranks[0])
+
+
+def launcher(contestant: Contestant, config: CompareScriptConfig, log: Path) -> list[str]:
+    nranks, timeout = str(contestant.nranks), str(config.timeout)
+    if contestant.scheme == "ps":
+        flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
+        return ["-m", "ps.run", *flags]
+    if contestant.scheme == "ring":
+        flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
+        return ["-m", "collective.run", *flags]
+    flags = ["--nproc_per_node", nranks, "--backend", "gloo", "--log_dir", str(log)]
+    return ["-m", "paddle.distributed.launch", *flags]
+
+
+def last_lines(path: Path) -> list[str]:
+    if not path.name.startswith(("workerlog", "serverlog", "launcher")):
+        return []
+    return path.read_text(errors="replace").strip().splitlines()[-3:]
+
+
+def certificate(
+    contestants: Sequence[Contestant], runs: dict[Contestant, list[dict[str, Any]]], folder: Path
+) -> dict[str, Any]:
+    """Ours must be equal bit for bit, in every repetition; Paddle's within the bound."""
+    schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
+    identical = True
+    against_paddle = {}
+    for nranks in sorted({c.nranks for c in contestants}):
+        ours = [c for c in contestants if c.nranks == nranks and c.scheme != "paddle"]
+        identical &= len({r["parameters_sha256"] for c in ours for r in runs[c]}) <= 1
+        for peer in (c for c in contestants if c.nranks == nranks and c.scheme == "paddle"):
+            for contestant in ours[:1]:
+                against_paddle[f"N={nranks}"] = distance(parameters(folder, contestant), parameters(folder, peer))
+    return {
+        "identical": identical,
+        "against_paddle": against_paddle,
+        "bound": PADDLE_BOUND,
+        "passed": identical and all(d <= PADDLE_BOUND for d in against_paddle.values()),
+        "schemes": schemes,
+    }
+
+
+def parameters(folder: Path, contestant: Contestant) -> dict[str, Any]:
+    name = contestant.name.replace("/", "-").replace(" ", "_")
+    with np.load((folder / name).with_suffix(".npz"), allow_pickle=False) as stored:
+        return {key: stored[key] for key in stored.files}
+
+
+def distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
+    apart = sum(float(np.square(mine[name].astype(float) - theirs[name]).sum()) for name in theirs)
+    size = sum(float(np.square(theirs[name].astype(float)).sum()) for name in theirs)
+    return float(np.sqrt(apart / size)) if size else 0.0
+
+
+def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], warmup: int) -> dict[str, Any]:
+    """Median step time of each repetition, the median of those, and their spread; milliseconds."""
+    medians = [1e3 * float(np.median(np.diff(r["times"])[warmup:])) for r in repetitions]
+    return {
+        "contestant": contestant.name,
+        "scheme": contestant.scheme,
+        "nranks": contestant.nranks,
+        "steps": len(repetitions[0]["times"]),
+        "repetitions": len(repetitions),
+        "step_ms": median(medians),
+        "step_ms_interval": [min(medians), max(medians)],
+        "parameters_sha256": repetitions[0]["parameters_sha256"],
+    }
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    found = results["certificate"]
+    word = "the same bits under every scheme of ours" if found["identical"] else "NOT the same under all schemes"
+    console.print(f"Certificate: {word}.")
+    for at, value in found["against_paddle"].items():
+        text = "the same bits" if value == 0 else f"relative difference {value:.1e}, bound {found['bound']:.0e}"
+        console.print(f"  {at} against paddle.DataParallel: {text}")
+    if not results["runs"]:
+        return
+    peers = {r["nranks"]: r["step_ms"] for r in results["runs"] if r["scheme"] == "paddle"}
+    table = Table("contestant", "step ms", "min-max", "vs paddle", box=None, pad_edge=False)
+    for run in results["runs"]:
+        low, high = run["step_ms_interval"]
+        ratio = f"{peers[run['nranks']] / run['step_ms']:.2f}x" if run["nranks"] in peers else ""
+        table.add_row(run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", ratio)
+    console.print(table)

@@ -1,0 +1,58 @@
+"""The flags of `python -m benchmarks compare script.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.config import numbers
+from benchmarks.contestants import Contestant
+from common.config import check_rank
+from common.errors import UsageError, choose
+
+__all__ = ["CompareScriptConfig"]
+
+SCRIPT_SCHEMES = ("ps", "ring", "paddle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareScriptConfig:
+    """Run your own Paddle program, unchanged, under each scheme and compare its steps."""
+
+    schemes: str = "ps,ring,paddle"
+    """Schemes to compare, separated by commas: ps, ring, paddle (paddle.DataParallel over Gloo)."""
+    nranks: str = "2"
+    """Numbers of ranks, separated by commas."""
+    servers: int = 1
+    """Number of parameter servers."""
+    backend: str = "shm"
+    """Back end of the ring: shm or tcp."""
+    repetitions: int = 3
+    """How often each contestant runs the program; medians are reported."""
+    warmup_steps: int = 3
+    """Steps at the start of every run that are not timed."""
+    timeout: float = 30.0
+    """Deadline of every wait for another process, in seconds."""
+    run_timeout: float = 3600.0
+    """Longest time for one run of the program, in seconds."""
+    out: Path = Path("out/compare")
+    """Folder for script.json."""
+
+    def __post_init__(self) -> None:
+        for scheme in self.schemes.split(","):
+            choose("scheme", scheme, SCRIPT_SCHEMES)
+        choose("backend", self.backend, ("shm", "tcp"))
+        if self.repetitions < 1 or self.warmup_steps < 0 or self.servers < 1:
+            raise UsageError("--repetitions and --servers must be at least 1, --warmup-steps at least 0")
+
+    def contestants(self) -> list[Contestant]:
+        found = []
+        for count in numbers("nranks", self.nranks):
+            check_rank(0, count)
+            backends = {"ps": ("grpc", self.servers), "ring": (self.backend, 0), "paddle": ("gloo", 0)}
+            found += [Contestant(s, *_placed(backends[s], count)) for s in self.schemes.split(",")]
+        return found
+
+
+def _placed(backend: tuple[str, int], nranks: int) -> tuple[str, int, int]:
+    return backend[0], nranks, backend[1]

@@ -1,0 +1,24 @@
+"""Fleet's and paddle.distributed's names over the ring."""
+
+from __future__ import annotations
+
+from collective.group import connect
+from collective.synchronizer import RingSynchronizer
+from common.placement import Placement
+from common.rpc import check_bind_host, host_of
+from common.surface import Surface
+from common.synchronizer import Synchronizer
+
+__all__ = ["surface"]
+
+
+def join(placement: Placement) -> Synchronizer:
+    if not placement.rendezvous.startswith("unix"):
+        check_bind_host(host_of(placement.rendezvous), insecure=placement.insecure)
+    group = connect(
+        placement.rank, placement.nranks, placement.rendezvous, placement.backend, timeout=placement.timeout
+    )
+    return RingSynchronizer(group)
+
+
+surface = Surface("collective", join)

@@ -1,0 +1,49 @@
+"""The names that `ps` and `collective` export for Paddle programs; known without importing Paddle."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+__all__ = ["PUBLIC", "SERVER_SIDE", "missing_name"]
+
+PUBLIC = (
+    "DataParallel",
+    "DistributedStrategy",
+    "ParallelEnv",
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "distributed_model",
+    "distributed_optimizer",
+    "distributed_scaler",
+    "get_rank",
+    "get_world_size",
+    "init",
+    "init_parallel_env",
+    "is_first_worker",
+    "is_initialized",
+    "spawn",
+    "worker_index",
+    "worker_num",
+)
+
+# Of Paddle's removed parameter server; `ps` only.
+SERVER_SIDE = (
+    "PaddleCloudRoleMaker",
+    "UserDefinedRoleMaker",
+    "init_server",
+    "init_worker",
+    "is_server",
+    "is_worker",
+    "run_server",
+    "stop_worker",
+)
+
+
+def missing_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
+    """The error for a name that a module does not have, with the nearest one that it has."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return AttributeError(f"module {module!r} has no attribute {name!r}; the nearest it has is {near[0]!r}")

@@ -1,0 +1,75 @@
+"""Where this process stands in its job, read from the environment that a launcher made: ours or Paddle's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.config import check_rank, parse_addresses
+from common.errors import UsageError
+
+__all__ = [
+    "BACKEND_VARIABLE",
+    "RENDEZVOUS_VARIABLE",
+    "SERVERS_VARIABLE",
+    "TIMEOUT_VARIABLE",
+    "Placement",
+    "placement_from",
+]
+
+RENDEZVOUS_VARIABLE = "GRADSYNC_RENDEZVOUS"  # where the ranks of a ring meet
+SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
+BACKEND_VARIABLE = "GRADSYNC_BACKEND"
+TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
+INSECURE_VARIABLE = "GRADSYNC_INSECURE"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank's place. Without a launcher: the only rank of its job."""
+
+    rank: int = 0
+    nranks: int = 1
+    rendezvous: str = ""
+    servers: tuple[str, ...] = ()
+    backend: str = "auto"
+    timeout: float = 30.0
+    insecure: bool = False
+    endpoints: tuple[str, ...] = ("127.0.0.1:6170",)
+
+
+def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
+    """Read our variables, and those of `python -m paddle.distributed.launch` (collective and ps mode).
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    env = os.environ if environment is None else environment
+    rank, nranks = int(env.get("PADDLE_TRAINER_ID", "0")), int(env.get("PADDLE_TRAINERS_NUM", "1"))
+    check_rank(rank, nranks)
+    endpoints = tuple(filter(None, env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")))
+    if endpoints and len(endpoints) != nranks:
+        raise UsageError(f"PADDLE_TRAINER_ENDPOINTS names {len(endpoints)} ranks, PADDLE_TRAINERS_NUM says {nranks}")
+    servers = env.get(SERVERS_VARIABLE) or env.get("PADDLE_PSERVERS_IP_PORT_LIST") or ""
+    return Placement(
+        rank=rank,
+        nranks=nranks,
+        rendezvous=env.get(RENDEZVOUS_VARIABLE) or meeting_place(endpoints),
+        servers=tuple(parse_addresses(servers)) if servers else (),
+        backend=env.get(BACKEND_VARIABLE, "auto"),
+        timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
+        insecure=env.get(INSECURE_VARIABLE, "") == "1",
+        endpoints=endpoints or Placement.endpoints,
+    )
+
+
+def meeting_place(endpoints: tuple[str, ...]) -> str:
+    """Under Paddle's launcher the ranks meet at rank 0's endpoint, which it keeps free; if all ranks are on one host,
+    at an abstract socket named after it, which no other process can hold as a port."""
+    if not endpoints:
+        return ""
+    hosts = {endpoint.rpartition(":")[0] for endpoint in endpoints}
+    if len(hosts) > 1:
+        return endpoints[0]
+    return f"unix-abstract:gradsync-{os.getuid()}-{endpoints[0].replace(':', '-')}"

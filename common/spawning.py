@@ -1,0 +1,128 @@
+"""`spawn`: a function of the caller's on several ranks, each a new process, as paddle.distributed.spawn does it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from common.errors import PeerError
+from common.launch import Job, ProcessFailed, abstract_address, paddle_environment, start_servers
+from common.placement import RENDEZVOUS_VARIABLE, SERVERS_VARIABLE
+from common.process import PARENT_VARIABLE, prepare_process
+
+__all__ = ["Spawned", "spawn"]
+
+CHILD_SETTINGS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore:No ccache found"}
+SETTLE_S = 1.5  # for the others to notice a failure
+TERMINATE_S = 2.0
+
+
+def spawn(
+    scheme: str, func: Any, args: tuple[Any, ...], *, nprocs: int, join: bool = True, servers: int = 1
+) -> Spawned | None:
+    """Run `func(*args)` on `nprocs` ranks; `func` must be importable, as for any multiprocessing.
+
+    Args:
+        nprocs: -1 for one rank a core.
+        join: wait for all and return None; else return a Spawned, whose `join` does.
+
+    Raises:
+        ProcessFailed: the first rank that failed of itself, with its traceback.
+    """
+    nranks = (len(os.sched_getaffinity(0)) if nprocs == -1 else nprocs) or 1
+    spawned = Spawned(scheme, func, args, nranks=nranks, servers=servers)
+    if not join:
+        return spawned
+    spawned.join()
+    return None
+
+
+class Spawned:
+    """The running ranks of a `spawn`, and their servers."""
+
+    def __init__(self, scheme: str, func: Any, args: tuple[Any, ...], *, nranks: int, servers: int) -> None:
+        self._resources = ExitStack()
+        context = multiprocessing.get_context("spawn")
+        self.processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        shared = {PARENT_VARIABLE: str(os.getpid()), **CHILD_SETTINGS}
+        try:
+            job = self._resources.enter_context(Job())
+            if scheme == "ps":
+                shared[SERVERS_VARIABLE] = ",".join(start_servers(job, servers, nranks=nranks, timeout=30.0))
+            else:
+                shared[RENDEZVOUS_VARIABLE] = abstract_address("spawn")
+            for rank in range(nranks):
+                mine, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_be_a_rank, args=(theirs, func, args), name=f"rank {rank}")
+                with added_to_environment({**shared, **paddle_environment(rank, nranks)}):
+                    process.start()  # the child reads its environment before it imports anything
+                theirs.close()
+                self.processes.append(process)
+                self._pipes.append(mine)
+        except BaseException:
+            self._end()
+            raise
+
+    def join(self) -> None:
+        """Wait for all ranks; see `spawn`."""
+        try:
+            while any(p.is_alive() for p in self.processes):
+                wait([p.sentinel for p in self.processes if p.is_alive()])
+                if any(p.exitcode for p in self.processes):
+                    wait_for_all(self.processes, SETTLE_S)
+                    break
+            failed = [i for i, p in enumerate(self.processes) if p.exitcode]
+            if failed:
+                raise self._failure(min(failed, key=lambda i: self.processes[i].exitcode == PeerError.exit_code))
+        finally:
+            self._end()
+
+    def _failure(self, rank: int) -> ProcessFailed:
+        code = self.processes[rank].exitcode
+        told = self._pipes[rank].recv_bytes().decode() if self._pipes[rank].poll() else ""
+        text = f"rank {rank} ended with exit code {code}" if code > 0 else f"rank {rank} was killed by signal {-code}"
+        return ProcessFailed(f"{text}\n{told}".rstrip(), code if code > 0 else 128 - code)
+
+    def _end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        wait_for_all(self.processes, TERMINATE_S)
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._resources.close()
+
+
+def wait_for_all(processes: list[Any], seconds: float) -> None:
+    for process in processes:
+        process.join(seconds)
+
+
+def _be_a_rank(pipe: Any, func: Any, args: tuple[Any, ...]) -> None:
+    prepare_process()
+    try:
+        func(*args)
+    except BaseException as exc:
+        sys.last_value = exc
+        pipe.send_bytes(traceback.format_exc().encode())
+        sys.exit(getattr(exc, "exit_code", 1))
+
+
+@contextmanager
+def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

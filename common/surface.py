@@ -1,0 +1,187 @@
+"""What `ps` and `collective` export for Paddle programs: Fleet's and paddle.distributed's names, written once.
+
+A scheme makes one `Surface` with the function that connects it; `import ps as fleet` and `import collective as fleet`
+then differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+
+from common.data_parallel import DataParallel
+from common.errors import UsageError
+from common.local import LocalSynchronizer
+from common.placement import Placement, placement_from
+from common.synchronizer import Synchronizer
+
+__all__ = ["DistributedStrategy", "ReduceOp", "Surface"]
+
+
+class ReduceOp:
+    """What `all_reduce` computes."""
+
+    SUM, MAX, MIN, PROD, AVG = range(5)
+
+
+REDUCTIONS: dict[int, Callable[[Any], Any]] = {
+    ReduceOp.SUM: lambda a: a.sum(0, dtype=a.dtype),
+    ReduceOp.MAX: lambda a: a.max(0),
+    ReduceOp.MIN: lambda a: a.min(0),
+    ReduceOp.PROD: lambda a: a.prod(0, dtype=a.dtype),
+    ReduceOp.AVG: lambda a: a.mean(0, dtype=a.dtype),
+}
+
+
+class DistributedStrategy(SimpleNamespace):
+    """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
+
+
+class Surface:
+    """The functions of one scheme in this process.
+
+    Args:
+        scheme: "ps" or "collective", as in messages.
+        connect: joins the group at a placement of more than one rank.
+    """
+
+    DataParallel: Any
+    DistributedStrategy = DistributedStrategy
+    ReduceOp = ReduceOp
+
+    def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
+        self._scheme, self._connect = scheme, connect
+        self._synchronizer: Synchronizer | None = None
+        self._wrapped: Any = None
+        self.placement = placement_from()
+        surface = self
+
+        class BoundDataParallel(DataParallel):
+            __doc__ = DataParallel.__doc__
+
+            def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
+                surface._claim(layers)
+                super().__init__(layers, *args, synchronizer=surface._joined(), **kwargs)
+
+        BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
+        self.DataParallel = BoundDataParallel
+
+    def init(
+        self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
+    ) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. As fleet.init."""
+        self.init_parallel_env()
+        return self
+
+    def init_parallel_env(self) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
+        if self._synchronizer is None:
+            alone = self.placement.nranks == 1 and not self.placement.servers
+            self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
+            atexit.register(self.leave)
+        return self.ParallelEnv()
+
+    def is_initialized(self) -> bool:
+        return self._synchronizer is not None
+
+    def distributed_model(self, model: Any) -> Any:
+        """The model, wrapped in DataParallel."""
+        return self.DataParallel(model)
+
+    def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
+        """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
+
+        Raises:
+            UsageError: it updates nothing of the model that was wrapped before.
+        """
+        if self._wrapped is not None:
+            mine = {id(p) for p in self._wrapped.parameters()}
+            theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
+            if theirs and not any(id(p) in mine for p in theirs):
+                raise UsageError(
+                    "distributed_optimizer: the optimizer has no parameter of the model given to distributed_model; "
+                    "make it with parameters=model.parameters()"
+                )
+        return optimizer
+
+    def distributed_scaler(self, scaler: Any) -> Any:
+        """The scaler as it is: all ranks see the same averaged gradients, and so the same overflows."""
+        return scaler
+
+    def get_rank(self, group: Any = None) -> int:
+        return self.placement.rank
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self.placement.nranks
+
+    worker_index = get_rank
+    worker_num = get_world_size
+
+    def is_first_worker(self) -> bool:
+        return self.get_rank() == 0
+
+    def barrier(self, group: Any = None) -> None:
+        """Block until every rank has called it."""
+        self._joined().all_gather(np.zeros(1, np.uint8))
+
+    def all_reduce(self, tensor: Any, op: int = ReduceOp.SUM, group: Any = None, sync_op: bool = True) -> None:
+        """Replace a Paddle tensor by its sum (or max, min, product, mean) over ranks; for metrics, not for bulk."""
+        if op not in REDUCTIONS:
+            raise ValueError(f"op must be one of ReduceOp's (got {op!r})")
+        gathered = self._joined().all_gather(tensor.numpy())
+        tensor.set_value(REDUCTIONS[op](gathered).reshape(tensor.shape))
+
+    def broadcast(self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True) -> None:
+        """Replace a Paddle tensor by rank `src`'s."""
+        tensor.set_value(self._joined().all_gather(tensor.numpy())[src])
+
+    def all_gather(self, tensor_list: list[Any], tensor: Any, group: Any = None, sync_op: bool = True) -> None:
+        """Append every rank's tensor to `tensor_list`, in rank order."""
+        tensor_list.extend(paddle.to_tensor(row) for row in self._joined().all_gather(tensor.numpy()))
+
+    def ParallelEnv(self) -> Any:  # noqa: N802  (Paddle's name)
+        """This rank's place, as paddle.distributed.ParallelEnv tells it."""
+        placement = self.placement
+        return SimpleNamespace(
+            rank=placement.rank,
+            local_rank=placement.rank,
+            world_size=placement.nranks,
+            nranks=placement.nranks,
+            dev_id=0,
+            device_id=0,
+            trainer_endpoints=list(placement.endpoints),
+            current_endpoint=placement.endpoints[min(placement.rank, len(placement.endpoints) - 1)],
+        )
+
+    def spawn(self, func: Any, args: tuple[Any, ...] = (), nprocs: int = -1, join: bool = True, **options: Any) -> Any:
+        """Run `func(*args)` on `nprocs` ranks, each a new process; as paddle.distributed.spawn."""
+        from common.spawning import spawn
+
+        return spawn(self._scheme, func, args, nprocs=nprocs, join=join)
+
+    def _joined(self) -> Synchronizer:
+        if self._synchronizer is None:
+            self.init_parallel_env()
+        assert self._synchronizer is not None
+        return self._synchronizer
+
+    def _claim(self, model: Any) -> None:
+        if self._wrapped is not None:
+            raise UsageError(
+                f"{self._scheme}: a second model was given to DataParallel, but a group synchronises one; "
+                "put both into one paddle.nn.Layer and wrap that"
+            )
+        self._wrapped = model
+
+    def leave(self) -> None:
+        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it."""
+        if self._synchronizer is not None:
+            failed = getattr(sys, "last_value", None)
+            self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
+            self._synchronizer = None

@@ -1,0 +1,116 @@
+"""Fleet's and paddle.distributed's names over parameter servers, and those of Paddle's removed parameter server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from common.errors import UsageError
+from common.placement import Placement, placement_from
+from common.rpc import check_bind_host, host_of
+from common.surface import Surface
+from common.synchronizer import Synchronizer
+from ps.client import Client
+from ps.servicer import ParameterServer
+from ps.synchronizer import ServerSynchronizer
+
+__all__ = ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "surface"]
+
+
+class PaddleCloudRoleMaker:
+    """Roles from a launcher's environment: TRAINING_ROLE, POD_IP, PADDLE_PORT, PADDLE_PSERVERS_IP_PORT_LIST."""
+
+    def __init__(self, is_collective: bool = False, **_: Any) -> None:
+        self.placement = placement_from()
+        self.is_server = os.environ.get("TRAINING_ROLE", "TRAINER").upper() == "PSERVER"
+        self.endpoint = f"{os.environ.get('POD_IP', '127.0.0.1')}:{os.environ.get('PADDLE_PORT', '')}"
+
+
+class UserDefinedRoleMaker:
+    """Roles written in the program.
+
+    Args:
+        current_id: this server's or this worker's number.
+        role: paddle's Role.SERVER (2) or Role.WORKER (1), or "server" or "worker".
+        worker_num: number of trainers.
+        server_endpoints: HOST:PORT of every server.
+    """
+
+    def __init__(
+        self,
+        is_collective: bool = False,
+        *,
+        current_id: int = 0,
+        role: Any = 1,
+        worker_num: int = 1,
+        server_endpoints: Any = (),
+        **_: Any,
+    ) -> None:
+        servers = tuple(server_endpoints)
+        self.is_server = str(role).lower() in ("2", "server", "role.server")
+        self.endpoint = servers[current_id] if self.is_server else ""
+        rank = 0 if self.is_server else current_id
+        self.placement = replace(placement_from(), rank=rank, nranks=worker_num, servers=servers)
+
+
+class ServerSurface(Surface):
+    """The surface with a server side."""
+
+    def __init__(self) -> None:
+        super().__init__("ps", join)
+        self._role: Any = None
+        self._server_ready = False
+
+    def init(
+        self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
+    ) -> Any:
+        """As fleet.init. A server, and a worker that calls `init_worker`, joins its group then and not here."""
+        self._role = role_maker or PaddleCloudRoleMaker(is_collective)
+        self.placement = self._role.placement
+        if is_collective or role_maker is None:
+            if self._role.is_server:
+                return self
+            self.init_parallel_env()
+        return self
+
+    def is_server(self) -> bool:
+        return self._role is not None and bool(self._role.is_server)
+
+    def is_worker(self) -> bool:
+        return not self.is_server()
+
+    def init_server(self, *_: Any, **__: Any) -> None:
+        """Prepare to serve. Parameters come from trainer 0, so a model folder is not needed and not read."""
+        if not self.is_server():
+            raise UsageError("init_server: this process is a worker; call it only if is_server()")
+        self._server_ready = True
+
+    def run_server(self) -> None:
+        """Serve one training; returns when all workers have stopped."""
+        if not self._server_ready:
+            self.init_server()
+        placement, endpoint = self._role.placement, self._role.endpoint
+        if endpoint not in placement.servers:
+            raise UsageError(f"run_server: {endpoint} is not among the servers {', '.join(placement.servers)}")
+        check_bind_host(host_of(endpoint), insecure=placement.insecure)
+        shard = (placement.servers.index(endpoint), len(placement.servers))
+        with ParameterServer(endpoint, placement.nranks, shard=shard, timeout=placement.timeout) as server:
+            server.wait()
+
+    def init_worker(self, *_: Any, **__: Any) -> None:
+        """Join the group; blocks until all workers and servers are there."""
+        self.init_parallel_env()
+
+    def stop_worker(self) -> None:
+        """Leave the group; the servers end when all workers have."""
+        self.leave()
+
+
+def join(placement: Placement) -> Synchronizer:
+    if not placement.servers:
+        raise UsageError("no parameter server is known; start the program with python -m ps.run script.py")
+    return ServerSynchronizer(Client(placement.servers, placement.rank, placement.nranks, timeout=placement.timeout))
+
+
+surface = ServerSurface()
