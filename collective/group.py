@@ -26,7 +26,8 @@ __all__ = ["BACKENDS", "OPS", "Group", "connect"]
 
 BACKENDS = ("auto", "shm", "tcp")
 OPS = ("sum", "mean")
-REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST = range(4)  # phases of a tag
+REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST = range(4)  # the algorithm in a tag's phase, and from
+PHASES = 4  # there on the dtype and op of an all-reduce
 DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -46,6 +47,7 @@ class Group:
         self.rank, self.nranks = transport.rank, transport.nranks
         self.epoch = epoch
         self._calls = 0
+        self._closed = False
         self._resources = ExitStack()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
@@ -67,19 +69,26 @@ class Group:
             ValueError, TypeError: the array or op is not of that kind.
         """
         flat = self._flat(array, op)
+        kind = DTYPES.index(flat.dtype.name) * len(OPS) + OPS.index(op)  # ranks that differ must not add up
         scale = mean_scale(self.nranks, flat.dtype) if op == "mean" else None
         tag = self._tag(step, bucket)
         bounds = chunk_bounds(flat.size, self.nranks)
         for i, (send, receive) in enumerate(reduce_scatter_steps(self.rank, self.nranks)):
             last = i == self.nranks - 2
-            self._reduce_step(flat, bounds[send], bounds[receive], (*tag, REDUCE_SCATTER, i), scale if last else None)
+            self._reduce_step(
+                flat, bounds[send], bounds[receive], (*tag, REDUCE_SCATTER + PHASES * kind, i), scale if last else None
+            )
         for i, (send, receive) in enumerate(all_gather_steps(self.rank, self.nranks)):
-            self._copy_step(flat[slice(*bounds[send])], flat[slice(*bounds[receive])], (*tag, ALL_GATHER, i))
+            self._copy_step(
+                flat[slice(*bounds[send])], flat[slice(*bounds[receive])], (*tag, ALL_GATHER + PHASES * kind, i)
+            )
         self._transport.flush()
 
     def all_gather(self, array: Array) -> Array:
         """Every rank's `array` (equal shape and dtype), stacked in rank order: [nranks, *shape]."""
-        mine = np.ascontiguousarray(array)
+        if self._closed:
+            raise RuntimeError("the group is closed")
+        mine = np.array(array, order="C")
         out: npt.NDArray[Any] = np.empty((self.nranks, *mine.shape), mine.dtype)
         out[self.rank] = mine
         rows = out.reshape(self.nranks, -1)
@@ -108,6 +117,7 @@ class Group:
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
+        self._closed = True
         self._transport.close(reason)
         self._resources.close()
 
@@ -157,12 +167,18 @@ class Group:
         return SEGMENT_BYTES // flat.itemsize
 
     def _flat(self, array: Array, op: str) -> Array:
+        if self._closed:
+            raise RuntimeError("the group is closed")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array must be a numpy.ndarray (got {type(array).__name__})")
         if op not in OPS:
             raise ValueError(f"op must be one of {', '.join(OPS)} (got {op!r})")
         if array.dtype.name not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)} (got {array.dtype.name})")
         if op == "mean" and array.dtype.kind == "i":
             raise ValueError(f"the mean of integers is not an integer (got {array.dtype.name}); use op='sum'")
+        if not array.flags.writeable:
+            raise ValueError("array must be writable, for it holds the result")
         if not array.flags.c_contiguous:
             raise ValueError(f"array must be contiguous (got strides {array.strides})")
         return array.reshape(-1)

@@ -7,7 +7,7 @@ import time
 from typing import TypeVar
 
 from collective.transport import Array, Tag, Transport
-from common.errors import PeerLost, PeerStalled, ProtocolError
+from common.errors import LayoutMismatch, PeerLost, PeerStalled, ProtocolError, error_from_name
 
 __all__ = ["MemoryTransport", "make_memory_ring"]
 
@@ -68,18 +68,25 @@ class MemoryTransport(Transport):
     def _get(self, source: queue.SimpleQueue[T], peer: int, doing: str) -> T:
         deadline = time.monotonic() + self.timeout
         while True:
+            had_left = self._edges[peer].reason is not None  # what it sent before it left counts
             try:
-                return source.get(timeout=POLL_S)
+                return source.get(timeout=0 if had_left else POLL_S)
             except queue.Empty:
-                self._check(peer)
+                self._check(peer if had_left else None)
             if time.monotonic() > deadline:
                 raise PeerStalled(f"rank {peer} did not take part for {self.timeout:g} s ({doing})")
 
-    def _check(self, needed: int) -> None:
+    def _check(self, needed: int | None) -> None:
+        followed = None  # a failure that only followed another one: it tells that one's text
         for rank, edge in enumerate(self._edges):
-            if edge.reason:
+            kind, _, text = (edge.reason or "").partition(": ")
+            if kind in (PeerLost.__name__, PeerStalled.__name__, LayoutMismatch.__name__):
+                followed = error_from_name(kind, text)
+            elif kind:
                 raise PeerLost(f"rank {rank} left with {edge.reason}")
-        if self._edges[needed].reason is not None:
+        if followed:
+            raise followed
+        if needed is not None and self._edges[needed].reason is not None:
             raise PeerLost(f"rank {needed} finished while rank {self.rank} still needed it")
 
 

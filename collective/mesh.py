@@ -23,13 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import GradSyncError, PeerLost, PeerStalled, RendezvousError, error_from_name
+from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
 
-__all__ = ["Listener", "Mesh", "build_mesh"]
+__all__ = ["Listener", "Mesh", "build_mesh", "poll_readable"]
 
 LENGTH = struct.Struct("<I")
 HELLO = struct.Struct("<16sHI")  # token, purpose, rank
 MESH, DATA = 0, 1  # purposes of a connection
+HELLO_S = 1.0  # how long a new connection may take to say who it is
 ANSWER_S = 0.5  # how long a waiting rank may take to say so
 READ_BYTES = 65_536
 
@@ -62,8 +63,10 @@ class Listener:
         while True:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             connection, _ = self._socket.accept()
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-            hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+            hello = b""
+            with suppress(OSError):  # a stranger who says nothing holds nobody up for long
+                connection.settimeout(max(0.001, min(HELLO_S, deadline - time.monotonic())))
+                hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
             if len(hello) == HELLO.size and hello[:16] == token:
                 _, purpose, rank = HELLO.unpack(hello)
                 return purpose, rank, tuned(connection)
@@ -125,6 +128,10 @@ class Mesh:
         for peer in self.peers.values():
             peer.connection.setblocking(False)
 
+    def has_left(self, rank: int) -> bool:
+        """Whether `rank` has said that its training is complete."""
+        return self.peers[rank].left
+
     @property
     def sockets(self) -> list[socket.socket]:
         """To be polled beside a data socket; readable means `check`."""
@@ -136,7 +143,7 @@ class Mesh:
         Args:
             needed: a rank without which the caller cannot go on; also its orderly leaving is then an error.
         """
-        readable, _, _ = select.select(self.sockets, [], [], 0)
+        readable = poll_readable(self.sockets, 0)
         for peer in self.peers.values():
             if peer.connection in readable:
                 self._read(peer)
@@ -155,7 +162,7 @@ class Mesh:
             self._send(peer, {"waiting?": 1})
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline and not all(p.answered for p in self.peers.values()):
-            select.select(self.sockets, [], [], 0.05)
+            poll_readable(self.sockets, 0.05)
             try:
                 self.check()
             except GradSyncError as exc:
@@ -180,9 +187,11 @@ class Mesh:
         deadline = time.monotonic() + self.timeout
         while number not in peer.segments:
             self.check(rank, doing)
+            if number in peer.segments:
+                break
             if time.monotonic() > deadline:
                 raise self.stalled(rank, doing)
-            select.select(self.sockets, [], [], 0.05)
+            poll_readable(self.sockets, 0.05)
         return peer.segments.pop(number)
 
     def close(self, reason: str = "") -> None:
@@ -248,13 +257,24 @@ class Mesh:
                 kind, text, culprit = message["because"]
                 self._fail(error_from_name(kind, text), culprit)
             elif message["leave"]:
-                self._fail(PeerLost(f"rank {peer.rank} left with {message['leave']}"), peer.rank)
+                kind, _, text = message["leave"].partition(": ")
+                error = PeerLost(f"rank {peer.rank} left with {message['leave']}")
+                self._fail(LayoutMismatch(text) if kind == LayoutMismatch.__name__ else error, peer.rank)
 
     def _fail(self, error: GradSyncError, culprit: int) -> GradSyncError:
         """Keep the first failure, and return it: later ones follow from it."""
         if self._failure is None:
             self._failure, self._culprit = error, culprit
         return self._failure
+
+
+def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those of the sockets that can be read within `seconds`; unlike `select`, of any descriptor number."""
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    return [each for each in sockets if each.fileno() in ready]
 
 
 def build_mesh(
@@ -282,6 +302,9 @@ def build_mesh(
             else:
                 meshed[other] = connection
     except OSError as exc:
+        for opened in (*meshed.values(), to_right, from_left):
+            if opened is not None:
+                opened.close()
         missing = [str(r) for r in range(nranks) if r != rank and r not in meshed] or [str(left)]
         raise RendezvousError(
             f"rank {', '.join(missing)} did not connect to rank {rank} within {timeout:g} s ({exc})"

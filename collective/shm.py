@@ -57,7 +57,9 @@ class ShmTransport(Transport):
         self._mesh = mesh
         self._mine: list[Segment] = []
         self._theirs: dict[int, Segment] = {}
+        self._shared: set[int] = set()
         self._out = Control(self._new_segment(CONTROL_BYTES), create=True)
+        self._share(CONTROL)
         self._in = Control(self._their_segment(CONTROL), create=False)
         self._sent = self._received = 0
         self._credits = SLOTS
@@ -104,8 +106,14 @@ class ShmTransport(Transport):
     def _new_segment(self, nbytes: int) -> Segment:
         segment = Segment(nbytes)
         self._mine.append(segment)
-        self._mesh.share(self.right, len(self._mine) - 1, nbytes, segment.descriptor)
         return segment
+
+    def _share(self, number: int) -> None:
+        """Let the neighbour map a segment, once it is needed there."""
+        if number not in self._shared:
+            self._shared.add(number)
+            segment = self._mine[number]
+            self._mesh.share(self.right, number, segment.nbytes, segment.descriptor)
 
     def _their_segment(self, number: int) -> Segment:
         if number not in self._theirs:
@@ -118,6 +126,7 @@ class ShmTransport(Transport):
         for number, segment in enumerate(self._mine):
             offset = segment.offset_of(array)
             if offset is not None:
+                self._share(number)
                 return number, offset
         at = BOUNCE_AT + slot * SEGMENT_BYTES
         bounce: npt.NDArray[Any] = self._out.segment.array(at, array.size, array.dtype)
@@ -135,8 +144,10 @@ class ShmTransport(Transport):
         deadline = time.monotonic() + self.timeout - SLICE_S
         while True:
             self._mesh.check()
-            if semaphore.wait(SLICE_S):
+            had_left = self._mesh.has_left(peer)  # what it posted before it left counts
+            if semaphore.wait(0 if had_left else SLICE_S):
                 return
-            self._mesh.check(peer, doing)
+            if had_left:
+                self._mesh.check(peer, doing)
             if time.monotonic() > deadline:
                 raise self._mesh.stalled(peer, doing)

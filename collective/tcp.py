@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from collective.mesh import Mesh
+from collective.mesh import Mesh, poll_readable
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
 from common.errors import ProtocolError
 
@@ -41,6 +41,8 @@ class TcpTransport(Transport):
         self._header = bytearray(HEADER_BYTES)
         self._payload = np.empty(SEGMENT_BYTES, np.uint8)
         self._todo: queue.SimpleQueue[tuple[bytes, Array] | threading.Event | None] = queue.SimpleQueue()
+        self._writable = select.poll()
+        self._writable.register(to_right, select.POLLOUT)
         self._ending = False
         self._sender = threading.Thread(target=self._send_all, name="gradsync-tcp-send", daemon=True)
         self._sender.start()
@@ -82,7 +84,8 @@ class TcpTransport(Transport):
     def _wait_for(self, done: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout
         while not done.wait(POLL_S):
-            self._mesh.check(self.right, "sending")
+            had_left = self._mesh.has_left(self.right)
+            self._mesh.check(self.right if had_left and not done.is_set() else None, "sending")
             if time.monotonic() > deadline:
                 raise self._mesh.stalled(self.right, "sending")
 
@@ -104,8 +107,7 @@ class TcpTransport(Transport):
     def _wait_readable(self) -> None:
         deadline = time.monotonic() + self.timeout
         while True:
-            readable, _, _ = select.select([self._from_left, *self._mesh.sockets], [], [], POLL_S)
-            if self._from_left in readable:
+            if self._from_left in poll_readable([self._from_left, *self._mesh.sockets], POLL_S):
                 return
             self._mesh.check()  # a neighbour that left in good order may still have data on the way
             if time.monotonic() > deadline:
@@ -116,7 +118,7 @@ class TcpTransport(Transport):
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             self._mesh.check(self.left, "waiting for data")
-            select.select(self._mesh.sockets, [], [], POLL_S)
+            poll_readable(self._mesh.sockets, POLL_S)
         raise ProtocolError(f"rank {self.left} closed its data connection but stays in the group")
 
     def _send_all(self) -> None:
@@ -133,7 +135,7 @@ class TcpTransport(Transport):
             try:
                 sent = self._to_right.sendmsg(parts)
             except BlockingIOError:
-                select.select([], [self._to_right], [], POLL_S)
+                self._writable.poll(POLL_S * 1000)
                 continue
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))

@@ -58,6 +58,8 @@ class TrainingConfig:
         for flag, value in (("batch-size", self.batch_size), ("steps", self.steps), ("epochs", self.epochs)):
             if value is not None and value < 1:
                 raise UsageError(f"--{flag} must be at least 1 (got {value})")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed must be in 0..{2**32 - 1} (got {self.seed})")
         for flag, number in (("lr", self.lr), ("timeout", self.timeout)):
             if not (number > 0 and math.isfinite(number)):
                 raise UsageError(f"--{flag} must be a positive number (got {number})")

@@ -166,7 +166,10 @@ def load_mnist_json(data_dir: Path | None) -> Dataset:
 
 def json_split(part: Any) -> Split:
     images, labels = part
-    return Split(np.asarray(images, np.float32).reshape(-1, 1, SIDE, SIDE), np.asarray(labels, np.int64))
+    split = Split(np.asarray(images, np.float32).reshape(-1, 1, SIDE, SIDE), np.asarray(labels, np.int64))
+    if len(split.images) != len(split) or not np.isin(split.labels, range(CLASSES)).all():
+        raise ValueError(f"{len(split):,} labels for {len(split.images):,} images; expected as many, 0..{CLASSES - 1}")
+    return split
 
 
 def rank_batches(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0egradsync.proto\x12\x08gradsync\"m\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06nranks\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"L\n\tJoinReply\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\"\xfb\x01\n\x0eTrainerMessage\x12&\n\x08register\x18\x01 \x01(\x0b\x32\x12.gradsync.RegisterH\x00\x12%\n\nparameters\x18\x02 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12$\n\tgradients\x18\x03 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12\"\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x10.gradsync.CommitH\x00\x12\"\n\x06gather\x18\x05 \x01(\x0b\x32\x10.gradsync.GatherH\x00\x12$\n\x07goodbye\x18\x06 \x01(\x0b\x32\x11.gradsync.GoodbyeH\x00\x42\x06\n\x04kind\"\xae\x01\n\rServerMessage\x12%\n\nparameters\x18\x01 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12\"\n\x06served\x18\x02 \x01(\x0b\x32\x10.gradsync.ServedH\x00\x12$\n\x08gathered\x18\x03 \x01(\x0b\x32\x10.gradsync.GatherH\x00\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.gradsync.FailureH\x00\x42\x06\n\x04kind\"\xa1\x01\n\x08Register\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x1d\n\x05slots\x18\x03 \x03(\x0b\x32\x0e.gradsync.Slot\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12!\n\x07\x62uckets\x18\x05 \x03(\x0b\x32\x10.gradsync.Bucket\x12&\n\toptimizer\x18\x06 \x01(\x0b\x32\x13.gradsync.Optimizer\"2\n\x04Slot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05start\x18\x03 \x01(\x04\"%\n\x06\x42ucket\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\x7f\n\tOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x08settings\x18\x02 \x03(\x0b\x32!.gradsync.Optimizer.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"Q\n\x05\x43hunk\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"<\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\"%\n\x06Served\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"7\n\x06Gather\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"(\n\x07Goodbye\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2@\n\nRendezvous\x12\x32\n\x04Join\x12\x15.gradsync.JoinRequest\x1a\x13.gradsync.JoinReply2\x87\x01\n\x0fParameterServer\x12\x32\n\x04Join\x12\x15.gradsync.JoinRequest\x1a\x13.gradsync.JoinReply\x12@\n\x07Session\x12\x18.gradsync.TrainerMessage\x1a\x17.gradsync.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0egradsync.proto\x12\x08gradsync\"m\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06nranks\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"L\n\tJoinReply\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\"\x9d\x02\n\x0eTrainerMessage\x12 \n\x05hello\x18\x07 \x01(\x0b\x32\x0f.gradsync.HelloH\x00\x12&\n\x08register\x18\x01 \x01(\x0b\x32\x12.gradsync.RegisterH\x00\x12%\n\nparameters\x18\x02 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12$\n\tgradients\x18\x03 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12\"\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x10.gradsync.CommitH\x00\x12\"\n\x06gather\x18\x05 \x01(\x0b\x32\x10.gradsync.GatherH\x00\x12$\n\x07goodbye\x18\x06 \x01(\x0b\x32\x11.gradsync.GoodbyeH\x00\x42\x06\n\x04kind\"\xae\x01\n\rServerMessage\x12%\n\nparameters\x18\x01 \x01(\x0b\x32\x0f.gradsync.ChunkH\x00\x12\"\n\x06served\x18\x02 \x01(\x0b\x32\x10.gradsync.ServedH\x00\x12$\n\x08gathered\x18\x03 \x01(\x0b\x32\x10.gradsync.GatherH\x00\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.gradsync.FailureH\x00\x42\x06\n\x04kind\"$\n\x05Hello\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\"\xa1\x01\n\x08Register\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x1d\n\x05slots\x18\x03 \x03(\x0b\x32\x0e.gradsync.Slot\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12!\n\x07\x62uckets\x18\x05 \x03(\x0b\x32\x10.gradsync.Bucket\x12&\n\toptimizer\x18\x06 \x01(\x0b\x32\x13.gradsync.Optimizer\"2\n\x04Slot\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05start\x18\x03 \x01(\x04\"%\n\x06\x42ucket\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\x7f\n\tOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x08settings\x18\x02 \x03(\x0b\x32!.gradsync.Optimizer.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"Q\n\x05\x43hunk\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\r\n\x05start\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"<\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x15\n\rlearning_rate\x18\x03 \x01(\x01\"%\n\x06Served\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"E\n\x06Gather\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"(\n\x07Goodbye\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2@\n\nRendezvous\x12\x32\n\x04Join\x12\x15.gradsync.JoinRequest\x1a\x13.gradsync.JoinReply2\x87\x01\n\x0fParameterServer\x12\x32\n\x04Join\x12\x15.gradsync.JoinRequest\x1a\x13.gradsync.JoinReply\x12@\n\x07Session\x12\x18.gradsync.TrainerMessage\x1a\x17.gradsync.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREPLY']._serialized_start=139
   _globals['_JOINREPLY']._serialized_end=215
   _globals['_TRAINERMESSAGE']._serialized_start=218
-  _globals['_TRAINERMESSAGE']._serialized_end=469
-  _globals['_SERVERMESSAGE']._serialized_start=472
-  _globals['_SERVERMESSAGE']._serialized_end=646
-  _globals['_REGISTER']._serialized_start=649
-  _globals['_REGISTER']._serialized_end=810
-  _globals['_SLOT']._serialized_start=812
-  _globals['_SLOT']._serialized_end=862
-  _globals['_BUCKET']._serialized_start=864
-  _globals['_BUCKET']._serialized_end=901
-  _globals['_OPTIMIZER']._serialized_start=903
-  _globals['_OPTIMIZER']._serialized_end=1030
-  _globals['_OPTIMIZER_SETTINGSENTRY']._serialized_start=983
-  _globals['_OPTIMIZER_SETTINGSENTRY']._serialized_end=1030
-  _globals['_CHUNK']._serialized_start=1032
-  _globals['_CHUNK']._serialized_end=1113
-  _globals['_COMMIT']._serialized_start=1115
-  _globals['_COMMIT']._serialized_end=1175
-  _globals['_SERVED']._serialized_start=1177
-  _globals['_SERVED']._serialized_end=1214
-  _globals['_GATHER']._serialized_start=1216
-  _globals['_GATHER']._serialized_end=1271
-  _globals['_GOODBYE']._serialized_start=1273
-  _globals['_GOODBYE']._serialized_end=1313
-  _globals['_FAILURE']._serialized_start=1315
-  _globals['_FAILURE']._serialized_end=1355
-  _globals['_RENDEZVOUS']._serialized_start=1357
-  _globals['_RENDEZVOUS']._serialized_end=1421
-  _globals['_PARAMETERSERVER']._serialized_start=1424
-  _globals['_PARAMETERSERVER']._serialized_end=1559
+  _globals['_TRAINERMESSAGE']._serialized_end=503
+  _globals['_SERVERMESSAGE']._serialized_start=506
+  _globals['_SERVERMESSAGE']._serialized_end=680
+  _globals['_HELLO']._serialized_start=682
+  _globals['_HELLO']._serialized_end=718
+  _globals['_REGISTER']._serialized_start=721
+  _globals['_REGISTER']._serialized_end=882
+  _globals['_SLOT']._serialized_start=884
+  _globals['_SLOT']._serialized_end=934
+  _globals['_BUCKET']._serialized_start=936
+  _globals['_BUCKET']._serialized_end=973
+  _globals['_OPTIMIZER']._serialized_start=975
+  _globals['_OPTIMIZER']._serialized_end=1102
+  _globals['_OPTIMIZER_SETTINGSENTRY']._serialized_start=1055
+  _globals['_OPTIMIZER_SETTINGSENTRY']._serialized_end=1102
+  _globals['_CHUNK']._serialized_start=1104
+  _globals['_CHUNK']._serialized_end=1185
+  _globals['_COMMIT']._serialized_start=1187
+  _globals['_COMMIT']._serialized_end=1247
+  _globals['_SERVED']._serialized_start=1249
+  _globals['_SERVED']._serialized_end=1286
+  _globals['_GATHER']._serialized_start=1288
+  _globals['_GATHER']._serialized_end=1357
+  _globals['_GOODBYE']._serialized_start=1359
+  _globals['_GOODBYE']._serialized_end=1399
+  _globals['_FAILURE']._serialized_start=1401
+  _globals['_FAILURE']._serialized_end=1441
+  _globals['_RENDEZVOUS']._serialized_start=1443
+  _globals['_RENDEZVOUS']._serialized_end=1507
+  _globals['_PARAMETERSERVER']._serialized_start=1510
+  _globals['_PARAMETERSERVER']._serialized_end=1645
 # @@protoc_insertion_point(module_scope)

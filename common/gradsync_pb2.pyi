@@ -35,20 +35,22 @@ class JoinReply(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("register", "parameters", "gradients", "commit", "gather", "goodbye")
+    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     GATHER_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
     register: Register
     parameters: Chunk
     gradients: Chunk
     commit: Commit
     gather: Gather
     goodbye: Goodbye
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("parameters", "served", "gathered", "failure")
@@ -61,6 +63,14 @@ class ServerMessage(_message.Message):
     gathered: Gather
     failure: Failure
     def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("epoch", "rank")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer")
@@ -144,14 +154,16 @@ class Served(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Gather(_message.Message):
-    __slots__ = ("epoch", "sequence", "data")
+    __slots__ = ("epoch", "sequence", "size", "data")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
+    size: int
     data: bytes
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("epoch", "reason")

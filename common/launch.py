@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ class Job:
             raise self.failure()
 
     def failure(self) -> ProcessFailed:
+        self._mark_ended()
         failed = sorted((c for c in self.children if c.code), key=_blame)
         first = failed[0]
         code = first.code or 0
@@ -162,8 +164,6 @@ class Job:
     def _end_all(self) -> None:
         running = [c.process for c in self.children if c.process.poll() is None]
         for process in running:
-            if process.stdin:
-                process.stdin.close()
             process.terminate()
             process.send_signal(signal.SIGCONT)  # a frozen one must hear it
         deadline = time.monotonic() + TERMINATE_S
@@ -174,8 +174,10 @@ class Job:
                 process.kill()
                 process.wait()
         for child in self.children:
-            if child.process.stdout:
-                child.process.stdout.close()
+            for pipe in (child.process.stdin, child.process.stdout):
+                if pipe:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
 
 
 def _blame(child: Child) -> tuple[bool, float]:
@@ -245,7 +247,7 @@ def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
     deadline = time.monotonic() + timeout
     while not (path.exists() and (text := path.read_text()).endswith("\n")):
         job.check()
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or all(child.code is not None for child in job.children):
             raise ProcessFailed(f"{path.name} was not ready within {timeout:g} s", 1)
         time.sleep(POLL_S)
     return text.strip()

@@ -72,6 +72,7 @@ class ModelArena:
             if p.grad is None or p.grad.data_ptr() != address:
                 # A new view each time: clear_gradient(False) empties the very tensor that was attached.
                 p._copy_gradient_from(_view(self._flat_gradients, slot))  # attaches, despite its name
+            p._unset_fake_empty()  # set by clear_grad(): the next backward would replace the view
 
     def after_backward(self) -> None:
         """Mark what the hooks could not: buckets with a parameter that this step did not use."""

@@ -113,12 +113,15 @@ class RendezvousServer:
 
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
-            members = self._roster.wait_for_all(request, self._timeout)
+            remaining = context.time_remaining() or self._timeout + GRACE
+            members = self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
         except GradSyncError as exc:
             rpc.abort_with(context, exc)
         return JoinReply(addresses=[m.address for m in members], token=self._token)
 
     def close(self) -> None:
+        if not self._roster.complete:
+            self._roster.fail(RendezvousError("rank 0 left before the group was complete"))
         self._server.stop(grace=1.0).wait()
 
     def __enter__(self) -> RendezvousServer:

@@ -21,8 +21,8 @@ from common.errors import GradSyncError, PeerStalled, ProtocolError, UsageError,
 from common.gradsync_pb2 import (
     Chunk,
     Commit,
-    Gather,
     Goodbye,
+    Hello,
     JoinReply,
     JoinRequest,
     ServerMessage,
@@ -32,7 +32,7 @@ from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
-from ps.wire import chunks, data_of, describe
+from ps.wire import chunks, data_of, describe, pieces
 
 __all__ = ["Client"]
 
@@ -45,7 +45,8 @@ class Session:
     def __init__(self, channel: grpc.Channel, name: str, changed: threading.Condition) -> None:
         self.name = name
         self.version = -1  # how many steps the parameters that have wholly arrived are old
-        self.gathered: dict[int, bytes] = {}
+        self.gathered: dict[int, bytearray] = {}  # by sequence number
+        self._gathering = bytearray()  # what has arrived of the next one
         self.error: GradSyncError | None = None
         self.shard = Shard(0, 0)
         self.initial: FloatArray = np.empty(0, np.float32)  # what rank 0's parameters are written to,
@@ -97,7 +98,10 @@ class Session:
             if kind == "served":
                 self.version = message.served.step
             elif kind == "gathered":
-                self.gathered[message.gathered.sequence] = message.gathered.data
+                self._gathering += message.gathered.data
+                if len(self._gathering) == message.gathered.size:
+                    self.gathered[message.gathered.sequence] = self._gathering
+                    self._gathering = bytearray()
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
@@ -141,9 +145,13 @@ class Client:
         self._gradients: FloatArray = np.empty(0, np.float32)
         self._channels = ExitStack()
         try:
-            self._joined = [self._join(index, address) for index, address in enumerate(servers)]
+            joined = [self._join(index, address) for index, address in enumerate(servers)]
+            hello = TrainerMessage(hello=Hello(epoch=self.epoch, rank=rank))
+            for name, channel in joined:
+                self._sessions.append(Session(channel, name, self._changed))
+                self._sessions[-1].send([hello])
         except BaseException:
-            self._channels.close()
+            self.close()
             raise
 
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
@@ -154,11 +162,9 @@ class Client:
         """
         self._buckets, self._gradients = arena.buckets, arena.gradients
         shards = plan_shards(arena.layout.length, len(self.servers))
-        for (name, channel), shard in zip(self._joined, shards, strict=True):
-            session = Session(channel, name, self._changed)
+        for session, shard in zip(self._sessions, shards, strict=True):
             session.shard, session.initial = shard, arena.parameters
             session.served = arena.parameters if optimizer else arena.gradients
-            self._sessions.append(session)
             session.send([TrainerMessage(register=describe(arena, optimizer, rank=self.rank, epoch=self.epoch))])
             if self.rank == 0:
                 mine = arena.parameters[shard.start : shard.stop].copy()
@@ -186,13 +192,13 @@ class Client:
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every trainer's `values` (equal shape and dtype), stacked in rank order; not within a step."""
-        mine = np.ascontiguousarray(values)
+        mine = np.array(values, order="C")
         sequence, self._gathers = self._gathers, self._gathers + 1
-        message = Gather(epoch=self.epoch, sequence=sequence, data=mine.tobytes())
         first = self._sessions[0]
-        first.send([TrainerMessage(gather=message)])
+        mine_in_pieces = pieces(mine.tobytes(), epoch=self.epoch, sequence=sequence)
+        first.send(TrainerMessage(gather=piece) for piece in mine_in_pieces)
         self._wait(lambda session: session is not first or sequence in session.gathered, "gathering")
-        data = first.gathered.pop(sequence)
+        data = bytes(first.gathered.pop(sequence))
         if len(data) != self.nranks * mine.nbytes:
             raise ProtocolError(
                 f"all_gather: ranks gave {len(data)} bytes together, expected {self.nranks * mine.nbytes}"

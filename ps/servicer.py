@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import grpc
 
 from common import rpc
-from common.errors import GradSyncError, PeerUnreachable, RendezvousError
+from common.errors import GradSyncError, PeerLost, RendezvousError
 from common.gradsync_pb2 import JoinReply, JoinRequest, ServerMessage, TrainerMessage
-from common.rendezvous import Roster
-from ps.training_group import Outbox, TrainingGroup
+from common.rendezvous import GRACE, Roster
+from ps.training_group import Outbox, TrainingGroup, tell
 
 __all__ = ["JOIN", "SERVICE", "SESSION", "ParameterServer"]
 
@@ -30,7 +30,6 @@ class ParameterServer:
     def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks)
-        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout)
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
@@ -39,7 +38,12 @@ class ParameterServer:
                 self._session, TrainerMessage.FromString, ServerMessage.SerializeToString
             ),
         }
-        self._server, self.address = rpc.serve(address, SERVICE, handlers, threads=2 * nranks + 2)
+        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout)
+        try:
+            self._server, self.address = rpc.serve(address, SERVICE, handlers, threads=2 * nranks + 2)
+        except GradSyncError as exc:
+            self._group.fail(exc)
+            raise
 
     @property
     def steps(self) -> int:
@@ -56,7 +60,7 @@ class ParameterServer:
 
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
-        self._group.fail(PeerUnreachable("the server was closed"))
+        self._group.fail(PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training"))
         self._server.stop(FAREWELL_S).wait()
 
     def __enter__(self) -> ParameterServer:
@@ -67,7 +71,8 @@ class ParameterServer:
 
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
-            self._roster.wait_for_all(request, self._timeout)
+            remaining = context.time_remaining() or self._timeout + GRACE
+            self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
         except GradSyncError as exc:
             self._group.fail(exc)
             rpc.abort_with(context, exc)
@@ -86,11 +91,13 @@ class ParameterServer:
         """Feed one trainer's messages to the group until its stream ends."""
         rank = None
         try:
-            rank = self._group.register(next(messages), outbox)
+            rank = self._group.enter(next(messages), outbox)
             for message in messages:
                 self._group.handle(rank, message)
         except GradSyncError as exc:
             self._group.fail(exc)
+            if rank is None:
+                tell(outbox, exc)
         except (grpc.RpcError, StopIteration):
             pass  # the stream broke off
         except Exception as exc:

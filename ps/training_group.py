@@ -14,9 +14,9 @@ from common.gradsync_pb2 import Chunk, Failure, Gather, Register, Served, Server
 from common.updater import Updater, make_updater
 from ps.shards import plan_shards
 from ps.store import Store
-from ps.wire import chunks, data_of, layout_of, optimizer_of
+from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces
 
-__all__ = ["Outbox", "TrainingGroup"]
+__all__ = ["Outbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
 
@@ -38,6 +38,12 @@ class Outbox:
             yield from messages
 
 
+def tell(outbox: Outbox, error: GradSyncError) -> None:
+    """The last message of a session that failed."""
+    outbox.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
+    outbox.end()
+
+
 class TrainingGroup:
     """Thread-safe. The first error fails the group: every trainer is told, `wait` raises it, nothing else happens.
 
@@ -51,11 +57,14 @@ class TrainingGroup:
         self.steps = 0
         self._lock = threading.Condition()
         self._outboxes: dict[int, Outbox] = {}
+        self._registered: set[int] = set()
         self._first: Register | None = None
         self._store: Store | None = None
         self._updater: Updater | None = None
         self._filled = 0  # elements of rank 0's parameters that have arrived
-        self._gathered: dict[int, Gather] = {}
+        self._gathers = 0
+        self._gathering: dict[int, bytearray] = {}  # what each trainer has sent of the gather under way
+        self._gathered: set[int] = set()  # whose part is complete
         self._gone: set[int] = set()
         self._failure: GradSyncError | None = None
         self._over = False
@@ -63,22 +72,19 @@ class TrainingGroup:
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
         self._watchdog.start()
 
-    def register(self, message: TrainerMessage, outbox: Outbox) -> int:
+    def enter(self, message: TrainerMessage, outbox: Outbox) -> int:
         """A trainer's first message; returns its rank."""
-        register = message.register
+        hello = message.hello
         with self._lock:
-            if message.WhichOneof("kind") != "register":
-                raise ProtocolError("a trainer did not register before it sent anything else")
-            self._check_epoch(register.epoch, register.rank)
-            if register.rank in self._outboxes or register.rank >= self.nranks:
-                raise ProtocolError(f"rank {register.rank} registered twice or is outside 0..{self.nranks - 1}")
-            self._outboxes[register.rank] = outbox
-            self._compare(register)
-            self._someone_waits()
-            self._begin_if_ready()
+            if message.WhichOneof("kind") != "hello":
+                raise ProtocolError("a trainer did not say hello before it sent anything else")
+            self._check_epoch(hello.epoch, hello.rank)
+            if hello.rank in self._outboxes or hello.rank >= self.nranks:
+                raise ProtocolError(f"rank {hello.rank} came twice or is outside 0..{self.nranks - 1}")
+            self._outboxes[hello.rank] = outbox
             if self._failure:
-                self._tell(outbox, self._failure)
-        return register.rank
+                tell(outbox, self._failure)
+        return hello.rank
 
     def handle(self, rank: int, message: TrainerMessage) -> None:
         """Any later message of a trainer. Raises what `fail` is then to be called with."""
@@ -86,7 +92,9 @@ class TrainingGroup:
         with self._lock:
             if self._failure:
                 return
-            if kind == "parameters":
+            if kind == "register" and rank not in self._registered:
+                self._register(rank, message.register)
+            elif kind == "parameters":
                 self._take_parameters(rank, message.parameters)
             elif kind == "gradients":
                 chunk, store = message.gradients, self._running(rank)
@@ -119,6 +127,13 @@ class TrainingGroup:
             if self._failure:
                 raise self._failure
 
+    def _register(self, rank: int, register: Register) -> None:
+        self._check_epoch(register.epoch, rank)
+        self._compare(register)
+        self._registered.add(rank)
+        self._someone_waits()
+        self._begin_if_ready()
+
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
         if self._first is None:
@@ -145,7 +160,7 @@ class TrainingGroup:
             self._store = self._make_store(layout, buckets)
             optimizer = optimizer_of(self._first)
             self._updater = make_updater(optimizer, self._store.parameters, self._store.gradients)
-        if len(self._outboxes) == self.nranks and self._filled == self._store.shard.length:
+        if len(self._registered) == self.nranks and self._filled == self._store.shard.length:
             self._serve()
 
     def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
@@ -193,16 +208,23 @@ class TrainingGroup:
 
     def _gather(self, rank: int, gather: Gather) -> None:
         self._check_epoch(gather.epoch, rank)
-        if rank in self._gathered or any(g.sequence != gather.sequence for g in self._gathered.values()):
+        begun = self._gathering.setdefault(rank, bytearray())
+        if gather.sequence != self._gathers or rank in self._gathered:
             raise ProtocolError(f"rank {rank} called gather number {gather.sequence} out of turn")
-        self._gathered[rank] = gather
+        begun += gather.data
+        self._still_alive()
+        if len(begun) < gather.size:
+            return
+        self._gathered.add(rank)
         self._someone_waits()
         if len(self._gathered) == self.nranks:
-            data = b"".join(self._gathered[r].data for r in range(self.nranks))
-            answer = ServerMessage(gathered=Gather(epoch=self.epoch, sequence=gather.sequence, data=data))
-            self._gathered.clear()
+            data = b"".join(self._gathering[r] for r in range(self.nranks))
             for outbox in self._outboxes.values():
-                outbox.put([answer])
+                answer = pieces(data, epoch=self.epoch, sequence=gather.sequence)
+                outbox.put(ServerMessage(gathered=piece) for piece in answer)
+            self._gathering.clear()
+            self._gathered.clear()
+            self._gathers += 1
             self._nobody_waits()
         elif self._gone:
             self._finished_early()
@@ -236,12 +258,8 @@ class TrainingGroup:
             return
         self._failure = error
         for outbox in self._outboxes.values():
-            self._tell(outbox, error)
+            tell(outbox, error)
         self._end()
-
-    def _tell(self, outbox: Outbox, error: GradSyncError) -> None:
-        outbox.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
-        outbox.end()
 
     def _end(self) -> None:
         self._over = True
@@ -262,8 +280,8 @@ class TrainingGroup:
         """Whom the others wait for."""
         if self._gathered:
             return [rank for rank in range(self.nranks) if rank not in self._gathered]
-        if self._store is None or len(self._outboxes) < self.nranks:
-            return [rank for rank in range(self.nranks) if rank not in self._outboxes]
+        if self._store is None or len(self._registered) < self.nranks:
+            return [rank for rank in range(self.nranks) if rank not in self._registered]
         return self._store.waiting_for() if self._filled == self._store.shard.length else [0]
 
     def _watch(self) -> None:

@@ -10,13 +10,13 @@ from common.arena import Arena, FloatArray, Layout, Slot
 from common.buckets import Bucket, segments
 from common.errors import ProtocolError
 from common.gradsync_pb2 import Bucket as BucketMessage
-from common.gradsync_pb2 import Chunk, Register
+from common.gradsync_pb2 import Chunk, Gather, Register
 from common.gradsync_pb2 import Optimizer as OptimizerMessage
 from common.gradsync_pb2 import Slot as SlotMessage
 from common.optimizers import Optimizer, make_optimizer
 from common.rpc import CHUNK_BYTES
 
-__all__ = ["chunks", "data_of", "describe", "layout_of", "optimizer_of"]
+__all__ = ["chunks", "data_of", "describe", "layout_of", "optimizer_of", "pieces"]
 
 CHUNK_ELEMENTS = CHUNK_BYTES // 4
 FLOAT32 = np.dtype("<f4")
@@ -38,6 +38,13 @@ def data_of(chunk: Chunk) -> FloatArray:
     if len(chunk.data) % FLOAT32.itemsize:
         raise ProtocolError(f"a chunk of {len(chunk.data)} bytes at step {chunk.step} is not float32 data")
     return np.frombuffer(chunk.data, FLOAT32)
+
+
+def pieces(data: bytes, *, epoch: int, sequence: int) -> Iterator[Gather]:
+    """One side's part of an all-gather; at least one message."""
+    for start in range(0, max(len(data), 1), CHUNK_BYTES):
+        part = data[start : start + CHUNK_BYTES]
+        yield Gather(epoch=epoch, sequence=sequence, size=len(data), data=part)
 
 
 def describe(arena: Arena, optimizer: Optimizer | None, *, rank: int, epoch: int) -> Register:

@@ -1,0 +1,109 @@
+"""Fixtures for every test: the folder of real data, polling, and a guard against what a test leaves behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import thread as pools
+from pathlib import Path
+
+import pytest
+
+from common.process import PARENT_VARIABLE, prepare_process
+
+os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
+prepare_process()  # before anything imports Paddle or gRPC
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAVE_S = 5.0  # what has been told to end may take this long to be gone
+POLL_S = 0.005
+
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("gradsync", deadline=None, derandomize=True)
+    settings.load_profile("gradsync")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of the real data sets: $GRADSYNC_DATA, or shared/data beside the checkout."""
+    folder = Path(os.environ.get("GRADSYNC_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / "mnist").is_dir():
+        pytest.skip(f"no real data: {folder} holds no folder mnist (GRADSYNC_DATA names another place)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], object]], None]:
+    """A function that polls a condition until it holds; an AssertionError after 20 s."""
+
+    def wait(condition: Callable[[], object], limit: float = 20.0) -> None:
+        deadline = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < deadline, f"not so within {limit:g} s"
+            time.sleep(POLL_S)
+
+    return wait
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves child processes, or threads that the interpreter's end would wait for."""
+    before = held_threads() | child_processes().keys()
+    yield
+    deadline = time.monotonic() + LEAVE_S
+    while (held_threads() | child_processes().keys()) - before and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    threads = [t.name for t in held_threads() - before if isinstance(t, threading.Thread)]
+    children = {pid: command for pid, command in child_processes().items() if pid not in before}
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    if threads or children:
+        pytest.fail(f"left behind: threads {threads}, processes {children}")
+
+
+def held_threads() -> set[threading.Thread | int]:
+    """Threads that keep the interpreter from ending: non-daemon ones, and pool workers inside a task (gRPC's too)."""
+    return {t for t in threading.enumerate() if t.is_alive() and (is_busy(t) if t in workers() else not t.daemon)}
+
+
+def workers() -> set[threading.Thread]:
+    """The threads of every ThreadPoolExecutor; the interpreter's end wakes idle ones, and waits for the others."""
+    return set(pools._threads_queues)
+
+
+def is_busy(worker: threading.Thread) -> bool:
+    frame = sys._current_frames().get(worker.ident or 0)
+    return frame is not None and frame.f_code is not pools._worker.__code__
+
+
+def child_processes() -> dict[int, str]:
+    """Process ids and names of this process's children, zombies included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the usual case, found out cheaply
+        return {}
+    children = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                name, _, rest = Path(entry.path, "stat").read_text().partition("(")[2].rpartition(")")
+            except OSError:  # it ended meanwhile
+                continue
+            if int(rest.split()[1]) == os.getpid() and not is_resource_tracker(entry.path):
+                children[int(entry.name)] = name
+    return children
+
+
+def is_resource_tracker(process: str) -> bool:
+    """multiprocessing's own helper, which lives as long as the interpreter."""
+    try:
+        return b"resource_tracker" in Path(process, "cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,290 @@
+"""Runs a function on every rank of a group, as threads or as processes, and lets no rank outlive its test."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from collective.group import Group, connect
+from collective.memory import make_memory_ring
+from collective.mesh import Listener, build_mesh
+from collective.shm import ShmTransport
+from collective.tcp import TcpTransport
+from common.launch import abstract_address
+from common.process import PARENT_VARIABLE, prepare_process
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ("memory", "shm", "tcp")
+DEADLINE_S = 40.0  # of every wait in these tests; far above what a loaded machine needs
+T = TypeVar("T")
+
+
+# Expected values, from NumPy alone
+
+
+def cuts_of(length: int, nranks: int) -> list[int]:
+    """Where a bucket is cut into chunks: as equally as cuts at multiples of 16 elements allow."""
+    blocks = (length + 15) // 16
+    return [min(length, 16 * ((blocks * c + nranks - 1) // nranks)) for c in range(nranks + 1)]
+
+
+def reduced(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
+    """What all ranks must hold after an all-reduce: chunk c summed from rank c+1 on, round to rank c."""
+    nranks, flat = len(inputs), [x.reshape(-1) for x in inputs]
+    cuts, out = cuts_of(flat[0].size, nranks), np.empty_like(flat[0])
+    for c in range(nranks):
+        part = slice(cuts[c], cuts[c + 1])
+        total = flat[(c + 1) % nranks][part].copy()
+        for i in range(2, nranks + 1):
+            total = total + flat[(c + i) % nranks][part]
+        out[part] = total * total.dtype.type(1 / nranks) if op == "mean" else total
+    return out.reshape(inputs[0].shape)
+
+
+def sample(rank: int, shape: int | tuple[int, ...], dtype: str, *, seed: int = 0) -> np.ndarray:
+    """Values that differ by rank and element, and whose float sums depend on the order of summation."""
+    rng = np.random.default_rng([seed, rank])
+    if np.dtype(dtype).kind == "f":
+        return (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(dtype)
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)  # their sums wrap
+
+
+def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(got).reshape(-1).view(np.uint8), np.ascontiguousarray(expected).reshape(-1).view(np.uint8)
+    )
+
+
+# Ranks as threads
+
+
+@dataclass
+class Outcome(Generic[T]):
+    """How one rank's thread ended, and when (monotonic seconds)."""
+
+    value: T | None = None
+    error: BaseException | None = None
+    at: float = 0.0
+
+
+def outcomes_of(nranks: int, function: Callable[[int], T]) -> list[Outcome[T]]:
+    """Call `function(rank)` on a thread for each rank; an AssertionError if one does not end."""
+    outcomes: list[Outcome[T]] = [Outcome() for _ in range(nranks)]
+
+    def body(rank: int) -> None:
+        try:
+            outcomes[rank].value = function(rank)
+        except BaseException as exc:
+            outcomes[rank].error = exc
+        outcomes[rank].at = time.monotonic()
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(nranks)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if hung := [thread for thread in threads if thread.is_alive()]:
+        raise AssertionError(f"{', '.join(t.name for t in hung)} still runs\n{stack_of(hung[0])}")
+    return outcomes
+
+
+def stack_of(thread: threading.Thread) -> str:
+    return "".join(traceback.format_stack(sys._current_frames()[thread.ident or 0]))
+
+
+def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
+    """What `function(rank)` returned on each rank; the error of the rank that failed first is raised again."""
+    outcomes = outcomes_of(nranks, function)
+    if failed := sorted((o for o in outcomes if o.error), key=lambda o: o.at):
+        raise failed[0].error  # type: ignore[misc]
+    return [o.value for o in outcomes]  # type: ignore[misc]
+
+
+def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
+    """The groups of all ranks, in rank order, connected inside this process."""
+    if backend == "memory" or nranks == 1:
+        return [Group(transport, backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)]
+    rendezvous = abstract_address("test")
+    return on_threads(nranks, lambda rank: connect(rank, nranks, rendezvous, backend, timeout=timeout))
+
+
+def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
+    """Like `open_groups` but without the rendezvous, whose gRPC takes 0.2 s each time."""
+    if backend == "memory" or nranks == 1:
+        return open_groups(backend, nranks, timeout=timeout)
+    token = secrets.token_bytes(16)
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(Listener("127.0.0.1" if backend == "tcp" else "", f"gradsync-{secrets.token_hex(8)}"))
+            for _ in range(nranks)
+        ]
+        addresses = tuple(listener.address for listener in listeners)
+
+        def join(rank: int) -> Group:
+            mesh, to_right, from_left = build_mesh(
+                rank, addresses, listeners[rank], token, ring=backend == "tcp", timeout=timeout
+            )
+            if to_right is None or from_left is None:
+                return Group(ShmTransport(mesh, nranks))
+            return Group(TcpTransport(mesh, nranks, to_right, from_left))
+
+        return on_threads(nranks, join)
+
+
+@contextmanager
+def opened(backend: str, nranks: int) -> Iterator[list[Group]]:
+    """Like `mesh_groups`; closed at the end."""
+    groups = mesh_groups(backend, nranks)
+    try:
+        yield groups
+    finally:
+        for group in groups:
+            group.close()
+
+
+def on_ranks(groups: Sequence[Group], function: Callable[[Group], T]) -> list[T]:
+    """What `function(group)` returned on each rank; the group is left open, or closed with the error as reason."""
+    return on_threads(len(groups), lambda rank: closing_on_error(groups[rank], function))
+
+
+def errors_on(groups: Sequence[Group], function: Callable[[Group], object]) -> list[BaseException | None]:
+    """What each rank raised, None where nothing; every group is closed as soon as its rank has ended."""
+
+    def body(rank: int) -> None:
+        with groups[rank]:
+            function(groups[rank])
+
+    return [outcome.error for outcome in outcomes_of(len(groups), body)]
+
+
+def closing_on_error(group: Group, function: Callable[[Group], T]) -> T:
+    try:
+        return function(group)
+    except BaseException as exc:
+        group.close(f"{type(exc).__name__}: {exc}")
+        raise
+
+
+def limit_waits(groups: Sequence[Group], seconds: float) -> None:
+    """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
+    for group in groups:
+        transport: Any = group._transport
+        transport.timeout = seconds
+        if hasattr(transport, "_mesh"):
+            transport._mesh.timeout = seconds
+
+
+# Ranks as processes
+
+
+class RankProcesses:
+    """Runs `body(group)`, a function at the top of a test module, as every rank of a group of processes.
+
+    What a body says with `say` is heard with `hear`; how it ends is said too: {"ended": error's name or "well",
+    "text": its message, "at": monotonic seconds}. A context manager: no process outlives it.
+    """
+
+    def __init__(self, body: Callable[[Group], object], nranks: int, backend: str, rendezvous: str = "") -> None:
+        self.rendezvous = rendezvous or abstract_address("test")
+        target = f"tests.{body.__module__.rpartition('.')[2]}:{body.__name__}"
+        self.processes = [
+            self._start([target, str(rank), str(nranks), self.rendezvous, backend]) for rank in range(nranks)
+        ]
+        self._said: list[queue.SimpleQueue[dict[str, Any] | None]] = [queue.SimpleQueue() for _ in range(nranks)]
+        self._readers = [threading.Thread(target=self._read, args=(rank,), daemon=True) for rank in range(nranks)]
+        for reader in self._readers:
+            reader.start()
+
+    def hear(self, rank: int, key: str) -> dict[str, Any]:
+        """The rank's next message that has `key`."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (message := self._said[rank].get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+            if key in message:
+                return message
+            assert "ended" not in message, f"rank {rank} ended before it said {key!r}: {message}"
+        raise AssertionError(f"rank {rank} ended with {self.code(rank)} before it said {key!r}")
+
+    def signal(self, rank: int, number: signal.Signals) -> float:
+        """Send a signal; returns the moment before (monotonic seconds)."""
+        at = time.monotonic()
+        self.processes[rank].send_signal(number)
+        return at
+
+    def code(self, rank: int) -> int:
+        return self.processes[rank].wait(DEADLINE_S)
+
+    def pid(self, rank: int) -> int:
+        return self.processes[rank].pid
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+        for process, reader in zip(self.processes, self._readers, strict=True):
+            process.wait()
+            reader.join()
+            process.stdout.close()  # type: ignore[union-attr]
+
+    def _start(self, args: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.groups", *args],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _read(self, rank: int) -> None:
+        for line in self.processes[rank].stdout or ():
+            self._said[rank].put(json.loads(line))
+        self._said[rank].put(None)
+
+
+def environment() -> dict[str, str]:
+    """For children: this tree's packages first, and an end with this process."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), PARENT_VARIABLE: str(os.getpid())}
+
+
+def say(**message: Any) -> None:
+    """From a rank's process to the test."""
+    print(json.dumps(message), flush=True)
+
+
+def main(target: str, rank: str, nranks: str, rendezvous: str, backend: str) -> int:
+    prepare_process()
+    module, _, name = target.partition(":")
+    body = getattr(importlib.import_module(module), name)
+    try:
+        with connect(int(rank), int(nranks), rendezvous, backend) as group:
+            body(group)
+    except Exception as exc:
+        say(ended=type(exc).__name__, text=str(exc), at=time.monotonic())
+        return getattr(exc, "exit_code", 1)
+    say(ended="well", text="", at=time.monotonic())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""The collective commands as a user runs them: what they write, how they refuse, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.arena import sha256_of_parameters
+from common.launch import abstract_address
+from common.process import PARENT_VARIABLE
+from common.record import RunRecord
+from tests.groups import DEADLINE_S, environment
+
+paddle = pytest.importorskip("paddle")
+pytestmark = pytest.mark.processes
+
+STEPS = 3
+GONE_S = 10.0
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `python -m MODULE ARGS...` in an empty folder; whatever still runs at the end is killed."""
+    started = []
+
+    def run(module, *args):
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, args)],
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        children = children_of(process.pid)
+        process.kill()
+        process.communicate()
+        for pid in children:
+            kill(pid)
+
+
+def kill(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def children_of(launcher):
+    """Processes, also orphaned ones, that this launcher started: they carry its number in their environment."""
+    mark, found = f"{PARENT_VARIABLE}={launcher}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return sorted(found)
+
+
+def wait_until(condition, what, seconds=DEADLINE_S):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} within {seconds} s"
+        time.sleep(0.02)
+    return value
+
+
+def ended(process):
+    """(exit code, stdout, lines of stderr)"""
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, stdout, stderr.splitlines()
+
+
+def assert_refused(process, prog, *words):
+    """Exit code 2 and one line on stderr that holds these words."""
+    code, stdout, lines = ended(process)
+    assert (code, stdout, len(lines)) == (2, "", 1), lines
+    assert lines[0].startswith(f"{prog}: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def test_a_run_records_saves_and_reports(start, tmp_path):
+    process = start("collective.run", "--nranks", 2, "--steps", STEPS, "--json", "r/f.json", "--save", "g.pdparams")
+    code, stdout, lines = ended(process)
+    assert (code, lines) == (0, [])
+    record = json.loads((tmp_path / "r" / "f.json").read_text())
+    assert set(record) == set(RunRecord.__dataclass_fields__)
+    expected = {
+        "scheme": "ring",
+        "backend": "shm",
+        "nranks": 2,
+        "servers": 0,
+        "model": "mnist-cnn",
+        "dataset": "digits",
+        "batch_size": 32,
+        "optimizer": "adam",
+        "learning_rate": 0.001,
+        "seed": 1,
+        "steps": STEPS,
+        "warmup_steps": STEPS - 1,
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert record["samples_per_s"] == pytest.approx(2 * 32 / (record["step_ms"]["p50"] / 1e3))
+    assert set(record["phases_ms"]) == {"input", "forward", "backward", "wait", "sync"}
+    assert len(record["curve"]) == STEPS
+    assert [record["loss"]["first"], record["loss"]["last"]] == [record["curve"][0][1], record["curve"][-1][1]]
+    assert 0 <= record["accuracy"] <= 1
+    state = paddle.load(str(tmp_path / "g.pdparams"))
+    digest = sha256_of_parameters((name, np.asarray(value)) for name, value in state.items())
+    assert digest == record["parameters_sha256"]
+    assert f"sha256 {digest}" in stdout
+    assert children_of(process.pid) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.pdparams", "r"]
+
+
+def long_run(start):
+    """A run that does not end by itself, once it is in its steps; and its ranks' process ids, rank 0 first."""
+    process = start("collective.run", "--nranks", 2, "--steps", 10**6, "--model", "mlp:8", "--log-dir", "logs")
+    ranks = wait_until(lambda: ranks_of(process.pid), "two ranks")
+    wait_until(lambda: all(is_training(pid) for pid in ranks), "a first step")
+    return process, ranks
+
+
+def ranks_of(launcher):
+    """Process ids of both ranks, rank 0 first; nothing while not both run their command."""
+    ranks = {rank: pid for pid in children_of(launcher) if (rank := rank_of(pid)) is not None}
+    return [ranks[0], ranks[1]] if len(ranks) == 2 else []
+
+
+def rank_of(pid):
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return int(words[words.index(b"--rank") + 1]) if b"--rank" in words else None
+
+
+def is_training(pid):
+    """Whether the rank maps its own control, parameter and gradient memory, and its neighbour's control and gradients,
+    which it first does in the first all-reduce."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:gradsync") >= 5
+
+
+def assert_no_child_left(process):
+    wait_until(lambda: not children_of(process.pid), "all ranks ended", GONE_S)
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(start, tmp_path):
+    process, ranks = long_run(start)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["workerlog.0", "workerlog.1"]
+    os.kill(ranks[1], signal.SIGKILL)
+    code, _, lines = ended(process)
+    assert code == 128 + signal.SIGKILL
+    assert lines[0].startswith("collective.run: ProcessFailed: rank 1 was killed by SIGKILL")
+    assert "PeerLost: rank 1 died" in (tmp_path / "logs" / "workerlog.0").read_text()
+    assert_no_child_left(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_launcher_leaves_no_rank_behind(start, number):
+    process, _ = long_run(start)
+    process.send_signal(number)
+    assert process.wait(DEADLINE_S) == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 128 + signal.SIGTERM}[number]
+    assert_no_child_left(process)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "mnist-cn"], ["UsageError: unknown model 'mnist-cn'; did you mean 'mnist-cnn'?", "mlp"]),
+        (["--backend", "shmm"], ["UsageError: unknown backend 'shmm'; did you mean 'shm'?", "auto, shm, tcp"]),
+        (["--nranks", "0"], ["--nranks must be at least 1 (got 0)"]),
+        (["--optimizer", "adm"], ["unknown optimizer 'adm'; did you mean 'adam'?"]),
+        (["--steps", "0"], ["--steps must be at least 1 (got 0)"]),
+        (["--timeout", "-1"], ["--timeout must be a positive number (got -1.0)"]),
+        (["--steps", "1", "--epochs", "1"], ["give --steps or --epochs, not both"]),
+    ],
+    ids=lambda value: value[0].strip("-") if value[0].startswith("--") else "",
+)
+def test_run_refuses_what_cannot_work(start, args, words):
+    assert_refused(start("collective.run", *args), "collective.run", *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--rank", "2"], ["UsageError: rank 2 is outside 0..1 (--nranks 2)"]),
+        (["--rank", "-1"], ["UsageError: rank -1 is outside 0..1 (--nranks 2)"]),
+        (["--rendezvous", "0.0.0.0:8600"], ["UsageError: refusing to listen on 0.0.0.0", "--insecure"]),
+        (["--rendezvous", "192.0.2.1:8600"], ["UsageError: refusing to listen on 192.0.2.1", "--insecure"]),
+    ],
+    ids=["rank too high", "rank negative", "any host", "another host"],
+)
+def test_trainer_refuses_what_cannot_work(start, args, words):
+    assert_refused(start("collective.trainer", *args), "collective.trainer", *words)
+
+
+def test_trainers_that_disagree_on_nranks_are_both_told(start):
+    rendezvous = abstract_address("test")
+    both = [
+        start("collective.trainer", "--rank", rank, "--nranks", nranks, "--rendezvous", rendezvous)
+        for rank, nranks in ((0, 2), (1, 3))
+    ]
+    for process in both:
+        assert_refused(process, "collective.trainer", "RendezvousError", "rank 1", "nranks 3", "the group with 2")
+
+
+def test_a_rendezvous_port_that_is_taken_is_named(start):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert_refused(start("collective.trainer", "--rendezvous", address), "collective.trainer", "PortInUse", address)

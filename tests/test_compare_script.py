@@ -1,0 +1,68 @@
+"""`python -m benchmarks compare script.py`: a user's program, as it is, under each scheme."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+from benchmarks.compare_script import distance, summarise
+from benchmarks.contestants import Contestant
+
+PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "compare", *flags],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
+    done = run("--repetitions", "1", "--out", str(tmp_path), str(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "script.json").read_text())
+    assert found["certificate"]["identical"]
+    assert found["certificate"]["against_paddle"] == {"N=2": 0.0}
+    assert [r["contestant"] for r in found["runs"]] == ["ps N=2", "ring/shm N=2", "paddle N=2"]
+    assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
+    assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
+
+
+@pytest.mark.processes
+def test_a_program_that_fails_is_reported_with_its_words(tmp_path: Path) -> None:
+    program = tmp_path / "bad.py"
+    program.write_text("raise ValueError('no such luck')\n")
+    done = run("--schemes", "ring", "--repetitions", "1", "--out", str(tmp_path), str(program))
+    assert done.returncode == 1
+    assert "ring/shm N=2: the program ended with exit code 1" in done.stderr
+    assert "ValueError: no such luck" in done.stderr
+
+
+def test_unknown_scheme_is_one_line() -> None:
+    done = run("--schemes", "ps,padle", str(PROGRAM))
+    assert done.returncode == 2
+    assert "unknown scheme 'padle'; did you mean 'paddle'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_step_times_are_differences_after_warm_up() -> None:
+    record = {"times": [0.0, 5.0, 5.1, 5.3, 5.4], "parameters_sha256": "a"}
+    found = summarise(Contestant("ps", "grpc", 2, 1), [record, {**record, "times": [0.0, 9, 9.2, 9.4, 9.6]}], 1)
+    assert found["step_ms"] == pytest.approx(150)
+    assert found["step_ms_interval"] == pytest.approx([100, 200])
+
+
+def test_distance_is_relative() -> None:
+    import numpy as np
+
+    assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)

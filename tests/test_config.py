@@ -1,0 +1,238 @@
+"""What can be set, what is refused and in which words, and how a command line ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from common import errors
+from common.cli import run_command, split_script
+from common.config import DATASETS, MODELS, TrainingConfig, check_rank, parse_address, parse_addresses
+from common.errors import GradSyncError, UsageError
+from common.optimizers import OPTIMIZERS, AdamW
+
+pytest.importorskip("tyro")
+
+REFUSED = {
+    "model": (["--model", "mnst-cnn"], "unknown model 'mnst-cnn'; did you mean 'mnist-cnn'? (known: mnist-cnn, mlp)"),
+    "model with sizes": (["--model", "mlq:8,8"], "unknown model 'mlq'; did you mean 'mlp'? (known: mnist-cnn, mlp)"),
+    "dataset": (
+        ["--dataset", "fashion_mnist"],
+        "unknown dataset 'fashion_mnist'; did you mean 'fashion-mnist'? "
+        "(known: digits, mnist, fashion-mnist, mnist-json, synthetic)",
+    ),
+    "optimizer": (
+        ["--optimizer", "adan"],
+        "unknown optimizer 'adan'; did you mean 'adam'? (known: sgd, momentum, adagrad, rmsprop, adam, adamw)",
+    ),
+    "steps": (["--steps", "0"], "--steps must be at least 1 (got 0)"),
+    "negative steps": (["--steps", "-5"], "--steps must be at least 1 (got -5)"),
+    "epochs": (["--epochs", "0"], "--epochs must be at least 1 (got 0)"),
+    "batch size": (["--batch-size", "0"], "--batch-size must be at least 1 (got 0)"),
+    "both lengths": (["--steps", "3", "--epochs", "1"], "give --steps or --epochs, not both"),
+    "lr": (["--lr", "0"], "--lr must be a positive number (got 0.0)"),
+    "negative lr": (["--lr", "-0.1"], "--lr must be a positive number (got -0.1)"),
+    "lr not a number": (["--lr", "nan"], "--lr must be a positive number (got nan)"),
+    "infinite lr": (["--lr", "inf"], "--lr must be a positive number (got inf)"),
+    "timeout": (["--timeout", "0"], "--timeout must be a positive number (got 0.0)"),
+    "infinite timeout": (["--timeout", "inf"], "--timeout must be a positive number (got inf)"),
+}
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GradSyncError)]
+
+
+def command(args: list[str], main=lambda config: None) -> int:  # type: ignore[no-untyped-def]
+    return run_command(TrainingConfig, main, prog="a.command", args=args)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_one_line_and_exit_code_2(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    args, message = REFUSED[name]
+    assert command(args, lambda config: pytest.fail("ran")) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"a.command: UsageError: {message}\n"
+
+
+@pytest.mark.parametrize("args", [["--no-such-flag"], ["--steps", "many"], ["positional"]])
+def test_what_cannot_be_parsed_is_exit_code_2(args: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command(args, lambda config: pytest.fail("ran"))
+    assert caught.value.code == 2
+    assert args[0] in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_of_ours_is_one_line_and_its_exit_code(
+    kind: type[GradSyncError], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main(config: TrainingConfig) -> None:
+        raise kind("rank 2 was lost in step 7")
+
+    assert command([], main) == kind.exit_code
+    assert capfd.readouterr() == ("", f"a.command: {kind.__name__}: rank 2 was lost in step 7\n")
+
+
+def test_a_bug_keeps_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(config: TrainingConfig) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug") as caught:
+        command([], main)
+    assert caught.traceback[-1].name == "main"
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_is_one_line_and_130(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(config: TrainingConfig) -> None:
+        raise KeyboardInterrupt
+
+    assert command([], main) == 130
+    assert capfd.readouterr().err == "a.command: interrupted\n"
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (7, 7)])
+def test_mains_result_is_the_exit_code(returned: int | None, code: int) -> None:
+    assert command([], lambda config: returned) == code
+
+
+def test_flags_become_fields() -> None:
+    got: list[TrainingConfig] = []
+    args = "--model mlp:64,32 --dataset mnist --data-dir /data --batch-size 7 --steps 9 --optimizer adamw --lr 0.5"
+    more = "--seed 3 --json r.json --save m.pdparams --log-dir logs --timeout 2.5 --no-overlap"
+    assert command([*args.split(), *more.split()], got.append) == 0
+    assert got == [
+        TrainingConfig(
+            model="mlp:64,32",
+            dataset="mnist",
+            data_dir=Path("/data"),
+            batch_size=7,
+            steps=9,
+            optimizer="adamw",
+            lr=0.5,
+            seed=3,
+            json=Path("r.json"),
+            save=Path("m.pdparams"),
+            log_dir=Path("logs"),
+            timeout=2.5,
+            overlap=False,
+        )
+    ]
+
+
+def test_no_flag_gives_the_defaults() -> None:
+    got: list[TrainingConfig] = []
+    command([], got.append)
+    assert got == [TrainingConfig()]
+
+
+def test_help_lists_every_field_with_its_words(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command(["--help"])
+    assert caught.value.code == 0
+    text = capfd.readouterr().out
+    flags = set(re.findall(r"--([a-z-]+)", text))
+    assert {field.name.replace("_", "-") for field in dataclasses.fields(TrainingConfig)} <= flags
+    assert "Samples per rank and step" in text
+    assert "a.command" in text
+
+
+@pytest.mark.parametrize("name", [*MODELS, "mlp:1024,1024"])
+def test_known_models(name: str) -> None:
+    assert TrainingConfig(model=name).model == name
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_known_datasets(name: str) -> None:
+    assert TrainingConfig(dataset=name).dataset == name
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_is_made_with_the_learning_rate(name: str) -> None:
+    assert TrainingConfig(optimizer=name, lr=0.25).make_optimizer() == OPTIMIZERS[name](learning_rate=0.25)
+
+
+def test_other_settings_are_the_optimizers_own() -> None:
+    assert TrainingConfig(optimizer="adamw").make_optimizer() == AdamW(learning_rate=0.001, weight_decay=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TrainingConfig(), 45),
+        (TrainingConfig(epochs=1), 45),
+        (TrainingConfig(epochs=3), 135),
+        (TrainingConfig(steps=1), 1),
+        (TrainingConfig(steps=100), 100),
+    ],
+)
+def test_total_steps(config: TrainingConfig, expected: int) -> None:
+    assert config.total_steps(45) == expected
+
+
+def test_a_configuration_is_frozen_and_takes_keywords_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainingConfig().steps = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        TrainingConfig("mlp")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("args", "ours", "theirs"),
+    [
+        ([], [], []),
+        (["--nranks", "4"], ["--nranks", "4"], []),
+        (["train.py"], [], ["train.py"]),
+        (["--nranks", "4", "a/train.py", "--lr", "1", "b.py"], ["--nranks", "4"], ["a/train.py", "--lr", "1", "b.py"]),
+    ],
+)
+def test_a_script_ends_our_flags(args: list[str], ours: list[str], theirs: list[str]) -> None:
+    assert split_script(args) == (ours, theirs)
+
+
+def test_a_script_leaves_no_use_for_the_trainers_flags() -> None:
+    TrainingConfig(model="mlp", steps=3).check_script([])
+    TrainingConfig(timeout=5, log_dir=Path("logs")).check_script(["train.py", "--lr", "1"])
+    with pytest.raises(UsageError, match=r"--batch-size is for the built-in trainer; give train\.py its own arguments"):
+        TrainingConfig(batch_size=5).check_script(["train.py"])
+
+
+@pytest.mark.parametrize(("rank", "nranks"), [(0, 1), (0, 4), (3, 4)])
+def test_ranks_inside(rank: int, nranks: int) -> None:
+    check_rank(rank, nranks)
+
+
+@pytest.mark.parametrize(
+    ("rank", "nranks", "message"),
+    [
+        (4, 4, "rank 4 is outside 0..3 (--nranks 4)"),
+        (-1, 4, "rank -1 is outside 0..3 (--nranks 4)"),
+        (1, 1, "rank 1 is outside 0..0 (--nranks 1)"),
+        (0, 0, "--nranks must be at least 1 (got 0)"),
+        (0, -2, "--nranks must be at least 1 (got -2)"),
+    ],
+)
+def test_ranks_outside(rank: int, nranks: int, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_rank(rank, nranks)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:8500", "node1:1", "[::1]:65535", "unix-abstract:x", "unix:/run/x"])
+def test_addresses(text: str) -> None:
+    assert parse_address(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "8500", ":8500", "host", "host:", "host:0", "host:65536", "host:-1", "host:x"])
+def test_not_addresses(text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"not an address: {text!r}; expected HOST:PORT")):
+        parse_address(text)
+
+
+def test_lists_of_addresses() -> None:
+    assert parse_addresses("a:1") == ("a:1",)
+    assert parse_addresses("a:1, b:2,c:3") == ("a:1", "b:2", "c:3")
+    with pytest.raises(UsageError, match="not an address: ''"):
+        parse_addresses("a:1,,b:2")

@@ -1,0 +1,718 @@
+"""Clients and servers over real gRPC in one process: the same bits as NumPy, and named errors on every side."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from common import __version__, rpc
+from common.arena import Arena, FloatArray, Layout
+from common.buckets import Bucket, plan_buckets
+from common.errors import (
+    GradSyncError,
+    LayoutMismatch,
+    PeerError,
+    PeerLost,
+    PeerStalled,
+    PeerUnreachable,
+    PortInUse,
+    ProtocolError,
+    RendezvousError,
+    UsageError,
+    VersionMismatch,
+)
+from common.gradsync_pb2 import Chunk, Failure, Hello, JoinReply, JoinRequest, ServerMessage, TrainerMessage
+from common.optimizers import SGD, Adam, Optimizer
+from common.updater import Updater, make_updater
+from ps.client import Client
+from ps.servicer import JOIN, SERVICE, SESSION, ParameterServer
+from ps.training_group import TrainingGroup
+from tests.groups import on_threads, outcomes_of, reduced, sample
+
+DEADLINE_S = 20.0
+SHAPES = [("a.weight", (7, 9)), ("a.bias", (9,)), ("b.weight", (9, 33)), ("b.bias", (1,))]
+RATE = 0.05
+
+
+class NumpySGD:
+    """p -= lr * g."""
+
+    def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
+        self.parameters, self.gradients = parameters, gradients
+
+    def step(self, learning_rate: float) -> None:
+        self.parameters -= np.float32(learning_rate) * self.gradients
+
+
+def numpy_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
+    """Stands in for `make_updater`, so that no Paddle is needed."""
+    return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
+
+
+@pytest.fixture(autouse=True)
+def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.training_group.make_updater", numpy_updater)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """Every thread of ours, and every sender of gRPC's, ends with its client or server."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("gradsync-") or "consume_request_iterator" in thread.name:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive(), f"{thread.name} is left"
+
+
+@contextmanager
+def serving(nranks: int, servers: int = 1, *, timeout: float = 30.0) -> Iterator[list[ParameterServer]]:
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                ParameterServer("127.0.0.1:0", nranks, shard=(index, servers), timeout=timeout),
+            )
+            for index in range(servers)
+        ]
+
+
+def addresses(servers: Sequence[ParameterServer]) -> list[str]:
+    return [server.address for server in servers]
+
+
+def make_arena(rank: int, shapes: Sequence[tuple[str, tuple[int, ...]]] = SHAPES, *, bucket_bytes: int = 512) -> Arena:
+    """Parameters differ by rank, so that it shows whose win."""
+    layout = Layout.of(shapes)
+    starts = [slot.start for slot in layout.slots]
+    arena = Arena(layout, buckets=plan_buckets(starts, layout.length, first_bytes=64, bucket_bytes=bucket_bytes))
+    arena.parameters[...] = sample(rank, layout.length, "float32", seed=99)
+    return arena
+
+
+def take_step(client: Client, arena: Arena, *, rate: float = RATE) -> None:
+    arena.gradients[...] = sample(client.rank, arena.layout.length, "float32", seed=client.step)
+    for bucket in range(len(arena.buckets)):
+        client.push(bucket)
+    client.commit(rate)
+
+
+def expected_after(steps: int, nranks: int, arena: Arena) -> FloatArray:
+    length = arena.layout.length
+    parameters = sample(0, length, "float32", seed=99)
+    for step in range(steps):
+        gradients = [sample(rank, length, "float32", seed=step) for rank in range(nranks)]
+        for b in arena.buckets:
+            mean = reduced([g[b.start : b.stop] for g in gradients], "mean")
+            parameters[b.start : b.stop] -= np.float32(RATE) * mean
+    return parameters
+
+
+def as_trainer(
+    servers: Sequence[str], rank: int, nranks: int, body: Callable[[Client, Arena], Any], *, timeout: float = 30.0
+) -> Any:
+    """Join, register, call `body`, and leave; after an error with the reason, as training does."""
+    client, arena = Client(servers, rank, nranks, timeout=timeout), make_arena(rank)
+    try:
+        client.register(arena, SGD())
+        result = body(client, arena)
+    except BaseException as exc:
+        client.close(f"{type(exc).__name__}: {exc}")
+        raise
+    client.close()
+    return result
+
+
+def errors_of(nranks: int, body: Callable[[int], object]) -> list[BaseException | None]:
+    return [outcome.error for outcome in outcomes_of(nranks, body)]
+
+
+def failure_of(server: ParameterServer) -> GradSyncError:
+    with pytest.raises(GradSyncError) as caught:
+        server.wait()
+    return caught.value
+
+
+def assert_all(errors: Sequence[BaseException | None], kind: type[GradSyncError], text: str) -> None:
+    assert [type(error) for error in errors] == [kind] * len(errors), errors
+    assert all(text in str(error) for error in errors), errors
+
+
+# ---- the same bits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_training_gives_numpys_bits(nranks: int, servers: int) -> None:
+    def body(client: Client, arena: Arena) -> list[FloatArray]:
+        seen = [arena.parameters.copy()]
+        for _ in range(3):
+            take_step(client, arena)
+            seen.append(arena.parameters.copy())
+        return seen
+
+    with serving(nranks, servers) as group:
+        seen = on_threads(nranks, lambda rank: as_trainer(addresses(group), rank, nranks, body))
+        for server in group:
+            server.wait()
+            assert server.steps == 3
+    assert len(make_arena(0).buckets) == 3
+    for step in range(4):
+        expected = expected_after(step, nranks, make_arena(0))
+        for rank in range(nranks):
+            assert seen[rank][step].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_arena_of_several_messages(servers: int) -> None:
+    shapes = [("w", (300_000,)), ("v", (333, 1000)), ("b", (5,))]
+
+    def body(rank: int) -> Arena:
+        arena = make_arena(rank, shapes, bucket_bytes=1_000_000)
+        with closing(Client(addresses(group), rank, 2)) as client:
+            client.register(arena, SGD())
+            for _ in range(2):
+                take_step(client, arena)
+        return arena
+
+    with serving(2, servers) as group:
+        arenas = on_threads(2, body)
+    assert arenas[0].parameters.nbytes > 2 << 20
+    expected = expected_after(2, 2, arenas[0])
+    for arena in arenas:
+        assert arena.parameters.tobytes() == expected.tobytes()
+
+
+def test_more_servers_than_cache_lines() -> None:
+    def body(rank: int) -> Arena:
+        arena = make_arena(rank, [("b", (3,))])
+        with closing(Client(addresses(group), rank, 2)) as client:
+            client.register(arena, SGD())
+            take_step(client, arena)
+        return arena
+
+    with serving(2, 3) as group:
+        arenas = on_threads(2, body)
+    for arena in arenas:
+        assert arena.parameters.tobytes() == expected_after(1, 2, arena).tobytes()
+
+
+def test_buckets_may_be_pushed_in_any_order() -> None:
+    def body(client: Client, arena: Arena) -> FloatArray:
+        arena.gradients[...] = sample(client.rank, arena.layout.length, "float32", seed=0)
+        order = range(len(arena.buckets))
+        for bucket in order if client.rank else reversed(order):
+            client.push(bucket)
+        client.commit(RATE)
+        return arena.parameters.copy()
+
+    with serving(2, 2) as group:
+        results = on_threads(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+    for result in results:
+        assert result.tobytes() == expected_after(1, 2, make_arena(0)).tobytes()
+
+
+@pytest.mark.parametrize("values", [np.array([1.5, -2.0]), np.zeros((0, 3)), np.arange(6).reshape(3, 2).T])
+def test_all_gather_stacks_in_rank_order(values: Any) -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        first = client.all_gather(np.asarray(values) + client.rank)
+        take_step(client, arena)
+        return first, client.all_gather(np.array([client.rank], np.int8))
+
+    with serving(3, 2) as group:
+        results = on_threads(3, lambda rank: as_trainer(addresses(group), rank, 3, body))
+    expected = np.stack([np.asarray(values) + rank for rank in range(3)])
+    for first, second in results:
+        assert first.dtype == expected.dtype
+        np.testing.assert_array_equal(first, expected, strict=True)
+        np.testing.assert_array_equal(second, np.array([[0], [1], [2]], np.int8), strict=True)
+
+
+def test_all_gather_of_scalars_gives_a_vector() -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(np.array(client.rank))
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    np.testing.assert_array_equal(results[0], np.array([0, 1]), strict=True)
+
+
+def test_all_gather_of_more_than_one_message() -> None:
+    """As long trainings have it: their timelines are 48 bytes a step and rank."""
+
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(sample(client.rank, 600_000, "float32"))
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    for result in results:
+        np.testing.assert_array_equal(result, [sample(rank, 600_000, "float32") for rank in range(2)])
+
+
+def test_all_gather_of_unequal_sizes_is_refused() -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(np.zeros(1 + client.rank, np.int8))
+
+    with serving(2) as group:
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+    assert {type(error) for error in errors} <= {ProtocolError, PeerLost}
+    assert any("ranks gave 3 bytes together" in str(error) for error in errors)
+
+
+# ---- the group does not come together ---------------------------------------------------------------------------
+
+
+def join_raw(address: str, **fields: Any) -> JoinReply:
+    """A join such as another version of this program might send."""
+    settings = {"version": __version__, "rank": 0, "nranks": 2, "backend": "grpc", **fields}
+    with rpc.connect(address, timeout=DEADLINE_S) as channel:
+        call = channel.unary_unary(
+            JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
+        )
+        try:
+            return call(JoinRequest(**settings), timeout=DEADLINE_S)
+        except grpc.RpcError as exc:
+            raise rpc.translate(exc, address, "joining") from exc
+
+
+def test_servers_in_another_order_are_refused() -> None:
+    with serving(1, 2) as group, pytest.raises(UsageError) as caught:
+        Client(addresses(group)[::-1], 0, 1)
+    assert f"server 0 at {group[1].address} is shard 1/2, but number 0 of 2 listed" in str(caught.value)
+
+
+def test_a_server_left_out_is_noticed() -> None:
+    with serving(1, 2) as group, pytest.raises(UsageError, match="is shard 0/2, but number 0 of 1 listed"):
+        Client(addresses(group)[:1], 0, 1)
+
+
+def test_disagreement_about_nranks_fails_all() -> None:
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: Client([server.address], rank, 2 + rank))
+        text = "rank 1 was started with nranks 3, the group with 2"
+        assert_all([*errors, failure_of(server)], RendezvousError, text)
+
+
+def test_a_rank_given_twice_fails_all() -> None:
+    with serving(3) as (server,):
+        errors = errors_of(2, lambda _: Client([server.address], 1, 3))
+        assert_all([*errors, failure_of(server)], RendezvousError, "rank 1 joined twice")
+
+
+def test_a_missing_rank_is_named_to_all() -> None:
+    with serving(3, timeout=0.5) as (server,):
+        errors = errors_of(2, lambda rank: Client([server.address], rank, 3))
+        text = "2 of 3 ranks joined within 0.5 s; missing: rank 2"
+        assert_all([*errors, failure_of(server)], RendezvousError, text)
+
+
+def test_two_versions_fail_all_naming_both() -> None:
+    def join(rank: int) -> object:
+        address = server.address
+        return join_raw(address, rank=1, version="9.9.9") if rank else Client([address], 0, 2)
+
+    with serving(2) as (server,):
+        errors = [*errors_of(2, join), failure_of(server)]
+        assert_all(errors, VersionMismatch, f"rank 1 runs GradSync 9.9.9, this group {__version__}")
+
+
+def test_a_rank_outside_is_a_usage_error_before_any_call() -> None:
+    with pytest.raises(UsageError, match=r"rank 2 is outside 0\.\.1"):
+        Client(["127.0.0.1:1"], 2, 2)
+
+
+def test_nobody_at_the_address_is_named_within_the_limit() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # not listening
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(PeerUnreachable, match=rf"nobody answered at {address} within 0\.3 s"):
+            Client([address], 0, 1, timeout=0.3)
+        assert 0.25 < time.monotonic() - begin < 5.0
+
+
+def test_a_port_in_use_is_named() -> None:
+    with serving(1) as (server,), pytest.raises(PortInUse, match=server.address):
+        rpc.serve(server.address, SERVICE, {}, threads=1)
+
+
+def test_a_port_in_use_leaves_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[TrainingGroup] = []
+
+    def recorded(*args: Any, **options: Any) -> TrainingGroup:
+        groups.append(TrainingGroup(*args, **options))
+        return groups[-1]
+
+    with serving(1) as (server,):
+        monkeypatch.setattr("ps.servicer.TrainingGroup", recorded)
+        with pytest.raises(PortInUse):
+            ParameterServer(server.address, 1)
+    try:
+        assert not any(group._watchdog.is_alive() and not group._over for group in groups)
+    finally:
+        for group in groups:
+            group.fail(PeerLost("end of test"))
+
+
+# ---- trainers disagree ------------------------------------------------------------------------------------------
+
+
+def register_other_model(servers: Sequence[str], rank: int) -> None:
+    arena = make_arena(rank, [("w", (4 + rank,))])
+    client = Client(servers, rank, 2)
+    try:
+        client.register(arena, SGD())
+    except GradSyncError as exc:
+        client.close(f"{type(exc).__name__}: {exc}")
+        raise
+
+
+def test_another_model_fails_all() -> None:
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: register_other_model([server.address], rank))
+        assert_all([*errors, failure_of(server)], LayoutMismatch, "disagree: parameter w [")
+
+
+def test_another_model_fails_all_servers() -> None:
+    with serving(2, 2) as group:
+        errors = errors_of(2, lambda rank: register_other_model(addresses(group), rank))
+        everyone = [*errors, *map(failure_of, group)]
+    assert any(isinstance(error, LayoutMismatch) for error in errors)
+    assert all(isinstance(error, LayoutMismatch | PeerLost) for error in everyone)  # or that one left for it
+    assert all("disagree: parameter w [" in str(error) for error in everyone)
+
+
+def test_another_optimizer_fails_all() -> None:
+    def body(rank: int) -> None:
+        with closing(Client([server.address], rank, 2)) as client:
+            client.register(make_arena(rank), [SGD(), Adam()][rank])
+
+    with serving(2) as (server,):
+        assert_all([*errors_of(2, body), failure_of(server)], LayoutMismatch, "Adam(")
+
+
+def test_another_learning_rate_fails_all() -> None:
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena, rate=[0.1, 0.2][client.rank])
+
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        assert_all([*errors, failure_of(server)], LayoutMismatch, "learning rate 0.")
+
+
+# ---- somebody is lost -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_trainer_that_vanishes_is_named_to_the_others(servers: int) -> None:
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 1:
+            for session in client._sessions:
+                session._call.cancel()  # what the kernel does to a dead process's connections
+        take_step(client, arena)
+
+    with serving(3, servers) as group:
+        errors = errors_of(3, lambda rank: as_trainer(addresses(group), rank, 3, body))
+        survivors = [errors[0], errors[2], *map(failure_of, group)]
+        assert_all(survivors, PeerLost, "rank 1 died at step 1: its connection closed without a goodbye")
+        assert isinstance(errors[1], PeerLost)
+
+
+def test_a_trainer_that_raises_is_named_with_its_reason() -> None:
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 2:
+            raise ValueError("bad pixel")
+        take_step(client, arena)
+
+    with serving(3, 2) as group:
+        errors = errors_of(3, lambda rank: as_trainer(addresses(group), rank, 3, body))
+        assert isinstance(errors[2], ValueError)
+        survivors = [errors[0], errors[1], *map(failure_of, group)]
+        assert_all(survivors, PeerLost, "rank 2 left at step 1 with ValueError: bad pixel")
+
+
+def test_a_trainer_that_has_fewer_steps_is_named() -> None:
+    def body(client: Client, arena: Arena) -> None:
+        for _ in range(3 - client.rank):
+            take_step(client, arena)
+
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        assert errors[1] is None
+        assert_all([errors[0], failure_of(server)], PeerLost, "rank 1 finished at step 2 while others go on")
+
+
+def test_a_silent_trainer_is_named_to_all_within_the_limit() -> None:
+    stop = threading.Event()
+
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 0:
+            assert stop.wait(DEADLINE_S)
+        begin = time.monotonic()
+        try:
+            take_step(client, arena)
+        finally:
+            stop.set()
+        assert time.monotonic() - begin < 5.0
+
+    with serving(2, timeout=0.5) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        text = "rank 0 did not take part in step 1 for 0.5 s"
+        assert_all([*errors, failure_of(server)], PeerStalled, text)
+
+
+def close_server_1_in_mid_training() -> tuple[str, list[BaseException | None]]:
+    """The closed server's name, and what its two trainers and server 0 raise."""
+
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 1:
+            group[1].close()
+        take_step(client, arena)
+
+    with serving(2, 2) as group:
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+        return f"server 1 at {group[1].address}", [*errors, failure_of(group[0])]
+
+
+def test_a_server_that_closes_in_mid_training_fails_all() -> None:
+    _, errors = close_server_1_in_mid_training()
+    assert all(isinstance(error, GradSyncError) for error in errors), errors
+    assert isinstance(errors[-1], PeerLost)
+
+
+def test_a_server_that_closes_in_mid_training_is_named() -> None:
+    name, errors = close_server_1_in_mid_training()
+    assert all(isinstance(error, PeerError) for error in errors), errors
+    assert all(name in str(error) for error in errors[:2]), errors
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.client.GRACE", 0.0)
+    stop = threading.Event()
+
+    def body(client: Client, arena: Arena) -> None:
+        if client.rank == 1:
+            stop.wait(DEADLINE_S)
+            return
+        client.timeout = 0.3  # the server itself would wait much longer
+        try:
+            take_step(client, arena)
+        finally:
+            stop.set()
+
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    assert isinstance(errors[0], PeerStalled)
+    text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for the parameters of step 0"
+    assert text in str(errors[0])
+
+
+def test_closing_twice_is_no_error() -> None:
+    with serving(1) as (server,):
+        client = Client([server.address], 0, 1)
+        client.register(make_arena(0), SGD())
+        client.close()
+        client.close("a reason that comes too late")
+        server.wait()
+
+
+def test_closing_without_registering_is_no_error() -> None:
+    with serving(1) as (server,):
+        client = Client([server.address], 0, 1)
+        client.close()
+        client.close()
+
+
+def test_a_trainer_that_leaves_before_it_registers_is_noticed() -> None:
+    """It may find no data, or that another server is listed wrongly."""
+    with serving(1) as (server,):
+        Client([server.address], 0, 1).close("DataError: no such file")
+        (outcome,) = outcomes_within(1.0, server.wait)
+        assert isinstance(outcome, PeerLost)
+
+
+def outcomes_within(seconds: float, function: Callable[[], object]) -> list[BaseException]:
+    """What `function` raised on a thread by then."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(seconds)
+    return list(raised)
+
+
+def test_who_registers_twice_hears_why() -> None:
+    arena = make_arena(0)
+    hello = TrainerMessage(hello=Hello(epoch=0, rank=0))
+    with serving(1) as (server,), closing(Client([server.address], 0, 1)) as client:
+        client.register(arena, SGD())
+        with raw_session(server.address, iter([hello])) as call:
+            heard = [message.failure for message in call]
+    assert [failure.kind for failure in heard] == ["ProtocolError"]
+    assert "rank 0 came twice" in heard[0].message
+
+
+# ---- callers that do not keep to the protocol -------------------------------------------------------------------
+
+
+@contextmanager
+def raw_session(address: str, messages: Iterator[TrainerMessage]) -> Iterator[Any]:
+    """A session of somebody who is not one of our clients."""
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        call = channel.stream_stream(
+            SESSION,
+            request_serializer=TrainerMessage.SerializeToString,
+            response_deserializer=ServerMessage.FromString,
+        )(messages)
+        yield call
+        call.cancel()
+
+
+def test_a_session_before_all_have_joined_is_refused() -> None:
+    with serving(2) as (server,), raw_session(server.address, iter([])) as call:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        error = rpc.translate(caught.value, server.address, "testing")
+        assert isinstance(error, RendezvousError)
+        assert "before all trainers had joined" in str(error)
+
+
+def test_a_session_refused_does_not_harm_the_group() -> None:
+    def body(client: Client, arena: Arena) -> FloatArray:
+        take_step(client, arena)
+        return arena.parameters.copy()
+
+    with serving(2) as (server,):
+        with raw_session(server.address, iter([])) as call, pytest.raises(grpc.RpcError):
+            list(call)
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    for result in results:
+        assert result.tobytes() == expected_after(1, 2, make_arena(0)).tobytes()
+
+
+def test_an_oversize_join_is_refused_and_training_goes_on() -> None:
+    def body(client: Client, arena: Arena) -> FloatArray:
+        take_step(client, arena)
+        if client.rank == 0:
+            with pytest.raises(ProtocolError, match="resource_exhausted"):
+                send_oversize_join(server.address)
+        take_step(client, arena)
+        return arena.parameters.copy()
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    for result in results:
+        assert result.tobytes() == expected_after(2, 2, make_arena(0)).tobytes()
+
+
+def send_oversize_join(address: str) -> None:
+    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        call = channel.unary_unary(JOIN)
+        try:
+            call(bytes(5 << 20), timeout=DEADLINE_S)
+        except grpc.RpcError as exc:
+            raise rpc.translate(exc, address, "testing") from exc
+
+
+def test_an_oversize_message_of_a_trainer_ends_its_session_and_names_it() -> None:
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 1:
+            chunk = Chunk(step=client.step, data=bytes(5 << 20))
+            client._sessions[0].send([TrainerMessage(gradients=chunk)])
+        take_step(client, arena)
+
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        assert isinstance(errors[1], ProtocolError), errors
+        assert "resource_exhausted" in str(errors[1])
+        assert_all([errors[0], failure_of(server)], PeerLost, "rank 1")
+
+
+# ---- a server that does not keep to the protocol ----------------------------------------------------------------
+
+
+@contextmanager
+def lying(answers: Sequence[ServerMessage]) -> Iterator[str]:
+    """The address of a server that says `answers` whatever it hears, then ends the stream."""
+
+    def session(messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
+        next(messages)
+        yield from answers
+
+    handlers = {
+        "Join": grpc.unary_unary_rpc_method_handler(
+            lambda request, context: JoinReply(shard=0, shards=1),
+            JoinRequest.FromString,
+            JoinReply.SerializeToString,
+        ),
+        "Session": grpc.stream_stream_rpc_method_handler(
+            session, TrainerMessage.FromString, ServerMessage.SerializeToString
+        ),
+    }
+    server, address = rpc.serve("127.0.0.1:0", SERVICE, handlers, threads=4)
+    try:
+        yield address
+    finally:
+        server.stop(0).wait()
+
+
+def parameters(start: int, size: int, *, step: int = 0) -> ServerMessage:
+    return ServerMessage(parameters=Chunk(step=step, start=start, data=bytes(4 * size)))
+
+
+LIES: dict[str, tuple[list[ServerMessage], str]] = {
+    "parameters beyond the shard": ([parameters(8, 9)], r"elements 8\.\.17 outside Shard\(start=0, stop=16\)"),
+    "parameters of a later step": ([parameters(0, 16, step=1)], "parameters of step 1, expected 0"),
+    "ragged parameters": ([ServerMessage(parameters=Chunk(data=b"abc"))], "3 bytes"),
+    "nothing": ([], "ended the session without a reason"),
+}
+
+
+def error_of_registering(address: str) -> GradSyncError:
+    arena = make_arena(0, [("w", (9,))])
+    with closing(Client([address], 0, 1)) as client, pytest.raises(GradSyncError) as caught:
+        client.register(arena, SGD())
+    return caught.value
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_a_server_cannot_mean_is_an_error(name: str) -> None:
+    answers, text = LIES[name]
+    arena = make_arena(0, [("w", (9,))])
+    with (
+        lying(answers) as address,
+        closing(Client([address], 0, 1)) as client,
+        pytest.raises(ProtocolError, match=text),
+    ):
+        client.register(arena, SGD())
+
+
+def test_an_error_of_the_server_keeps_its_name() -> None:
+    answers = [ServerMessage(failure=Failure(kind="StaleEpoch", message="rank 0 sent epoch 1"))]
+    with lying(answers) as address:
+        error = error_of_registering(address)
+    assert (type(error).__name__, str(error)) == ("StaleEpoch", "rank 0 sent epoch 1")
+
+
+def test_the_plan_of_these_tests_has_buckets_across_shards() -> None:
+    assert make_arena(0).buckets[-1] == Bucket(0, 80)

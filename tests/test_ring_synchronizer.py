@@ -1,0 +1,99 @@
+"""The ring's synchronizer keeps the contract over every backend, and says what went wrong beside backward."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+from collective.synchronizer import RingSynchronizer
+from common.errors import PeerLost
+from common.optimizers import SGD
+from tests.groups import BACKENDS, DEADLINE_S, mesh_groups
+from tests.synchronizer_contract import (
+    BETWEEN_RANKS,
+    BUCKETS,
+    CHECKS,
+    check_overlap_changes_no_bits,
+    errors_of,
+    name_of,
+    new_arena,
+)
+
+COMBINATIONS = [(backend, nranks) for backend in BACKENDS for nranks in (1, 2, 3)]
+between_ranks = pytest.mark.parametrize(("backend", "nranks"), [c for c in COMBINATIONS if c[1] > 1])
+everywhere = pytest.mark.parametrize(("backend", "nranks"), COMBINATIONS)
+
+
+def job(backend, nranks, *, overlap=True):
+    """The `make` of one job."""
+    groups = mesh_groups(backend, nranks)
+    return lambda rank, _nranks: RingSynchronizer(groups[rank], overlap=overlap)
+
+
+@everywhere
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_contract(check, backend, nranks):
+    check(job(backend, nranks), nranks)
+
+
+@between_ranks
+@pytest.mark.parametrize("check", BETWEEN_RANKS, ids=name_of)
+def test_contract_between_ranks(check, backend, nranks):
+    check(job(backend, nranks), nranks)
+
+
+@everywhere
+def test_overlap_changes_no_bits(backend, nranks):
+    check_overlap_changes_no_bits(job(backend, nranks), job(backend, nranks, overlap=False), nranks)
+
+
+@pytest.mark.parametrize("method", ["mark_final", "finish"])
+def test_a_step_before_attach_is_refused(method):
+    with job("memory", 1)(0, 1) as synchronizer, pytest.raises(RuntimeError, match="attach an arena first"):
+        getattr(synchronizer, method)(0)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_beside_backward_is_raised_by_finish_and_leaves_the_parameters_alone(backend, overlap):
+    """`mark_final` never blocks and never raises for what another rank did."""
+
+    def body(synchronizer):
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        if synchronizer.rank == 1:
+            raise ValueError("boom")
+        before = arena.parameters.copy()
+        arena.gradients.fill(1)
+        for bucket in range(BUCKETS):
+            synchronizer.mark_final(bucket)
+        with pytest.raises(PeerLost, match="rank 1 left with ValueError: boom"):
+            synchronizer.finish(0.5)
+        np.testing.assert_array_equal(arena.parameters, before)
+
+    first, second = errors_of(job(backend, 2, overlap=overlap), 2, body)
+    assert first is None
+    assert type(second) is ValueError
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_buckets_are_reduced_beside_backward_or_in_finish_always_in_order(overlap, monkeypatch):
+    started, all_started = [], threading.Event()
+
+    def reduce(self, bucket):
+        started.append((bucket, threading.current_thread() is threading.main_thread()))
+        if len(started) == BUCKETS:
+            all_started.set()
+
+    monkeypatch.setattr(RingSynchronizer, "_reduce", reduce)
+    with job("memory", 1, overlap=overlap)(0, 1) as synchronizer:
+        synchronizer.attach(new_arena(synchronizer), SGD())
+        for bucket in reversed(range(BUCKETS)):
+            synchronizer.mark_final(bucket)
+        assert not overlap or all_started.wait(DEADLINE_S)
+        synchronizer.finish(0.5)
+    assert started == [(bucket, not overlap) for bucket in range(BUCKETS)]

@@ -1,0 +1,750 @@
+"""A server's trainers in any order of messages, with plain outboxes and no gRPC: whole lives, and every failure."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.arena import Arena, FloatArray, Layout
+from common.buckets import Bucket
+from common.errors import (
+    GradSyncError,
+    LayoutMismatch,
+    PeerLost,
+    PeerStalled,
+    ProtocolError,
+    StaleEpoch,
+    UsageError,
+    error_from_name,
+)
+from common.gradsync_pb2 import Chunk, Commit, Gather, Goodbye, Hello, ServerMessage, TrainerMessage
+from common.optimizers import SGD, Adam, Optimizer
+from common.updater import Updater, make_updater
+from ps.shards import plan_shards, shard_of_bucket
+from ps.training_group import Outbox, TrainingGroup
+from ps.wire import chunks, data_of, describe
+
+SHAPES = [("w", (5, 9)), ("b", (9,)), ("v", (3,))]
+LAYOUT = Layout.of(SHAPES)  # 48 + 16 + 16 elements
+BUCKETS = (Bucket(64, 80), Bucket(0, 64))
+RATE = 0.25
+DEADLINE_S = 5.0  # of what is done at once, or after a limit of 0.3 s
+
+
+class NumpySGD:
+    """p -= lr * g."""
+
+    def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
+        self.parameters, self.gradients = parameters, gradients
+
+    def step(self, learning_rate: float) -> None:
+        self.parameters -= np.float32(learning_rate) * self.gradients
+
+
+def numpy_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
+    """Stands in for `make_updater`, so that no Paddle is needed."""
+    return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_paddle() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ps.training_group.make_updater", numpy_updater)
+        yield
+
+
+# ---- what trainers say ------------------------------------------------------------------------------------------
+
+
+def gradients_of(rank: int, step: int) -> FloatArray:
+    """Small whole numbers, whose float32 sums are exact in any order."""
+    return np.random.default_rng([rank, step]).integers(-999, 999, LAYOUT.length).astype(np.float32)
+
+
+def parameters_of(rank: int) -> FloatArray:
+    return np.random.default_rng(rank).standard_normal(LAYOUT.length).astype(np.float32)
+
+
+def expected_after(steps: int, nranks: int) -> FloatArray:
+    parameters = parameters_of(0)
+    for step in range(steps):
+        total = np.sum([gradients_of(rank, step) for rank in range(nranks)], axis=0, dtype=np.float32)
+        parameters -= np.float32(RATE) * (total * np.float32(1 / nranks))
+    return parameters
+
+
+def enter(group: TrainingGroup, message: TrainerMessage, outbox: Outbox) -> None:
+    """Say hello and register."""
+    hello = Hello(epoch=message.register.epoch, rank=message.register.rank)
+    group.handle(group.enter(TrainerMessage(hello=hello), outbox), message)
+
+
+def register_message(
+    rank: int,
+    *,
+    shapes: Iterable[tuple[str, tuple[int, ...]]] = SHAPES,
+    buckets: tuple[Bucket, ...] = BUCKETS,
+    optimizer: Optimizer | None = SGD(),  # noqa: B008 - frozen
+    epoch: int = 0,
+) -> TrainerMessage:
+    arena = Arena(Layout.of(shapes), buckets=buckets)
+    return TrainerMessage(register=describe(arena, optimizer, rank=rank, epoch=epoch))
+
+
+def parameters_message(start: int, data: FloatArray, *, epoch: int = 0) -> TrainerMessage:
+    return TrainerMessage(parameters=Chunk(epoch=epoch, start=start, data=data.tobytes()))
+
+
+def gradient_message(rank: int, step: int, bucket: int, start: int, stop: int) -> TrainerMessage:
+    (chunk,) = chunks(gradients_of(rank, step)[start:stop], first=start, epoch=0, step=step, bucket=bucket)
+    return TrainerMessage(gradients=chunk)
+
+
+def commit_message(step: int, *, rate: float = RATE, epoch: int = 0) -> TrainerMessage:
+    return TrainerMessage(commit=Commit(epoch=epoch, step=step, learning_rate=rate))
+
+
+def gather_message(sequence: int, data: bytes = b"", *, epoch: int = 0) -> TrainerMessage:
+    return TrainerMessage(gather=Gather(epoch=epoch, sequence=sequence, data=data))
+
+
+def goodbye_message(reason: str = "") -> TrainerMessage:
+    return TrainerMessage(goodbye=Goodbye(reason=reason))
+
+
+# ---- what they hear ---------------------------------------------------------------------------------------------
+
+
+class Inbox(Outbox):
+    """Takes messages at once, as a trainer on a fast line would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[ServerMessage] = []
+        self.ended = 0
+
+    def put(self, messages: Iterable[ServerMessage]) -> None:
+        self.received += list(messages)
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def of_kind(self, kind: str) -> list[ServerMessage]:
+        return [m for m in self.received if m.WhichOneof("kind") == kind]
+
+    @property
+    def version(self) -> int:
+        served = self.of_kind("served")
+        return served[-1].served.step if served else -1
+
+    def parameters(self, step: int, into: FloatArray) -> None:
+        for message in self.of_kind("parameters"):
+            if message.parameters.step == step:
+                data = data_of(message.parameters)
+                into[message.parameters.start : message.parameters.start + data.size] = data
+
+    @property
+    def failure(self) -> GradSyncError:
+        (message,) = self.of_kind("failure")
+        assert self.received[-1] is message  # nothing follows
+        assert self.ended
+        return error_from_name(message.failure.kind, message.failure.message)
+
+
+@dataclass
+class Setting:
+    """A group with inboxes of all its trainers; every later message goes the way the servicer sends it."""
+
+    group: TrainingGroup
+    inboxes: list[Inbox]
+
+    def say(self, rank: int, message: TrainerMessage) -> None:
+        try:
+            self.group.handle(rank, message)
+        except GradSyncError as exc:
+            self.group.fail(exc)
+
+    def push_all(self, rank: int, step: int) -> None:
+        for bucket, where in enumerate(BUCKETS):
+            self.say(rank, gradient_message(rank, step, bucket, where.start, where.stop))
+
+    def step(self, rank: int, step: int) -> None:
+        self.push_all(rank, step)
+        self.say(rank, commit_message(step))
+
+    def failed(self, kind: type[GradSyncError], text: str) -> None:
+        """`wait` raises and every trainer has been told the same, of exactly this kind."""
+        error = outcome_of(self.group)
+        assert type(error) is kind
+        assert re.search(text, str(error))
+        told = [inbox.failure for inbox in self.inboxes]
+        assert {(type(other), str(other)) for other in told} == {(kind, str(error))}
+
+
+def outcome_of(group: TrainingGroup) -> BaseException | None:
+    """What `wait` raises, None if it returns; an AssertionError if it does neither."""
+    raised: list[BaseException | None] = []
+
+    def wait() -> None:
+        try:
+            group.wait()
+            raised.append(None)
+        except BaseException as exc:
+            raised.append(exc)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(DEADLINE_S)
+    assert raised, "the group has not ended"
+    return raised[0]
+
+
+def open_group(nranks: int, **options: object) -> Setting:
+    return Setting(TrainingGroup(nranks, **options), [Inbox() for _ in range(nranks)])
+
+
+def running(nranks: int, *, timeout: float = 30.0) -> Setting:
+    """All have registered and hold rank 0's parameters."""
+    setting = open_group(nranks, timeout=timeout)
+    for rank in range(nranks):
+        enter(setting.group, register_message(rank), setting.inboxes[rank])
+    setting.say(0, parameters_message(0, parameters_of(0)))
+    assert [inbox.version for inbox in setting.inboxes] == [0] * nranks
+    return setting
+
+
+# ---- whole lives ------------------------------------------------------------------------------------------------
+
+Action = tuple[int, Callable[[], object]]  # (the version of parameters to wait for, what to do then)
+
+
+class Life:
+    """One trainer's messages in its own order; the next one may wait for parameters or an all-gather."""
+
+    def __init__(self, rank: int, setting: Setting, shard: tuple[int, int], steps: int, random: Random) -> None:
+        self.rank, self.setting, self.inbox = rank, setting, setting.inboxes[rank]
+        self.slice = plan_shards(LAYOUT.length, shard[1])[shard[0]]
+        self.seen: list[FloatArray] = []
+        self.actions = list(self.script(steps, random))
+
+    def script(self, steps: int, random: Random) -> Iterator[Action]:
+        yield -1, lambda: enter(self.setting.group, register_message(self.rank), self.inbox)
+        if self.rank == 0:
+            for a, b in cut(self.slice.start, self.slice.stop, random):
+                yield -1, lambda a=a, b=b: self.say(parameters_message(a, parameters_of(0)[a:b]))
+        for step in range(steps):
+            yield step, lambda: self.look()
+            for message in self.pushes(step, random):
+                yield step, lambda message=message: self.say(message)
+            yield step, lambda step=step: self.say(commit_message(step))
+        yield steps, lambda: self.look()
+        yield steps, lambda: self.say(gather_message(0, bytes([self.rank, 7 * self.rank])))
+        yield steps, lambda: self.say(goodbye_message())
+
+    def pushes(self, step: int, random: Random) -> Iterator[TrainerMessage]:
+        order = list(enumerate(BUCKETS))
+        random.shuffle(order)
+        for bucket, where in order:
+            part = shard_of_bucket(self.slice, where)
+            for a, b in cut(part.start, part.stop, random):
+                yield gradient_message(self.rank, step, bucket, a, b)
+
+    def say(self, message: TrainerMessage) -> None:
+        self.setting.group.handle(self.rank, message)
+
+    def look(self) -> None:
+        mine = np.full(LAYOUT.length, np.nan, np.float32)
+        self.inbox.parameters(self.inbox.version, mine)
+        self.seen.append(mine[self.slice.start : self.slice.stop])
+
+    def can_go_on(self) -> bool:
+        if not self.actions or self.inbox.version < self.actions[0][0]:
+            return False
+        return len(self.actions) > 1 or bool(self.inbox.of_kind("gathered"))
+
+    def go_on(self) -> None:
+        self.actions.pop(0)[1]()
+
+
+def cut(start: int, stop: int, random: Random) -> list[tuple[int, int]]:
+    if start == stop:
+        return []
+    edges = sorted({start, stop, random.randint(start, stop)})
+    return list(pairwise(edges))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.sampled_from([(0, 1), (0, 2), (1, 2), (1, 3), (7, 8)]),
+    st.randoms(use_true_random=False),
+)
+def test_whole_lives_in_any_order_of_messages(nranks: int, shard: tuple[int, int], random: Random) -> None:
+    steps = 3
+    setting = open_group(nranks, shard=shard)
+    lives = [Life(rank, setting, shard, steps, random) for rank in range(nranks)]
+    while able := [life for life in lives if life.can_go_on()]:
+        random.choice(able).go_on()
+    assert outcome_of(setting.group) is None
+    assert setting.group.steps == steps
+    everyone = b"".join(bytes([rank, 7 * rank]) for rank in range(nranks))
+    for life in lives:
+        for step, seen in enumerate(life.seen):
+            expected = expected_after(step, nranks)[life.slice.start : life.slice.stop]
+            assert seen.tobytes() == expected.tobytes()
+        assert len(life.seen) == steps + 1
+        assert [m.gathered.data for m in life.inbox.of_kind("gathered")] == [everyone]
+        assert not life.inbox.of_kind("failure")
+        assert life.inbox.ended
+
+
+def test_a_plain_outbox_gives_messages_in_order_and_ends() -> None:
+    group, outbox = TrainingGroup(1), Outbox()
+    enter(group, register_message(0), outbox)
+    group.handle(0, parameters_message(0, parameters_of(0)))
+    group.handle(0, gather_message(0, b"abc"))
+    group.handle(0, goodbye_message())
+    group.lost(0)
+    assert outcome_of(group) is None
+    first, *rest = list(outbox)
+    np.testing.assert_array_equal(data_of(first.parameters), parameters_of(0))
+    assert [m.WhichOneof("kind") for m in rest] == ["served", "gathered"]
+    assert rest[1].gathered.data == b"abc"
+
+
+def test_a_model_without_parameters_has_steps_too() -> None:
+    setting = open_group(2)
+    for rank in (1, 0):
+        enter(setting.group, register_message(rank, shapes=[], buckets=()), setting.inboxes[rank])
+    for rank in (0, 1):
+        setting.say(rank, commit_message(0))
+    assert [inbox.version for inbox in setting.inboxes] == [1, 1]
+
+
+def test_parameters_are_not_touched_before_all_have_committed() -> None:
+    setting = running(2)
+    setting.push_all(1, 0)
+    setting.step(0, 0)
+    assert setting.group.steps == 0
+    assert [inbox.version for inbox in setting.inboxes] == [0, 0]
+    setting.say(1, commit_message(0))
+    assert [inbox.version for inbox in setting.inboxes] == [1, 1]
+
+
+def test_without_an_optimizer_averaged_gradients_are_served() -> None:
+    setting = open_group(2)
+    for rank in (0, 1):
+        enter(setting.group, register_message(rank, optimizer=None), setting.inboxes[rank])
+    setting.say(0, parameters_message(0, parameters_of(0)))
+    for step in range(2):
+        for rank in (1, 0):
+            setting.step(rank, step)
+    for inbox in setting.inboxes:
+        served = [np.zeros(LAYOUT.length, np.float32) for _ in range(3)]
+        for version in range(3):
+            inbox.parameters(version, served[version])
+        assert served[0].tobytes() == parameters_of(0).tobytes()
+        for step in range(2):
+            mean = (gradients_of(0, step) + gradients_of(1, step)) * np.float32(0.5)
+            assert served[step + 1].tobytes() == mean.tobytes()
+
+
+def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
+    """Rank 0 goes on and pushes the next step before rank 1 has drawn what was served."""
+    group, slow = TrainingGroup(2), Outbox()
+    setting = Setting(group, [Inbox(), Inbox()])
+    enter(group, register_message(0, optimizer=None), setting.inboxes[0])
+    enter(group, register_message(1, optimizer=None), slow)
+    setting.say(0, parameters_message(0, parameters_of(0)))
+    for rank in (0, 1):
+        setting.step(rank, 0)
+    setting.push_all(0, 1)
+    group.fail(PeerLost("end of test"))
+    served = [m.parameters for m in slow if m.WhichOneof("kind") == "parameters" and m.parameters.step == 1]
+    mean = (gradients_of(0, 0) + gradients_of(1, 0)) * np.float32(0.5)
+    np.testing.assert_array_equal(np.concatenate([data_of(chunk) for chunk in served]), mean)
+
+
+# ---- disagreement -----------------------------------------------------------------------------------------------
+
+OTHER_REGISTERS = {
+    "name": (register_message(1, shapes=[("w", (5, 9)), ("c", (9,)), ("v", (3,))]), r"parameter b \[9\] against c"),
+    "shape": (register_message(1, shapes=[("w", (9, 5)), *SHAPES[1:]]), r"w \[5, 9\] against w \[9, 5\]"),
+    "order": (register_message(1, shapes=[*SHAPES[1:], SHAPES[0]]), r"parameter w \[5, 9\] against b \[9\]"),
+    "count": (register_message(1, shapes=SHAPES[:2]), "3 parameters against 2"),
+    "bucket plan": (register_message(1, buckets=(Bucket(0, 80),)), "bucket plan of 2 against one of 1"),
+    "optimizer": (register_message(1, optimizer=Adam()), r"SGD\(.*against Adam\("),
+    "learning rate": (register_message(1, optimizer=SGD(learning_rate=0.5)), r"0\.001.*against.*0\.5"),
+    "no optimizer": (register_message(1, optimizer=None), r"SGD\(.*against None"),
+    "setting": (register_message(1, optimizer=SGD(weight_decay=0.1)), r"weight_decay=0\.0.*weight_decay=0\.1"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_REGISTERS)
+def test_trainers_that_disagree_are_told_the_difference(what: str) -> None:
+    message, text = OTHER_REGISTERS[what]
+    setting = open_group(2)
+    enter(setting.group, register_message(0), setting.inboxes[0])
+    with pytest.raises(LayoutMismatch, match=f"rank 0 and rank 1 disagree: .*{text}") as caught:
+        enter(setting.group, message, setting.inboxes[1])
+    setting.group.fail(caught.value)
+    setting.failed(LayoutMismatch, text)
+
+
+def test_who_comes_after_a_disagreement_is_told_too() -> None:
+    setting = open_group(3)
+    enter(setting.group, register_message(2, optimizer=Adam()), setting.inboxes[2])
+    with pytest.raises(LayoutMismatch) as caught:
+        enter(setting.group, register_message(0), setting.inboxes[0])
+    setting.group.fail(caught.value)
+    enter(setting.group, register_message(1), setting.inboxes[1])
+    setting.failed(LayoutMismatch, "rank 2 and rank 0 disagree")
+
+
+def test_another_learning_rate_within_a_step_fails_all() -> None:
+    setting = running(2)
+    setting.step(0, 0)
+    setting.push_all(1, 0)
+    setting.say(1, commit_message(0, rate=2 * RATE))
+    setting.failed(LayoutMismatch, r"rank 1 has learning rate 0\.5 at step 0, rank 0 has 0\.25")
+
+
+def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray) -> Updater:
+        raise UsageError("Paddle is not installed here")
+
+    monkeypatch.setattr("ps.training_group.make_updater", refuse)
+    setting = open_group(1)
+    with pytest.raises(UsageError) as caught:
+        enter(setting.group, register_message(0), setting.inboxes[0])
+    setting.group.fail(caught.value)
+    setting.failed(UsageError, "Paddle is not installed")
+
+
+# ---- messages that cannot be right ------------------------------------------------------------------------------
+
+
+def test_registering_twice_is_refused() -> None:
+    setting = open_group(2)
+    enter(setting.group, register_message(0), setting.inboxes[0])
+    with pytest.raises(ProtocolError, match="rank 0 came twice"):
+        enter(setting.group, register_message(0), setting.inboxes[1])
+
+
+def test_a_rank_outside_the_group_is_refused() -> None:
+    setting = open_group(2)
+    with pytest.raises(ProtocolError, match=r"rank 2 .*outside 0\.\.1"):
+        enter(setting.group, register_message(2), setting.inboxes[0])
+
+
+def test_a_register_of_another_epoch_is_refused() -> None:
+    setting = open_group(2, epoch=5)
+    with pytest.raises(StaleEpoch, match="rank 1 sent a message of epoch 4, this is epoch 5"):
+        enter(setting.group, register_message(1, epoch=4), setting.inboxes[1])
+
+
+@pytest.mark.parametrize("message", [commit_message(0), parameters_message(0, parameters_of(0)), TrainerMessage()])
+def test_the_first_message_must_be_a_register(message: TrainerMessage) -> None:
+    with pytest.raises(ProtocolError, match="did not say hello"):
+        open_group(1).group.enter(message, Inbox())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [commit_message(0), gradient_message(1, 0, 0, 64, 80), parameters_message(0, parameters_of(0))],
+    ids=["commit", "gradients", "parameters"],
+)
+def test_data_before_anyone_registered_is_refused(message: TrainerMessage) -> None:
+    setting = open_group(2)
+    with pytest.raises(ProtocolError, match="rank 1 sent data before registering"):
+        setting.group.handle(1, message)
+
+
+WRONG_MESSAGES: dict[str, tuple[int, TrainerMessage, type[GradSyncError], str]] = {
+    "parameters of rank 1": (1, parameters_message(80, np.ones(1, np.float32)), ProtocolError, "rank 1 sent param"),
+    "parameters again": (0, parameters_message(0, parameters_of(0)), ProtocolError, "expected 80 from rank 0"),
+    "parameters of another epoch": (0, parameters_message(0, parameters_of(0), epoch=9), StaleEpoch, "epoch 9"),
+    "ragged gradients": (1, TrainerMessage(gradients=Chunk(start=64, data=b"abc")), ProtocolError, "3 bytes"),
+    "gradients of another step": (1, gradient_message(1, 4, 0, 64, 80), ProtocolError, "rank 1 sent step 4"),
+    "gradients of another bucket": (1, gradient_message(1, 0, 1, 64, 80), ProtocolError, "of bucket 1"),
+    "commit without gradients": (1, commit_message(0), ProtocolError, "rank 1 committed step 0 after 0 of 80"),
+    "commit of another epoch": (1, commit_message(0, epoch=1), StaleEpoch, "rank 1 sent a message of epoch 1"),
+    "gather of another epoch": (1, gather_message(0, epoch=1), StaleEpoch, "rank 1 sent a message of epoch 1"),
+    "register again": (1, register_message(1), ProtocolError, "rank 1 sent an unexpected register"),
+    "nothing": (1, TrainerMessage(), ProtocolError, "rank 1 sent an unexpected None"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MESSAGES)
+def test_a_wrong_message_fails_all_by_name(name: str) -> None:
+    rank, message, kind, text = WRONG_MESSAGES[name]
+    setting = running(2)
+    setting.say(rank, message)
+    setting.failed(kind, text)
+    assert [inbox.version for inbox in setting.inboxes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [(1, 79), (0, 81)], ids=["a gap at the beginning", "more than the shard holds"]
+)
+def test_parameters_must_fit(start: int, size: int) -> None:
+    setting = open_group(1)
+    enter(setting.group, register_message(0), setting.inboxes[0])
+    setting.say(0, parameters_message(start, np.ones(size, np.float32)))
+    setting.failed(ProtocolError, f"rank 0 sent parameters from element {start}, expected 0")
+
+
+# ---- gather -----------------------------------------------------------------------------------------------------
+
+
+def test_gathers_are_answered_in_rank_order_whoever_calls_first() -> None:
+    setting = running(3)
+    for sequence, order in enumerate([(2, 0, 1), (0, 1, 2), (1, 2, 0)]):
+        for rank in order:
+            setting.say(rank, gather_message(sequence, bytes([10 * sequence + rank])))
+    expected = [bytes([10 * sequence + rank for rank in range(3)]) for sequence in range(3)]
+    for inbox in setting.inboxes:
+        assert [m.gathered.data for m in inbox.of_kind("gathered")] == expected
+        assert [m.gathered.sequence for m in inbox.of_kind("gathered")] == [0, 1, 2]
+
+
+def test_a_gather_is_not_answered_before_all_have_called() -> None:
+    setting = running(3)
+    setting.say(2, gather_message(0))
+    setting.say(0, gather_message(0))
+    assert not any(inbox.of_kind("gathered") for inbox in setting.inboxes)
+
+
+def test_a_gather_between_steps_leaves_the_steps_alone() -> None:
+    setting = running(2)
+    for step in range(2):
+        for rank in (0, 1):
+            setting.step(rank, step)
+        for rank in (1, 0):
+            setting.say(rank, gather_message(step))
+    seen = np.zeros(LAYOUT.length, np.float32)
+    setting.inboxes[1].parameters(2, seen)
+    assert seen.tobytes() == expected_after(2, 2).tobytes()
+
+
+@pytest.mark.parametrize(("rank", "sequence"), [(0, 0), (0, 1), (1, 1)], ids=["twice", "next too early", "other"])
+def test_a_gather_out_of_turn_fails_all(rank: int, sequence: int) -> None:
+    setting = running(2)
+    setting.say(0, gather_message(0))
+    setting.say(rank, gather_message(sequence))
+    setting.failed(ProtocolError, f"rank {rank} called gather number {sequence} out of turn")
+
+
+# ---- leaving ----------------------------------------------------------------------------------------------------
+
+
+def test_wait_returns_once_all_have_said_goodbye() -> None:
+    setting = running(3)
+    waiter = threading.Thread(target=setting.group.wait)
+    waiter.start()
+    for rank in (2, 0, 1):
+        assert waiter.is_alive()
+        setting.say(rank, goodbye_message())
+        setting.group.lost(rank)  # its stream ends after that
+    waiter.join(DEADLINE_S)
+    assert not waiter.is_alive()
+    assert all(inbox.ended and not inbox.of_kind("failure") for inbox in setting.inboxes)
+
+
+def test_wait_raises_what_happens_while_it_waits() -> None:
+    setting = running(2)
+    timer = threading.Timer(0.05, setting.group.lost, [1])
+    timer.start()
+    assert isinstance(outcome_of(setting.group), PeerLost)
+    timer.join()
+
+
+def test_goodbye_with_a_reason_is_told_to_all() -> None:
+    setting = running(3)
+    for rank in range(3):
+        setting.step(rank, 0)
+    setting.say(1, goodbye_message("DataError: no file"))
+    setting.failed(PeerLost, "rank 1 left at step 1 with DataError: no file")
+
+
+@pytest.mark.parametrize("first", ["goodbye", "commit"])
+def test_finishing_early_fails_those_who_go_on(first: str) -> None:
+    setting = running(2)
+    if first == "goodbye":
+        setting.say(1, goodbye_message())
+        assert not setting.inboxes[0].of_kind("failure")
+        setting.step(0, 0)
+    else:
+        setting.step(0, 0)
+        setting.say(1, goodbye_message())
+    error = outcome_of(setting.group)
+    assert isinstance(error, PeerLost)
+    assert "rank 1 finished at step 0 while others go on; give all the same --steps" in str(error)
+    assert isinstance(setting.inboxes[0].failure, PeerLost)
+
+
+@pytest.mark.parametrize("first", ["goodbye", "gather"])
+def test_leaving_before_a_gather_fails_those_who_gather(first: str) -> None:
+    setting = running(3)
+    messages = [(2, goodbye_message()), (0, gather_message(0))]
+    for rank, message in messages if first == "goodbye" else reversed(messages):
+        setting.say(rank, message)
+    error = outcome_of(setting.group)
+    assert isinstance(error, PeerLost)
+    assert "rank 2 finished at step 0 while others go on" in str(error)
+    assert isinstance(setting.inboxes[0].failure, PeerLost)
+    assert isinstance(setting.inboxes[1].failure, PeerLost)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_lost_trainer_is_named_with_its_step(steps: int) -> None:
+    setting = running(3)
+    for step in range(steps):
+        for rank in range(3):
+            setting.step(rank, step)
+    setting.group.lost(2)
+    setting.failed(PeerLost, f"rank 2 died at step {steps}: its connection closed without a goodbye")
+
+
+def test_a_trainer_lost_before_all_have_registered_is_named() -> None:
+    setting = open_group(2)
+    enter(setting.group, register_message(1), setting.inboxes[1])
+    setting.group.lost(1)
+    error = outcome_of(setting.group)
+    assert isinstance(error, PeerLost)
+    assert "rank 1 died at step 0" in str(error)
+
+
+def test_who_registers_after_the_failure_is_told_too() -> None:
+    setting = open_group(2)
+    setting.group.fail(PeerLost("rank 0 died at step 0"))
+    enter(setting.group, register_message(1), setting.inboxes[1])
+    assert str(setting.inboxes[1].failure) == "rank 0 died at step 0"
+
+
+def test_only_the_first_failure_counts() -> None:
+    setting = running(2)
+    setting.group.lost(1)
+    setting.group.fail(ProtocolError("later"))
+    setting.group.lost(0)
+    setting.failed(PeerLost, "rank 1 died")
+
+
+def test_messages_after_a_failure_change_nothing() -> None:
+    setting = running(2)
+    setting.step(0, 0)
+    setting.group.fail(PeerLost("rank 7 died"))
+    heard = [list(inbox.received) for inbox in setting.inboxes]
+    setting.step(1, 0)
+    setting.say(1, commit_message(99))
+    setting.say(0, goodbye_message("another reason"))
+    assert setting.group.steps == 0
+    assert [inbox.received for inbox in setting.inboxes] == heard
+    setting.failed(PeerLost, "rank 7 died")
+
+
+# ---- silence ----------------------------------------------------------------------------------------------------
+
+
+def stalled(setting: Setting, text: str, *, timeout: float) -> None:
+    """The group fails no earlier than its limit, and not much later."""
+    begin = time.monotonic()
+    setting.failed(PeerStalled, rf"^rank {text} for {timeout:g} s;")
+    assert timeout - 0.05 < time.monotonic() - begin < timeout + 5.0
+
+
+def test_who_does_not_commit_is_named() -> None:
+    setting = running(3, timeout=0.3)
+    setting.push_all(0, 0)
+    setting.push_all(2, 0)
+    setting.step(1, 0)
+    stalled(setting, "0, 2 did not take part in step 0", timeout=0.3)
+
+
+def test_a_later_step_is_named() -> None:
+    setting = running(2, timeout=0.3)
+    for rank in (0, 1):
+        setting.step(rank, 0)
+    setting.step(0, 1)
+    stalled(setting, "1 did not take part in step 1", timeout=0.3)
+
+
+def test_who_does_not_register_is_named() -> None:
+    setting = open_group(3, timeout=0.3)
+    enter(setting.group, register_message(1), setting.inboxes[1])
+    setting.inboxes = [setting.inboxes[1]]
+    stalled(setting, "0, 2 did not take part in step 0", timeout=0.3)
+
+
+def test_rank_0_that_sends_no_parameters_is_named() -> None:
+    setting = open_group(2, timeout=0.3)
+    for rank in (0, 1):
+        enter(setting.group, register_message(rank), setting.inboxes[rank])
+    setting.say(0, parameters_message(0, parameters_of(0)[:79]))
+    stalled(setting, "0 did not take part in step 0", timeout=0.3)
+
+
+def test_who_does_not_gather_is_named() -> None:
+    setting = running(3, timeout=0.3)
+    setting.say(0, gather_message(0))
+    setting.say(2, gather_message(0))
+    stalled(setting, "1 did not take part in step 0", timeout=0.3)
+
+
+def test_nobody_stalls_while_nobody_waits() -> None:
+    setting = running(2, timeout=0.2)
+    setting.push_all(0, 0)
+    waiter = threading.Thread(target=setting.group.wait)
+    waiter.start()
+    waiter.join(0.6)  # a long forward pass of both: three times the limit
+    assert waiter.is_alive()
+    setting.push_all(1, 0)
+    for message in (commit_message(0), goodbye_message()):
+        for rank in (0, 1):
+            setting.say(rank, message)
+    waiter.join(DEADLINE_S)
+    assert not waiter.is_alive()
+
+
+class Clock:
+    """Stands in for the module `time` of the group: moves only when told."""
+
+    def __init__(self) -> None:
+        self._now, self._looks = 0.0, 0
+        self._looked = threading.Condition()
+
+    def monotonic(self) -> float:
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+            return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and the watchdog has seen it (unless it has ended for that)."""
+        with self._looked:
+            self._now += seconds
+            enough = self._looks + 2
+            self._looked.wait_for(lambda: self._looks >= enough, 2.0)
+
+
+def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("ps.training_group.time", clock)
+    setting = running(2, timeout=10.0)
+    setting.step(0, 0)
+    for start in range(0, 64, 16):
+        clock.advance(9.0)
+        setting.say(1, gradient_message(1, 0, 1, start, start + 16))
+    assert not setting.inboxes[0].of_kind("failure")
+    clock.advance(11.0)
+    setting.failed(PeerStalled, "^rank 1 did not take part in step 0 for 10 s")
