@@ -60,6 +60,8 @@ class Layout:
                 return f"parameter {mine.name} {list(mine.shape)} against {theirs.name} {list(theirs.shape)}"
         if len(self.slots) != len(other.slots):
             return f"{len(self.slots)} parameters against {len(other.slots)}"
+        if self.length != other.length:
+            return f"arenas of {self.length} against {other.length} elements"
         return None
 
     def slots_between(self, start: int, stop: int) -> tuple[Slot, ...]:

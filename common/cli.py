@@ -25,7 +25,8 @@ def run_command(
     try:
         return main(tyro.cli(config, prog=prog, args=args)) or 0
     except GradSyncError as exc:
-        print(f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        if not getattr(exc, "told", False):
+            print(f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

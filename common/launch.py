@@ -29,9 +29,10 @@ TAIL_LINES = 12
 class ProcessFailed(GradSyncError):
     """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, *, told: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.told = told  # the process itself has written why to this terminal
 
 
 @dataclass
@@ -56,12 +57,14 @@ class Job:
 
     log_dir: Path | None = None
     children: list[Child] = field(default_factory=list)
+    _starting: bool = False
+    _terminated: bool = False
 
     def __enter__(self) -> Job:
         self._temporary = tempfile.TemporaryDirectory(prefix="gradsync-")
         self._logs = self.log_dir or Path(self._temporary.name)
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._previous = signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,6 +73,11 @@ class Job:
         finally:
             signal.signal(signal.SIGTERM, self._previous)
             self._temporary.cleanup()
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+        if not self._starting:
+            raise SystemExit(128 + signal.SIGTERM)
 
     @property
     def scratch(self) -> Path:
@@ -94,6 +102,7 @@ class Job:
             on_terminal: its output goes to this terminal instead (where no log folder was asked for).
             talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
+        self._starting = True  # a SIGTERM now must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
         output = None if path is None else path.open("wb")
@@ -114,6 +123,9 @@ class Job:
             if output is not None:
                 output.close()
         self.children.append(Child(name, process, path))
+        self._starting = False
+        if self._terminated:
+            self._on_sigterm()
         return process
 
     def wait(self) -> None:
@@ -144,7 +156,8 @@ class Job:
         message = f"{first.name} {ended}"
         if first.log is not None:
             message += _tail(first.log, kept=self.log_dir is not None)
-        return ProcessFailed(message, 128 - code if code < 0 else code)
+        told = first.log is None and code > 0
+        return ProcessFailed(message, 128 - code if code < 0 else code, told=told)
 
     def _all_ended_well(self) -> bool:
         self._mark_ended()
@@ -183,10 +196,6 @@ class Job:
 def _blame(child: Child) -> tuple[bool, float]:
     """Processes that only report another's failure come last; among the rest, the first to end."""
     return (child.code == PeerError.exit_code, child.ended_at or 0.0)
-
-
-def _exit_on_sigterm(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _tail(log: Path, *, kept: bool) -> str:

@@ -24,7 +24,8 @@ GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-infor
 
 
 class Roster:
-    """Who has joined. Complete when every rank 0..nranks-1 has; failed, for all, at the first contradiction."""
+    """Who has joined. Complete when every rank 0..nranks-1 has, and then closed to strangers; failed, for all, at the
+    first contradiction before that."""
 
     def __init__(self, nranks: int) -> None:
         self.nranks = nranks
@@ -40,7 +41,10 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         with self._changed:
-            self.failure = self.failure or self._objection(request)
+            objection = self._objection(request)
+            if objection and self.complete:
+                raise objection  # of no concern to a group that is there
+            self.failure = self.failure or objection
             self.members.setdefault(request.rank, request)
             self._changed.notify_all()
             self._changed.wait_for(self._settled, max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -42,8 +43,9 @@ FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note
 class Session:
     """The stream between this trainer and one server. What arrives is noted here, and `changed` is notified."""
 
-    def __init__(self, channel: grpc.Channel, name: str, changed: threading.Condition) -> None:
+    def __init__(self, name: str, channel: grpc.Channel, changed: threading.Condition) -> None:
         self.name = name
+        self.heard_at = time.monotonic()
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
@@ -90,6 +92,7 @@ class Session:
             self._call.cancel()
 
     def _handle(self, message: ServerMessage) -> None:
+        self.heard_at = time.monotonic()
         kind = message.WhichOneof("kind")
         if kind == "parameters":
             self._store(message.parameters)
@@ -145,13 +148,11 @@ class Client:
         self._gradients: FloatArray = np.empty(0, np.float32)
         self._channels = ExitStack()
         try:
-            joined = [self._join(index, address) for index, address in enumerate(servers)]
-            hello = TrainerMessage(hello=Hello(epoch=self.epoch, rank=rank))
-            for name, channel in joined:
-                self._sessions.append(Session(channel, name, self._changed))
-                self._sessions[-1].send([hello])
-        except BaseException:
-            self.close()
+            for index, address in enumerate(servers):
+                self._sessions.append(Session(*self._join(index, address), self._changed))
+                self._sessions[-1].send([TrainerMessage(hello=Hello(epoch=self.epoch, rank=rank))])
+        except BaseException as exc:
+            self.close(f"{type(exc).__name__}: {exc}")
             raise
 
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
@@ -212,6 +213,15 @@ class Client:
             self._sessions.pop().close(goodbye)
         self._channels.close()
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+    def _settled(self, done: Any) -> bool:
+        return any(s.error for s in self._sessions) or all(done(s) for s in self._sessions)
+
     def _join(self, index: int, address: str) -> tuple[str, grpc.Channel]:
         name = f"server {index} at {address}"
         deadline = time.monotonic() + self.timeout
@@ -232,12 +242,17 @@ class Client:
         return name, channel
 
     def _wait(self, done: Any, doing: str) -> None:
-        """Wait until `done` holds for every session; the server, which knows more, is the first to complain."""
+        """Wait until `done` holds for every session; the server, which knows more, is the first to complain. The limit
+        counts from the last sign of life, for a large model may take longer to arrive."""
+        begun = time.monotonic()
         with self._changed:
-            self._changed.wait_for(
-                lambda: any(s.error for s in self._sessions) or all(done(s) for s in self._sessions),
-                self.timeout + GRACE,
-            )
+            while not self._settled(done):
+                waited_for = [s for s in self._sessions if not done(s)]
+                deadline = max(begun, *(s.heard_at for s in waited_for)) + self.timeout + GRACE
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    break
+                self._changed.wait_for(lambda: self._settled(done), remaining)
             for session in self._sessions:
                 if session.error:
                     raise session.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.process import prepare_process
@@ -33,6 +34,8 @@ def run(config: ServerConfig) -> None:
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
             config.address_file.write_text(f"{server.address}\n")
+        with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
+            import common.flat_optimizer  # noqa: F401
         server.wait()
         print(f"training is complete: {server.steps:,} steps", flush=True)
 

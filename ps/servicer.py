@@ -74,8 +74,10 @@ class ParameterServer:
             remaining = context.time_remaining() or self._timeout + GRACE
             self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
         except GradSyncError as exc:
-            self._group.fail(exc)
+            if not self._roster.complete:  # a stray caller does not harm a group that is there
+                self._group.fail(exc)
             rpc.abort_with(context, exc)
+        self._group.expect()
         index, count = self._shard
         return JoinReply(shard=index, shards=count)
 

@@ -44,6 +44,7 @@ def parse_shard(text: str) -> tuple[int, int]:
         UsageError: not of that form, or I outside 0..S-1.
     """
     index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+    numbers = index.isdecimal() and count.isdecimal() and text.isascii()
+    if not (slash and numbers and int(index) < int(count)):
         raise UsageError(f"--shard must be I/S with I in 0..S-1, as in 0/2 (got {text!r})")
     return int(index), int(count)

@@ -105,7 +105,7 @@ class Store:
         for other, rate in self._committed.items():
             if rate != learning_rate:
                 raise LayoutMismatch(
-                    f"rank {rank} has learning rate {learning_rate:g} at step {step}, rank {other} has {rate:g}; "
+                    f"rank {rank} has learning rate {learning_rate} at step {step}, rank {other} has {rate}; "
                     "give all trainers the same --lr and scheduler"
                 )
         self._committed[rank] = learning_rate

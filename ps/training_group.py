@@ -82,9 +82,17 @@ class TrainingGroup:
             if hello.rank in self._outboxes or hello.rank >= self.nranks:
                 raise ProtocolError(f"rank {hello.rank} came twice or is outside 0..{self.nranks - 1}")
             self._outboxes[hello.rank] = outbox
+            if len(self._outboxes) == self.nranks:
+                self._nobody_waits()
             if self._failure:
                 tell(outbox, self._failure)
         return hello.rank
+
+    def expect(self) -> None:
+        """All trainers have joined, and are about to enter."""
+        with self._lock:
+            if len(self._outboxes) < self.nranks:
+                self._someone_waits()
 
     def handle(self, rank: int, message: TrainerMessage) -> None:
         """Any later message of a trainer. Raises what `fail` is then to be called with."""
@@ -133,6 +141,8 @@ class TrainingGroup:
         self._registered.add(rank)
         self._someone_waits()
         self._begin_if_ready()
+        if self._gone and self._waiting_since is not None:
+            self._finished_early()
 
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
@@ -172,12 +182,13 @@ class TrainingGroup:
         self._check_epoch(chunk.epoch, rank)
         data = data_of(chunk)
         expected = store.shard.start + self._filled
-        if rank != 0 or chunk.start != expected or self._filled + data.size > store.shard.length:
+        if rank != 0 or not data.size or chunk.start != expected or self._filled + data.size > store.shard.length:
             raise ProtocolError(
                 f"rank {rank} sent parameters from element {chunk.start}, expected {expected} from rank 0"
             )
         store.parameters[self._filled : self._filled + data.size] = data
         self._filled += data.size
+        self._still_alive()
         self._begin_if_ready()
 
     def _commit(self, rank: int, message: TrainerMessage) -> None:
@@ -213,6 +224,8 @@ class TrainingGroup:
             raise ProtocolError(f"rank {rank} called gather number {gather.sequence} out of turn")
         begun += gather.data
         self._still_alive()
+        if len(begun) > gather.size:
+            raise ProtocolError(f"rank {rank} sent {len(begun)} bytes of a gather of {gather.size}")
         if len(begun) < gather.size:
             return
         self._gathered.add(rank)
@@ -278,6 +291,8 @@ class TrainingGroup:
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""
+        if len(self._outboxes) < self.nranks:
+            return [rank for rank in range(self.nranks) if rank not in self._outboxes]
         if self._gathered:
             return [rank for rank in range(self.nranks) if rank not in self._gathered]
         if self._store is None or len(self._registered) < self.nranks:

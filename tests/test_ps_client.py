@@ -716,3 +716,30 @@ def test_an_error_of_the_server_keeps_its_name() -> None:
 
 def test_the_plan_of_these_tests_has_buckets_across_shards() -> None:
     assert make_arena(0).buckets[-1] == Bucket(0, 80)
+
+
+def test_servers_in_another_order_leave_no_server_waiting() -> None:
+    with serving(1, 2) as group:
+        with pytest.raises(UsageError, match="list all servers in the order"):
+            Client(addresses(group)[::-1], 0, 1)
+        with pytest.raises(UsageError, match="list all servers in the order"):
+            Client([group[0].address], 0, 1)
+
+
+def test_a_server_that_cannot_be_reached_frees_the_other() -> None:
+    with serving(1, 2) as group:
+        with pytest.raises(PeerUnreachable):
+            Client([group[0].address, "127.0.0.1:9"], 0, 1, timeout=0.5)
+        (outcome,) = outcomes_within(5.0, group[0].wait)
+        assert isinstance(outcome, PeerLost)
+        assert "rank 0 left at step 0 with PeerUnreachable: nobody answered at 127.0.0.1:9" in str(outcome)
+
+
+def test_a_stray_caller_does_not_harm_a_running_training() -> None:
+    with serving(1) as (server,), closing(Client([server.address], 0, 1)) as client:
+        arena = make_arena(0)
+        client.register(arena, SGD(learning_rate=RATE))
+        with pytest.raises(RendezvousError, match="rank 0 joined twice"):
+            Client([server.address], 0, 1)
+        take_step(client, arena)
+        np.testing.assert_array_equal(arena.parameters, expected_after(1, 1, arena))

@@ -115,7 +115,7 @@ def commit_message(step: int, *, rate: float = RATE, epoch: int = 0) -> TrainerM
 
 
 def gather_message(sequence: int, data: bytes = b"", *, epoch: int = 0) -> TrainerMessage:
-    return TrainerMessage(gather=Gather(epoch=epoch, sequence=sequence, data=data))
+    return TrainerMessage(gather=Gather(epoch=epoch, sequence=sequence, size=len(data), data=data))
 
 
 def goodbye_message(reason: str = "") -> TrainerMessage:
@@ -748,3 +748,52 @@ def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.Mo
     assert not setting.inboxes[0].of_kind("failure")
     clock.advance(11.0)
     setting.failed(PeerStalled, "^rank 1 did not take part in step 0 for 10 s")
+
+
+# ---- what happens before training -------------------------------------------------------------------------------
+
+
+def test_a_goodbye_before_the_others_register_fails_them() -> None:
+    setting = open_group(2)
+    for rank in range(2):
+        hello = TrainerMessage(hello=Hello(epoch=0, rank=rank))
+        setting.group.enter(hello, setting.inboxes[rank])
+    setting.say(1, TrainerMessage(goodbye=Goodbye(epoch=0)))
+    setting.say(0, register_message(0))
+    error = outcome_of(setting.group)
+    assert isinstance(error, PeerLost)
+    assert "rank 1 finished at step 0 while others go on" in str(error)
+
+
+def test_who_joined_but_never_came_is_named() -> None:
+    group = TrainingGroup(2, timeout=0.3)
+    group.enter(TrainerMessage(hello=Hello(epoch=0, rank=0)), Inbox())
+    group.expect()
+    error = outcome_of(group)
+    assert isinstance(error, PeerStalled)
+    assert "rank 1 did not take part in step 0 for 0.3 s" in str(error)
+
+
+def test_who_takes_long_between_coming_and_registering_is_not_blamed() -> None:
+    group = TrainingGroup(2, timeout=0.2)
+    group.expect()
+    for rank in range(2):
+        group.enter(TrainerMessage(hello=Hello(epoch=0, rank=rank)), Inbox())
+    waiter = threading.Thread(target=group._watch, daemon=True)
+    waiter.start()
+    waiter.join(0.6)
+    assert waiter.is_alive()
+    assert group._failure is None
+    group.fail(PeerLost("end of test"))
+
+
+def test_parameters_after_the_start_are_refused_even_if_empty() -> None:
+    setting = running(2)
+    setting.say(0, TrainerMessage(parameters=Chunk(start=80)))
+    setting.failed(ProtocolError, "rank 0 sent parameters from element 80")
+
+
+def test_a_gather_of_more_than_it_announced_is_refused() -> None:
+    setting = running(2)
+    setting.say(1, TrainerMessage(gather=Gather(sequence=0, size=1, data=b"ab")))
+    setting.failed(ProtocolError, "rank 1 sent 2 bytes of a gather of 1")
