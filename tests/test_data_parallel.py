@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -259,3 +260,42 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert results_of(done.stdout) == launch("ps", 1, tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (
+            "dist.DataParallel(nn.Linear(2, 2)); dist.DataParallel(nn.Linear(2, 2))",
+            "a second model was given to DataParallel",
+        ),
+        (
+            "dist.distributed_model(nn.Linear(2, 2)); other = nn.Linear(2, 2);"
+            "dist.distributed_optimizer(paddle.optimizer.SGD(parameters=other.parameters()))",
+            "the optimizer has no parameter of the model given to distributed_model",
+        ),
+        ("dist.DataParallel(nn.Linear(2, 2), group=object())", "sub-groups are not supported"),
+        ("dist.DataParallel(nn.Linear(2, 2 + dist.get_rank()))", "rank . and rank . disagree"),
+    ],
+    ids=["two models", "another model's optimizer", "group", "different models"],
+)
+@pytest.mark.parametrize("scheme", ["ps", "collective"])
+def test_wrong_use_is_named_on_every_rank(tmp_path: Path, scheme: str, body: str, text: str) -> None:
+    program = tmp_path / "wrong.py"
+    program.write_text(f"import paddle\nfrom paddle import nn\nimport {scheme} as dist\ndist.init()\n{body}\n")
+    command = ["-m", f"{scheme}.run", "--nranks", "2", "--log-dir", str(tmp_path / "log"), str(program)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert done.returncode == 2, done.stderr
+    for log in (tmp_path / "log").glob("workerlog.*"):
+        lines = log.read_text().strip().splitlines()
+        assert len(lines) == 1, lines
+        assert re.search(text, lines[0]) or "left" in lines[0]
+    assert re.search(text, done.stderr)
