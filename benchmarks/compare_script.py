@@ -144,7 +144,8 @@ def distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], warmup: int) -> dict[str, Any]:
-    """Median step time of each repetition, the median of those, and their spread; milliseconds."""
+    """Median step time of each repetition, the median of those, and their spread (ms); rank 0's memory above that after
+    imports (MB)."""
     medians = [1e3 * float(np.median(np.diff(r["times"])[warmup:])) for r in repetitions]
     return {
         "contestant": contestant.name,
@@ -154,6 +155,7 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], war
         "repetitions": len(repetitions),
         "step_ms": median(medians),
         "step_ms_interval": [min(medians), max(medians)],
+        "memory_mb": median(r["memory_bytes"] for r in repetitions) / 1e6,
         "parameters_sha256": repetitions[0]["parameters_sha256"],
     }
 
@@ -168,9 +170,11 @@ def show(results: dict[str, Any], console: Console) -> None:
     if not results["runs"]:
         return
     peers = {r["nranks"]: r["step_ms"] for r in results["runs"] if r["scheme"] == "paddle"}
-    table = Table("contestant", "step ms", "min-max", "vs paddle", box=None, pad_edge=False)
+    table = Table("contestant", "step ms", "min-max", "vs paddle", "memory MB", box=None, pad_edge=False)
     for run in results["runs"]:
         low, high = run["step_ms_interval"]
         ratio = f"{peers[run['nranks']] / run['step_ms']:.2f}x" if run["nranks"] in peers else ""
-        table.add_row(run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", ratio)
+        table.add_row(
+            run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", ratio, f"{run['memory_mb']:,.0f}"
+        )
     console.print(table)

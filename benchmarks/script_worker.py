@@ -12,6 +12,7 @@ import json
 import runpy
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,23 @@ from common.process import prepare_process
 
 __all__ = ["main", "redirect"]
 
+MEMORY_STEPS = 3  # memory is looked at in the first steps, which are warm-up: reading it takes milliseconds
+
 
 class StepClock:
-    """Notes when each outermost backward ended."""
+    """Notes when each outermost backward ended, and the memory at the end of the third."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[], int]) -> None:
         self.times: list[float] = []
+        self.memory_bytes = 0
+        self._memory = memory
 
     def before_backward(self) -> None:
         pass
 
     def after_backward(self) -> None:
+        if len(self.times) < MEMORY_STEPS:
+            self.memory_bytes = self._memory()
         self.times.append(time.monotonic())
 
 
@@ -76,7 +83,8 @@ def main() -> int:
     if scheme != "paddle":
         redirect(scheme)
     models = note_wrapped_models()
-    clock = StepClock()
+    memory_before = memory_bytes()
+    clock = StepClock(memory_bytes)
     listen_to_backward(clock)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -86,12 +94,20 @@ def main() -> int:
         sys.last_value = exc
         print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
-    write_record(Path(record), clock.times, models)
+    write_record(Path(record), clock, clock.memory_bytes - memory_before, models)
     return 0
 
 
-def write_record(path: Path, times: list[float], models: list[Any]) -> None:
-    """Times and parameters of this rank; rank 0's are kept whole, to be compared."""
+def memory_bytes() -> int:
+    """This process's proportional set size: memory it shares with other ranks counts in parts."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -> None:
+    """Times, memory above that after imports, and parameters of this rank; rank 0's are kept whole, to be compared."""
     import numpy as np
 
     from common.model_arena import digest_of_model, trainable
@@ -99,7 +115,8 @@ def write_record(path: Path, times: list[float], models: list[Any]) -> None:
 
     rank = placement_from().rank
     digest = digest_of_model(models[0]) if models else hashlib.sha256().hexdigest()
-    path.with_suffix(f".{rank}.json").write_text(json.dumps({"times": times, "parameters_sha256": digest}))
+    content = {"times": clock.times, "memory_bytes": memory, "parameters_sha256": digest}
+    path.with_suffix(f".{rank}.json").write_text(json.dumps(content))
     if rank == 0 and models:
         arrays: Any = {name: p.numpy() for name, p in trainable(models[0])}
         np.savez(path.with_suffix(".npz"), allow_pickle=False, **arrays)

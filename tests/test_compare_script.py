@@ -56,9 +56,10 @@ def test_unknown_scheme_is_one_line() -> None:
 
 
 def test_step_times_are_differences_after_warm_up() -> None:
-    record = {"times": [0.0, 5.0, 5.1, 5.3, 5.4], "parameters_sha256": "a"}
+    record = {"times": [0.0, 5.0, 5.1, 5.3, 5.4], "parameters_sha256": "a", "memory_bytes": 3_000_000}
     found = summarise(Contestant("ps", "grpc", 2, 1), [record, {**record, "times": [0.0, 9, 9.2, 9.4, 9.6]}], 1)
     assert found["step_ms"] == pytest.approx(150)
+    assert found["memory_mb"] == 3
     assert found["step_ms_interval"] == pytest.approx([100, 200])
 
 
