@@ -18,7 +18,7 @@ def join(placement: Placement) -> Synchronizer:
     group = connect(
         placement.rank, placement.nranks, placement.rendezvous, placement.backend, timeout=placement.timeout
     )
-    return RingSynchronizer(group)
+    return RingSynchronizer(group, overlap=placement.overlap)
 
 
 surface = Surface("collective", join)

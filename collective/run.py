@@ -7,7 +7,7 @@ import sys
 from collective.config import CollectiveRunConfig
 from common.cli import run_command, split_script
 from common.launch import Job, abstract_address, flags_of, paddle_environment
-from common.placement import BACKEND_VARIABLE, RENDEZVOUS_VARIABLE, TIMEOUT_VARIABLE
+from common.placement import BACKEND_VARIABLE, OVERLAP_VARIABLE, RENDEZVOUS_VARIABLE, TIMEOUT_VARIABLE
 
 __all__ = ["main"]
 
@@ -32,6 +32,7 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
                     RENDEZVOUS_VARIABLE: rendezvous,
                     BACKEND_VARIABLE: config.backend,
                     TIMEOUT_VARIABLE: str(config.timeout),
+                    OVERLAP_VARIABLE: str(int(config.overlap)),
                 },
                 on_terminal=rank == 0,
             )

@@ -71,7 +71,7 @@ class TrainingConfig:
             UsageError: a flag of the built-in trainer was given before the script.
         """
         for entry in fields(TrainingConfig) if script else ():
-            if entry.name not in ("log_dir", "timeout") and getattr(self, entry.name) != entry.default:
+            if entry.name not in ("log_dir", "timeout", "overlap") and getattr(self, entry.name) != entry.default:
                 flag = "--" + entry.name.replace("_", "-")
                 raise UsageError(
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"

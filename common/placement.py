@@ -11,6 +11,7 @@ from common.errors import UsageError
 
 __all__ = [
     "BACKEND_VARIABLE",
+    "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
     "TIMEOUT_VARIABLE",
@@ -23,6 +24,7 @@ SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"
+OVERLAP_VARIABLE = "GRADSYNC_OVERLAP"  # 0: synchronise only when backward is done
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Placement:
     backend: str = "auto"
     timeout: float = 30.0
     insecure: bool = False
+    overlap: bool = True
     endpoints: tuple[str, ...] = ("127.0.0.1:6170",)
 
 
@@ -60,6 +63,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         backend=env.get(BACKEND_VARIABLE, "auto"),
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
+        overlap=env.get(OVERLAP_VARIABLE, "1") != "0",
         endpoints=endpoints or Placement.endpoints,
     )
 

@@ -110,7 +110,8 @@ class ServerSurface(Surface):
 def join(placement: Placement) -> Synchronizer:
     if not placement.servers:
         raise UsageError("no parameter server is known; start the program with python -m ps.run script.py")
-    return ServerSynchronizer(Client(placement.servers, placement.rank, placement.nranks, timeout=placement.timeout))
+    client = Client(placement.servers, placement.rank, placement.nranks, timeout=placement.timeout)
+    return ServerSynchronizer(client, overlap=placement.overlap)
 
 
 surface = ServerSurface()

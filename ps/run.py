@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from common.cli import run_command, split_script
 from common.launch import Job, flags_of, paddle_environment, start_servers
-from common.placement import SERVERS_VARIABLE, TIMEOUT_VARIABLE
+from common.placement import OVERLAP_VARIABLE, SERVERS_VARIABLE, TIMEOUT_VARIABLE
 from ps.config import RunConfig
 
 __all__ = ["main"]
@@ -34,6 +34,7 @@ def run(config: RunConfig, script: list[str]) -> None:
                     **paddle_environment(rank, config.nranks),
                     SERVERS_VARIABLE: listed,
                     TIMEOUT_VARIABLE: str(config.timeout),
+                    OVERLAP_VARIABLE: str(int(config.overlap)),
                 },
                 on_terminal=rank == 0,
             )

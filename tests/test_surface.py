@@ -108,11 +108,13 @@ def test_our_variables_win() -> None:
         "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.9:1",
         "GRADSYNC_TIMEOUT": "7",
         "GRADSYNC_BACKEND": "tcp",
+        "GRADSYNC_OVERLAP": "0",
     }
     found = placement_from(env)
     assert found.rendezvous == "unix-abstract:x"
     assert found.servers == ("127.0.0.1:8500", "127.0.0.1:8501")
-    assert (found.timeout, found.backend) == (7, "tcp")
+    assert (found.timeout, found.backend, found.overlap) == (7, "tcp", False)
+    assert placement_from({}).overlap
 
 
 @pytest.mark.parametrize(
