@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from common.process import PARENT_VARIABLE
 
 __all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
 
+FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
@@ -61,7 +63,8 @@ class Job:
     _terminated: bool = False
 
     def __enter__(self) -> Job:
-        self._temporary = tempfile.TemporaryDirectory(prefix="gradsync-")
+        remove_folders_of_the_dead()
+        self._temporary = tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-")
         self._logs = self.log_dir or Path(self._temporary.name)
         self._logs.mkdir(parents=True, exist_ok=True)
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -112,6 +115,7 @@ class Job:
                 stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talk else output,
                 stderr=output,
+                start_new_session=True,
                 env={
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
@@ -177,8 +181,8 @@ class Job:
     def _end_all(self) -> None:
         running = [c.process for c in self.children if c.process.poll() is None]
         for process in running:
-            process.terminate()
-            process.send_signal(signal.SIGCONT)  # a frozen one must hear it
+            _signal_group(process, signal.SIGTERM)
+            _signal_group(process, signal.SIGCONT)  # a frozen one must hear it
         deadline = time.monotonic() + TERMINATE_S
         for process in running:
             try:
@@ -187,10 +191,24 @@ class Job:
                 process.kill()
                 process.wait()
         for child in self.children:
+            _signal_group(child.process, signal.SIGKILL)  # what it started and did not end
             for pipe in (child.process.stdin, child.process.stdout):
                 if pipe:
                     with suppress(BrokenPipeError):
                         pipe.close()
+
+
+def remove_folders_of_the_dead() -> None:
+    """Temporary folders of launchers that were killed before they could remove them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
+        if not Path("/proc", folder.name.removeprefix(FOLDER).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To a child and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, number)
 
 
 def _blame(child: Child) -> tuple[bool, float]:

@@ -20,6 +20,7 @@ __all__ = ["Membership", "RendezvousServer", "Roster", "join"]
 
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
+LATECOMERS_S = 5.0
 GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-informed answer comes first
 
 
@@ -31,6 +32,8 @@ class Roster:
         self.nranks = nranks
         self.members: dict[int, JoinRequest] = {}
         self.failure: GradSyncError | None = None
+        self._calls = 0
+        self._timed_out = False
         self._changed = threading.Condition()
 
     def wait_for_all(self, request: JoinRequest, timeout: float) -> list[JoinRequest]:
@@ -41,6 +44,7 @@ class Roster:
         """
         deadline = time.monotonic() + timeout
         with self._changed:
+            self._calls += 1
             objection = self._objection(request)
             if objection and self.complete:
                 raise objection  # of no concern to a group that is there
@@ -49,10 +53,17 @@ class Roster:
             self._changed.notify_all()
             self._changed.wait_for(self._settled, max(0.0, deadline - time.monotonic()))
             if not self._settled():
+                self._timed_out = True
                 self.fail(RendezvousError(self._absence(timeout)))
             if self.failure:
                 raise self.failure
             return [self.members[rank] for rank in range(self.nranks)]
+
+    def let_latecomers_hear(self) -> None:
+        """After a contradiction, stay until every rank has called and knows why, or LATECOMERS_S seconds."""
+        with self._changed:
+            if self.failure and not self._timed_out:
+                self._changed.wait_for(lambda: self._calls >= self.nranks, LATECOMERS_S)
 
     def fail(self, error: GradSyncError) -> None:
         """Fail the group for everyone who waits or comes later."""
@@ -124,6 +135,7 @@ class RendezvousServer:
         return JoinReply(addresses=[m.address for m in members], token=self._token)
 
     def close(self) -> None:
+        self._roster.let_latecomers_hear()
         if not self._roster.complete:
             self._roster.fail(RendezvousError("rank 0 left before the group was complete"))
         self._server.stop(grace=1.0).wait()

@@ -60,6 +60,7 @@ class ParameterServer:
 
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
+        self._roster.let_latecomers_hear()
         self._group.fail(PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training"))
         self._server.stop(FAREWELL_S).wait()
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -325,3 +326,31 @@ def test_the_environment_of_paddles_launcher() -> None:
         "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6171",
         "PADDLE_LOCAL_RANK": "1",
     }
+
+
+def test_what_a_child_has_started_ends_with_the_job(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    told = tmp_path / "grandchild"
+    code = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(told)!r}, "w").write(f"{{child.pid}}\\n")
+"""
+    with Job() as job:
+        job.start("rank 0", ["-c", code], log="workerlog.0")
+        job.wait()
+        grandchild = Path("/proc", told.read_text().strip())
+        assert grandchild.exists()
+    wait_until(
+        lambda: not grandchild.exists() or "Z" in (grandchild / "stat").read_text().rpartition(")")[2].split()[0]
+    )
+
+
+def test_folders_of_killed_launchers_are_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "gradsync-999999999-abc").mkdir()
+    (tmp_path / f"gradsync-{os.getppid()}-abc").mkdir()
+    with Job() as job:
+        assert {p.name for p in tmp_path.iterdir()} == {f"gradsync-{os.getppid()}-abc", job.scratch.name}
+    assert [p.name for p in tmp_path.iterdir()] == [f"gradsync-{os.getppid()}-abc"]
