@@ -21,6 +21,7 @@ from benchmarks.html_report import to_html
 from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.report import print_terminal, to_markdown
+from common.entry import check_writable
 from common.errors import CertificateFailed
 
 __all__ = ["compare"]
@@ -35,7 +36,7 @@ def compare(config: CompareConfig) -> None:
         CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
             no speed.
     """
-    config.out.mkdir(parents=True, exist_ok=True)
+    check_writable("out", config.out / "results.json")
     console = Console(highlight=False)
     results = run_all(config, console)
     write_report(results, config.out)

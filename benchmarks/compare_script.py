@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.script_config import CompareScriptConfig
+from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
 
@@ -41,7 +42,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         GradSyncError: the program failed under a contestant.
     """
     console = Console(highlight=False)
-    config.out.mkdir(parents=True, exist_ok=True)
+    check_writable("out", config.out / "script.json")
     contestants = config.contestants()
     runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
     with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collective.group import BACKENDS
-from common.config import TrainingConfig, check_rank
+from common.config import TrainingConfig, check_rank, parse_address
 from common.errors import choose
 
 __all__ = ["CollectiveRunConfig", "CollectiveTrainerConfig"]
@@ -13,7 +13,7 @@ __all__ = ["CollectiveRunConfig", "CollectiveTrainerConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRunConfig(TrainingConfig):
-    """Train on several ranks of this host that average their gradients in a ring."""
+    """Train on a ring of ranks on this host; script.py ARGS at the end: your own Paddle program."""
 
     nranks: int = 2
     """Number of ranks."""
@@ -40,3 +40,4 @@ class CollectiveTrainerConfig(CollectiveRunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rank(self.rank, self.nranks)
+        parse_address(self.rendezvous)

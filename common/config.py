@@ -10,8 +10,9 @@ from pathlib import Path
 from common.errors import UsageError, choose
 from common.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 
-__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank", "parse_addresses"]
+__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank", "parse_address", "parse_addresses"]
 
+MOST_PROCESSES = 1024  # of one kind in one job
 MODELS = ("mnist-cnn", "mlp")  # mlp:1024,1024 names its hidden sizes
 DATASETS = ("digits", "mnist", "fashion-mnist", "mnist-json", "synthetic")
 
@@ -88,6 +89,8 @@ def check_rank(rank: int, nranks: int) -> None:
     """Raise UsageError unless 0 <= rank < nranks."""
     if nranks < 1:
         raise UsageError(f"--nranks must be at least 1 (got {nranks})")
+    if nranks > MOST_PROCESSES:
+        raise UsageError(f"--nranks can be at most {MOST_PROCESSES} (got {nranks})")
     if not 0 <= rank < nranks:
         raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")
 

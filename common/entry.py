@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from common.config import TrainingConfig
+from common.errors import UsageError
 from common.synchronizer import Synchronizer
 
-__all__ = ["run_training"]
+__all__ = ["check_writable", "run_training"]
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Find out before training whether its result can be written after it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as exc:
+        raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
 
 
 def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchronizer]) -> None:
@@ -20,12 +37,13 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
 
     paddle.disable_signal_handler()  # SIGTERM ends a rank; it is no crash to print a C++ traceback for
     with make_synchronizer() as synchronizer, TrainingProgress(synchronizer.rank) as progress:
+        for flag, path in (("json", config.json), ("save", config.save)) if synchronizer.rank == 0 else ():
+            check_writable(flag, path)
         trained = train(config, synchronizer, on_step=progress)
     if synchronizer.rank != 0:
         return
     print_summary(trained.record)
     if config.json is not None:
-        config.json.parent.mkdir(parents=True, exist_ok=True)
         config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
     if config.save is not None:
         paddle.save(trained.model.state_dict(), str(config.save))

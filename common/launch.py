@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from common.errors import GradSyncError, PeerError
+from common.errors import GradSyncError, PeerError, UsageError
 from common.process import PARENT_VARIABLE
 
 __all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
@@ -26,6 +26,7 @@ POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 TAIL_LINES = 12
+IDLE_SERVER_S = 10.0  # how long servers may outlive the last rank
 
 
 class ProcessFailed(GradSyncError):
@@ -66,7 +67,11 @@ class Job:
         remove_folders_of_the_dead()
         self._temporary = tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-")
         self._logs = self.log_dir or Path(self._temporary.name)
-        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            self._temporary.cleanup()
+            raise UsageError(f"cannot write to --log-dir {self._logs}: {exc.strerror}") from exc
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
@@ -142,7 +147,19 @@ class Job:
             if any(child.code for child in self.children):
                 self._let_the_others_notice()
                 raise self.failure()
+            self._check_servers_were_used()
             time.sleep(POLL_S)
+        if self.log_dir is not None:
+            print(f"logs of {len(self.children)} processes: {self.log_dir}")
+
+    def _check_servers_were_used(self) -> None:
+        """A server ends with its trainers; one that outlives them all has never met them."""
+        ranks_ended = [c.ended_at for c in self.children if not c.name.startswith("server")]
+        if ranks_ended and all(ranks_ended) and time.monotonic() - max(t or 0.0 for t in ranks_ended) > IDLE_SERVER_S:
+            raise UsageError(
+                "all ranks have ended, but the servers still wait for them: "
+                "the program never joined (does it import ps?)"
+            )
 
     def check(self) -> None:
         """Raise ProcessFailed if any process has failed by now."""

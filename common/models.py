@@ -55,6 +55,8 @@ def mlp(sizes: str) -> Any:
     widths = [PIXELS, *hidden, CLASSES]
     if min(widths) < 1:
         raise UsageError(f"hidden sizes of mlp must be at least 1 (got {sizes!r})")
+    if sum(a * b for a, b in pairwise(widths)) >= 2**31:
+        raise UsageError(f"mlp of sizes {sizes} would have more than 2^31 parameters")
     layers: list[Any] = [nn.Flatten()]
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]

@@ -16,6 +16,7 @@ PUBLIC = (
     "all_reduce",
     "barrier",
     "broadcast",
+    "destroy_process_group",
     "distributed_model",
     "distributed_optimizer",
     "distributed_scaler",

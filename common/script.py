@@ -11,6 +11,8 @@ from common.process import prepare_process
 
 __all__ = ["main"]
 
+HINT = "change its import of paddle.distributed, or run it unchanged with python -m benchmarks compare"
+
 
 def main() -> int:
     prepare_process()
@@ -28,6 +30,8 @@ def main() -> int:
     except BaseException as exc:
         if not (isinstance(exc, SystemExit) and not exc.code):
             sys.last_value = exc
+            if not {"ps.fleet", "collective.fleet"} & sys.modules.keys():
+                print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
         raise
     return 0
 

@@ -179,6 +179,10 @@ class Surface:
             )
         self._wrapped = model
 
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the group."""
+        self.leave()
+
     def leave(self) -> None:
         """Leave the group, which `atexit` does otherwise; after an exception the others learn of it."""
         if self._synchronizer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from paddle.nn import functional
 from common.arena import Arena
 from common.config import TrainingConfig
 from common.data import Split, load_dataset, rank_batches
-from common.errors import PeerError
+from common.errors import LayoutMismatch, PeerError
 from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
 from common.record import Loss, Quantiles, RunRecord
@@ -25,6 +26,7 @@ __all__ = ["TrainedModel", "train"]
 
 WARMUP_STEPS = 3
 EVALUATION_BATCH = 500
+FLAGS_BYTES = 256
 
 
 def unobserved(step: int, total: int, loss: float) -> None:
@@ -80,6 +82,7 @@ def train(
     arena = Arena(layout_of(model), empty=synchronizer.empty)
     bound = ModelArena(model, arena, synchronizer.mark_final)
     synchronizer.attach(arena, config.make_optimizer())
+    check_same_flags(config, synchronizer)
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
     for step in range(total):
@@ -101,6 +104,25 @@ def train(
     record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
     bound.close()
     return TrainedModel(model, record)
+
+
+def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None:
+    """Ranks started by hand may have been given different flags.
+
+    Raises:
+        LayoutMismatch: naming the first one.
+    """
+    names = ("dataset", "batch_size", "steps", "epochs", "seed")
+    mine = json.dumps([getattr(config, name) for name in names]).encode().ljust(FLAGS_BYTES)
+    everyone = synchronizer.all_gather(np.frombuffer(mine, np.uint8))
+    first, *others = (json.loads(row.tobytes()) for row in everyone)
+    for rank, theirs in enumerate(others, 1):
+        for name, a, b in zip(names, first, theirs, strict=True):
+            if a != b:
+                flag = name.replace("_", "-")
+                raise LayoutMismatch(
+                    f"rank 0 and rank {rank} disagree on --{flag}: {a} against {b}; give all ranks the same flags"
+                )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from common.config import TrainingConfig, check_rank, parse_addresses
+from common.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
 from common.errors import UsageError
 from ps.shards import parse_shard
 
@@ -64,7 +64,7 @@ class TrainerConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainingConfig):
-    """Train with servers and trainers on this host."""
+    """Train with servers and trainers on this host; script.py ARGS at the end: your own Paddle program."""
 
     nranks: NRanks = 2
     """Number of trainers."""
@@ -76,3 +76,5 @@ class RunConfig(TrainingConfig):
         check_rank(0, self.nranks)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
+        if self.servers > MOST_PROCESSES:
+            raise UsageError(f"--servers can be at most {MOST_PROCESSES} (got {self.servers})")

@@ -23,6 +23,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(config: ServerConfig) -> None:
+    from common.entry import check_writable
     from common.rpc import check_bind_host
     from ps.servicer import ParameterServer
     from ps.shards import parse_shard
@@ -33,6 +34,7 @@ def run(config: ServerConfig) -> None:
     with ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout) as server:
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
+            check_writable("address-file", config.address_file)
             config.address_file.write_text(f"{server.address}\n")
         with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
             import common.flat_optimizer  # noqa: F401

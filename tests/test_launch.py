@@ -17,6 +17,7 @@ import pytest
 
 from common import launch
 from common.config import TrainingConfig
+from common.errors import UsageError
 from common.launch import Job, ProcessFailed, abstract_address, flags_of, paddle_environment, wait_for_file
 from common.process import PARENT_VARIABLE
 
@@ -354,3 +355,21 @@ def test_folders_of_killed_launchers_are_removed_at_the_next_start(
     with Job() as job:
         assert {p.name for p in tmp_path.iterdir()} == {f"gradsync-{os.getppid()}-abc", job.scratch.name}
     assert [p.name for p in tmp_path.iterdir()] == [f"gradsync-{os.getppid()}-abc"]
+
+
+def test_servers_that_nobody_joined_end_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "IDLE_SERVER_S", 0.2)
+    with Job() as job:
+        job.start("server 0", ["-c", PAUSE], log="serverlog.0")
+        job.start("rank 0", ["-c", ""], log="workerlog.0")
+        with pytest.raises(UsageError, match=r"the program never joined \(does it import ps\?\)"):
+            job.wait()
+
+
+def test_a_log_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match=f"cannot write to --log-dir {tmp_path}/file/logs"),
+        Job(tmp_path / "file" / "logs"),
+    ):
+        pass

@@ -22,11 +22,14 @@ pytest.importorskip("paddle")
 import paddle
 
 from common.arena import Arena, sha256_of_parameters
+from common.config import TrainingConfig
 from common.errors import GradSyncError, PeerLost, PeerStalled
 from common.model_arena import layout_of
 from common.models import make_model
 from common.optimizers import Adam
+from common.training import check_same_flags
 from ps.client import Client
+from ps.synchronizer import ServerSynchronizer
 from tests.groups import ROOT, environment, sample
 
 pytestmark = pytest.mark.processes
@@ -174,7 +177,7 @@ def test_a_run_keeps_a_log_of_every_process(ps_run: Run) -> None:
         assert f"server {index}/2 listens on 127.0.0.1:" in logs[f"serverlog.{index}"]
         assert "training is complete: 3 steps" in logs[f"serverlog.{index}"]
     assert ps_run.record["parameters_sha256"] in logs["workerlog.0"]
-    assert ps_run.launcher.out == ""
+    assert ps_run.launcher.out == f"logs of 4 processes: {ps_run.folder / 'logs'}\n"
 
 
 def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
@@ -268,6 +271,8 @@ class Observer:
         self.client = Client(addresses, 0, nranks)
         self.arena = Arena(layout_of(make_model("mlp:8", seed=1)))
         self.client.register(self.arena, Adam())
+        config = TrainingConfig(model="mlp:8", dataset="synthetic", batch_size=4, steps=100_000)
+        check_same_flags(config, ServerSynchronizer(self.client))
 
     def step(self) -> None:
         self.arena.gradients[...] = sample(0, self.arena.layout.length, "float32", seed=self.client.step)

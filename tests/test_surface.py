@@ -16,7 +16,15 @@ from common.placement import placement_from
 
 EXPECTED = {
     *("DataParallel", "DistributedStrategy", "ParallelEnv", "ReduceOp", "all_gather", "all_reduce", "barrier"),
-    *("broadcast", "distributed_model", "distributed_optimizer", "distributed_scaler", "get_rank", "get_world_size"),
+    *(
+        "broadcast",
+        "destroy_process_group",
+        "distributed_model",
+        "distributed_optimizer",
+        "distributed_scaler",
+        "get_rank",
+        "get_world_size",
+    ),
     *("init", "init_parallel_env", "is_first_worker", "is_initialized", "spawn", "worker_index", "worker_num"),
 }
 

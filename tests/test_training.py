@@ -323,3 +323,33 @@ def test_the_interface_cannot_be_left_unfinished() -> None:
 def test_the_default_memory_is_aligned() -> None:
     arena = LocalSynchronizer().empty(97)
     assert (arena.shape, arena.dtype, arena.ctypes.data % 64) == ((97,), np.float32, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("seed", 2, "--seed: 1 against 2"),
+        ("batch_size", 8, "--batch-size: 32 against 8"),
+        ("steps", 9, "--steps: None against 9"),
+    ],
+)
+def test_ranks_with_other_flags_are_refused(field: str, value: int, text: str) -> None:
+    from dataclasses import replace
+
+    from collective.group import Group
+    from collective.memory import make_memory_ring
+    from collective.synchronizer import RingSynchronizer
+    from common.errors import LayoutMismatch
+    from common.training import check_same_flags
+    from tests.groups import on_threads, outcomes_of  # noqa: F401
+
+    transports = make_memory_ring(2)
+
+    def body(rank: int) -> str:
+        config = TrainingConfig() if rank == 0 else replace(TrainingConfig(), **{field: value})
+        with pytest.raises(LayoutMismatch) as caught:
+            check_same_flags(config, RingSynchronizer(Group(transports[rank])))
+        return str(caught.value)
+
+    for told in on_threads(2, body):
+        assert told == f"rank 0 and rank 1 disagree on {text}; give all ranks the same flags"
