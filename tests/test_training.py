@@ -341,7 +341,7 @@ def test_ranks_with_other_flags_are_refused(field: str, value: int, text: str) -
     from collective.synchronizer import RingSynchronizer
     from common.errors import LayoutMismatch
     from common.training import check_same_flags
-    from tests.groups import on_threads, outcomes_of  # noqa: F401
+    from tests.groups import on_threads
 
     transports = make_memory_ring(2)
 
