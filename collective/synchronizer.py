@@ -65,13 +65,13 @@ class RingSynchronizer(Synchronizer):
 
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]
-        gradients = self._arena.gradients[where.start : where.stop]
+        gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         self._group.all_reduce(gradients, "mean", step=self._step, bucket=bucket)
 
     def _agree(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Compare what all ranks are about to do."""
         mine: dict[str, list[Any]] = {
-            "layout": [[s.name, list(s.shape)] for s in arena.layout.slots],
+            "layout": [[s.name, list(s.shape), s.dtype] for s in arena.layout.slots],
             "buckets": [[b.start, b.stop] for b in arena.buckets],
             "optimizer": [optimizer.name, asdict(optimizer)] if optimizer else [],
         }

@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from common.buckets import Bucket, align, plan_buckets
+from common.buckets import Bucket, align, plan_buckets, words
 from common.memory import aligned_empty
 
 __all__ = ["Arena", "FloatArray", "Layout", "Slot", "sha256_of_parameters"]
@@ -21,59 +22,78 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies: `size` elements from `start` on, then padding up to 64 bytes."""
+    """Where one parameter lies: from word `start` to `stop` of the arena, then padding up to 64 bytes."""
 
     name: str
     shape: tuple[int, ...]
     start: int
+    dtype: str = "float32"
 
     @property
     def size(self) -> int:
+        """Number of elements, which for float64 is half the number of words."""
         return math.prod(self.shape)
 
     @property
     def stop(self) -> int:
-        return self.start + self.size
+        return self.start + self.size * words(self.dtype)
+
+    def describe(self) -> str:
+        return f"{self.name} {list(self.shape)}" + ("" if self.dtype == "float32" else f" {self.dtype}")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The slots in arena order, and the arena's length in elements."""
+    """The slots in arena order, and the arena's length in words."""
 
     slots: tuple[Slot, ...]
     length: int
 
     @staticmethod
-    def of(named_shapes: Iterable[tuple[str, Sequence[int]]]) -> Layout:
+    def of(named_shapes: Iterable[tuple[str, Sequence[int]]], dtype: str = "float32") -> Layout:
         """Lay the parameters out one after the other, each starting on a cache line."""
-        slots: list[Slot] = []
-        cursor = 0
+        return Layout((), 0).then(named_shapes, dtype)
+
+    def then(self, named_shapes: Iterable[tuple[str, Sequence[int]]], dtype: str) -> Layout:
+        """This layout with more parameters, of another dtype, after it."""
+        slots = list(self.slots)
+        cursor = self.length
         for name, shape in named_shapes:
-            slots.append(Slot(name, tuple(shape), cursor))
+            slots.append(Slot(name, tuple(shape), cursor, dtype))
             cursor = align(slots[-1].stop)
         return Layout(tuple(slots), cursor)
+
+    def plan(self, **limits: int) -> tuple[Bucket, ...]:
+        """The bucket plan: from the end to the start, no bucket with two dtypes in it; see `plan_buckets`."""
+        found: list[Bucket] = []
+        stop = self.length
+        for dtype, slots in reversed([(d, list(s)) for d, s in groupby(self.slots, lambda slot: slot.dtype)]):
+            starts = [slot.start for slot in slots]
+            found += plan_buckets(starts, stop, dtype=dtype, **limits)
+            stop = starts[0]
+        return tuple(found)
 
     def difference(self, other: Layout) -> str | None:
         """The first disagreement in words, or None if both are equal."""
         for mine, theirs in zip(self.slots, other.slots, strict=False):
             if mine != theirs:
-                return f"parameter {mine.name} {list(mine.shape)} against {theirs.name} {list(theirs.shape)}"
+                return f"parameter {mine.describe()} against {theirs.describe()}"
         if len(self.slots) != len(other.slots):
             return f"{len(self.slots)} parameters against {len(other.slots)}"
         if self.length != other.length:
-            return f"arenas of {self.length} against {other.length} elements"
+            return f"arenas of {self.length} against {other.length} words"
         return None
 
     def slots_between(self, start: int, stop: int) -> tuple[Slot, ...]:
-        """The parameters that lie, wholly or in part, in elements start..stop."""
+        """The parameters that lie, wholly or in part, in words start..stop."""
         return tuple(slot for slot in self.slots if slot.start < stop and slot.stop > start)
 
 
 class Arena:
-    """`parameters` and `gradients`: 1-D float32 arrays of `layout.length` elements, 64-byte aligned.
+    """`parameters` and `gradients`: 1-D float32 arrays of `layout.length` words, 64-byte aligned.
 
-    Padding between parameters is zero and stays zero: every optimizer maps a zero gradient and a zero
-    parameter to zero.
+    A word is four bytes: one float32, or half a float64 where a slot or bucket says so. Padding between parameters is
+    zero and stays zero: every optimizer maps a zero gradient and a zero parameter to zero.
     """
 
     def __init__(
@@ -84,15 +104,19 @@ class Arena:
         empty: Callable[[int], npt.NDArray[Any]] = aligned_empty,
     ) -> None:
         self.layout = layout
-        self.buckets = plan_buckets([s.start for s in layout.slots], layout.length) if buckets is None else buckets
+        self.buckets = layout.plan() if buckets is None else buckets
         self.parameters: FloatArray = empty(layout.length)
         self.gradients: FloatArray = empty(layout.length)
         self.parameters.fill(0)
         self.gradients.fill(0)
 
-    def parameter(self, slot: Slot) -> FloatArray:
+    def parameter(self, slot: Slot) -> npt.NDArray[Any]:
         """The parameter of a slot in its shape, as a view."""
-        return self.parameters[slot.start : slot.stop].reshape(slot.shape)
+        return self.parameters[slot.start : slot.stop].view(slot.dtype).reshape(slot.shape)
+
+    def gradient(self, slot: Slot) -> npt.NDArray[Any]:
+        """The gradient of a slot in its shape, as a view."""
+        return self.gradients[slot.start : slot.stop].view(slot.dtype).reshape(slot.shape)
 
 
 def sha256_of_parameters(named: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:

@@ -21,23 +21,30 @@ __all__ = [
     "chunk_bounds",
     "plan_buckets",
     "segments",
+    "words",
 ]
 
-ALIGNMENT = 16  # float32 elements: 64 bytes, a cache line; optimizer slices may be cut here (bitwise safe)
+ALIGNMENT = 16  # words of 4 bytes: a cache line; optimizer slices may be cut here (bitwise safe)
 BUCKET_BYTES = 25_000_000
 FIRST_BUCKET_BYTES = 1_000_000  # small, so that communication starts early in backward
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements `start`..`stop` of the arena, synchronised as one."""
+    """Words `start`..`stop` of the arena, synchronised as one; all of one dtype."""
 
     start: int
     stop: int
+    dtype: str = "float32"
 
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+
+def words(dtype: str) -> int:
+    """How many words of 4 bytes an element takes: 1 for float32, 2 for float64."""
+    return {"float32": 1, "float64": 2}[dtype]
 
 
 def align(count: int) -> int:
@@ -51,29 +58,30 @@ def plan_buckets(
     *,
     first_bytes: int = FIRST_BUCKET_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
-    itemsize: int = 4,
+    dtype: str = "float32",
 ) -> tuple[Bucket, ...]:
     """Group whole parameters into buckets from the arena's end, where backward begins, to its start.
 
     Args:
-        starts: first element of every parameter, ascending, the first being 0.
-        length: of the arena, in elements.
+        starts: first word of every parameter, ascending.
+        length: where the last one ends.
         first_bytes, bucket_bytes: a bucket is closed when the next parameter would make it larger than this;
             a parameter larger than the limit has a bucket of its own.
+        dtype: of all these parameters.
 
     >>> plan_buckets([0, 16, 48], 64, first_bytes=64, bucket_bytes=256)
-    (Bucket(start=48, stop=64), Bucket(start=0, stop=48))
+    (Bucket(start=48, stop=64, dtype='float32'), Bucket(start=0, stop=48, dtype='float32'))
     """
     buckets: list[Bucket] = []
     stop = begin = length
     for start in reversed(starts):
         limit = bucket_bytes if buckets else first_bytes
-        if begin < stop and (stop - start) * itemsize > limit:
-            buckets.append(Bucket(begin, stop))
+        if begin < stop and (stop - start) * 4 > limit:
+            buckets.append(Bucket(begin, stop, dtype))
             stop = begin
         begin = start
     if begin < stop:
-        buckets.append(Bucket(begin, stop))
+        buckets.append(Bucket(begin, stop, dtype))
     return tuple(buckets)
 
 

@@ -1,7 +1,8 @@
 """`DataParallel`: a user's model whose gradients are, after backward, the mean over all ranks.
 
 The user's optimizer then updates as it always did, whatever it is, so a wrapped program does what it did: gradient
-clipping, schedulers, accumulation, AMP's scaler and resuming work on what Paddle itself holds.
+clipping, schedulers, accumulation, AMP's scaler and resuming work on what Paddle itself holds. Where parameter servers
+can make the optimizer's update (common/server_updates.py), backward only pushes, and `optimizer.step()` waits.
 """
 
 from __future__ import annotations
@@ -14,37 +15,39 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from common.arena import Arena, Layout, Slot
+from common.arena import Arena, FloatArray, Layout, Slot
 from common.backward import listen_to_backward
-from common.buckets import plan_buckets
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
 from common.model_arena import trainable
-from common.synchronizer import Synchronizer
+from common.server_updates import UpdateByServers, listen_to_steps
+from common.synchronizer import ServerUpdates, Synchronizer
 
 __all__ = ["DataParallel", "GradientAverage"]
 
+DTYPES = ("float32", "float64")
 USED = "(used)"  # the first slot of the arena: which parameters had a gradient, 1 or 0 for each
 
 
 class GradientAverage:
     """Averages the gradients of a model's parameters at the end of every backward.
 
-    The parameters' gradients are views of an arena while they exist. A view that was lost, because somebody cleared
-    the gradient, is put back before backward; one that backward itself replaced is copied from and put back.
+    The parameters and their gradients are views of an arena. A gradient's view that was lost, because somebody cleared
+    it, is put back before backward; one that backward itself replaced is copied from and put back.
     """
 
     def __init__(self, model: Any, synchronizer: Synchronizer, *, first_bytes: int, bucket_bytes: int) -> None:
         self._named = trainable(model)
-        self._check_dtypes()
-        layout = Layout.of([(USED, [len(self._named)]), *((name, p.shape) for name, p in self._named)])
-        starts = [slot.start for slot in layout.slots]
-        buckets = plan_buckets(starts, layout.length, first_bytes=first_bytes, bucket_bytes=bucket_bytes)
+        self._check_parameters()
+        check_layers(model)
+        layout = layout_with_used(self._named)
+        buckets = layout.plan(first_bytes=first_bytes, bucket_bytes=bucket_bytes)
         self._arena = Arena(layout, buckets=buckets, empty=synchronizer.empty)
         self._synchronizer = synchronizer
-        self._slots = layout.slots[1:]
-        self._addresses = [self._arena.gradients[slot.start :].ctypes.data for slot in self._slots]
-        self._flat = as_tensor(self._arena.gradients)
+        by_name = {slot.name: slot for slot in layout.slots}
+        self._slots = [by_name[name] for name, _ in self._named]
+        self._gradient_addresses = [self._arena.gradients[slot.start :].ctypes.data for slot in self._slots]
+        self._parameter_addresses = [self._arena.parameters[slot.start :].ctypes.data for slot in self._slots]
         self._bucket_of = [
             next(i for i, b in enumerate(buckets) if s.start < b.stop and s.start >= b.start) for s in self._slots
         ]
@@ -52,31 +55,44 @@ class GradientAverage:
         self._has_gradient = [False] * len(self._named)
         self._error: BaseException | None = None
         self._fired: set[int] = set()
+        self._servers_update = False
+        self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
+        self._pushed = self._averaged = False  # what has become of the last backward's gradients
         self.enabled = True
+        paddle_names = {slot.name: p.name for slot, (_, p) in zip(self._slots, self._named, strict=True)}
+        self.parameter_names = [paddle_names.get(slot.name, "") for slot in layout.slots]
+        self.slot_names = ["" if slot.name == USED else slot.name for slot in layout.slots]
         for index, (_, p) in enumerate(self._named):
             p._register_backward_hook(self._hook(index))
 
     def share_parameters(self) -> None:
-        """Give every rank rank 0's parameters, and agree on the layout."""
+        """Give every rank rank 0's parameters, and agree on the layout; from then on they are views of the arena."""
         with paddle.no_grad():
             for (_, p), slot in zip(self._named, self._slots, strict=True):
                 self._arena.parameter(slot)[...] = p.numpy()
             self._synchronizer.attach(self._arena, None)
             for (_, p), slot in zip(self._named, self._slots, strict=True):
-                p.set_value(self._arena.parameter(slot))
+                view_of(self._arena.parameters, slot)._share_buffer_to(p)
+        self.parameters_updated()
+
+    # ---- around backward --------------------------------------------------------------------------------------------
 
     def before_backward(self) -> None:
         """Put lost views back; what was cleared is zero again."""
+        self._check_unchanged()
+        kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self._named]
+        if self._pushed:  # an earlier backward since the last step: its average is what this one adds to
+            self._synchronizer.finish(0.0)
+            self._pushed = False
         self._fired.clear()
         self._waiting_for = list(self._per_bucket)
-        self._check_unchanged()
         for index, ((_, p), slot) in enumerate(zip(self._named, self._slots, strict=True)):
-            if p.grad is None or p.grad.data_ptr() is None:
+            if not kept[index]:
                 self._has_gradient[index] = False
                 self._arena.gradients[slot.start : slot.stop] = 0
                 self._attach(p, slot)
-            elif p.grad.data_ptr() != self._addresses[index]:
-                self._arena.gradients[slot.start : slot.stop] = p.grad.numpy().ravel()
+            elif p.grad.data_ptr() != self._gradient_addresses[index]:
+                self._arena.gradient(slot)[...] = p.grad.numpy()
                 self._attach(p, slot)
             else:
                 p._unset_fake_empty()  # after clear_grad() backward would otherwise replace the view
@@ -88,36 +104,37 @@ class GradientAverage:
             raise error
         if self._fired and self.enabled:
             self._mark_used()
-            self._synchronizer.finish(0.0)
-        if self._fired or not self.enabled:
-            self._detach_unused()
-        else:
-            self._detach_where(lambda index: not self._has_gradient[index])
+            if self._servers_update:
+                self._push_rest()
+            else:
+                self._synchronizer.finish(0.0)
+                self._has_gradient = [value > 0 for value in self._used_slot().tolist()]
+        if self._fired and self._synchronizer.serves_updates:
+            self._averaged = self.enabled and not self._pushed
+            self._gradient_sum = fingerprint(self._arena.gradients)
+        # What no rank has used must not be updated: zero is a gradient, none is not.
+        for index, (_, p) in enumerate(self._named):
+            if not self._has_gradient[index]:
+                p.clear_gradient(False)
 
     def _mark_used(self) -> None:
         """A parameter is used if backward reached it, or an earlier one did and its gradient was not cleared since."""
-        used = self._arena.gradients[: len(self._named)]
         for index, slot in enumerate(self._slots):
             if index not in self._fired and self._has_gradient[index]:
                 self._has_gradient[index] = bool(self._arena.gradients[slot.start : slot.stop].any())
-            used[index] = self._has_gradient[index]
+        self._used_slot()[...] = self._has_gradient
 
-    def _detach_unused(self) -> None:
-        """What no rank has used must not be updated: zero is a gradient, none is not."""
-        if self.enabled:
-            used = self._arena.gradients[: len(self._named)]
-            self._has_gradient = [bool(value > 0) for value in used]
-        self._detach_where(lambda index: not self._has_gradient[index])
+    def _used_slot(self) -> FloatArray:
+        return self._arena.gradients[: len(self._named)]
 
-    def _detach_where(self, condition: Any) -> None:
-        for index, (_, p) in enumerate(self._named):
-            if condition(index):
-                p.clear_gradient(False)
+    def _push_rest(self) -> None:
+        for bucket, waiting in enumerate(self._waiting_for):
+            if waiting or bucket == self._last_bucket:
+                self._synchronizer.mark_final(bucket)
+        self._pushed = True
 
     def _attach(self, p: Any, slot: Slot) -> None:
-        view = self._flat._slice(slot.start, slot.stop)
-        view.get_tensor()._set_dims(list(slot.shape))
-        p._copy_gradient_from(view)  # attaches, despite its name
+        p._copy_gradient_from(view_of(self._arena.gradients, slot))  # attaches, despite its name
 
     def _hook(self, index: int) -> Any:
         def accumulated() -> None:
@@ -130,26 +147,70 @@ class GradientAverage:
 
     def _on_gradient(self, index: int) -> None:
         _, p = self._named[index]
-        if p.grad.data_ptr() != self._addresses[index]:
-            slot = self._slots[index]
-            self._arena.gradients[slot.start : slot.stop] = p.grad.numpy().ravel()
-            self._attach(p, slot)
+        if p.grad.data_ptr() != self._gradient_addresses[index]:
+            self._arena.gradient(self._slots[index])[...] = p.grad.numpy()
+            self._attach(p, self._slots[index])
         self._has_gradient[index] = True
         if index in self._fired:
             return
         self._fired.add(index)
         bucket = self._bucket_of[index]
         self._waiting_for[bucket] -= 1
-        holds_used = bucket == len(self._arena.buckets) - 1  # that one is final only when backward is done
-        if self._waiting_for[bucket] == 0 and self.enabled and not holds_used:
+        if self._waiting_for[bucket] == 0 and self.enabled and bucket != self._last_bucket:
             self._synchronizer.mark_final(bucket)
 
-    def _check_dtypes(self) -> None:
+    @property
+    def _last_bucket(self) -> int:
+        """The one that tells which parameters were used, final only when backward is done."""
+        return len(self._arena.buckets) - 1
+
+    # ---- for updates by servers -------------------------------------------------------------------------------------
+
+    def gradients_changed(self) -> bool:
+        lost = any(
+            has and (p.grad is None or p.grad.data_ptr() != address)
+            for has, (_, p), address in zip(self._has_gradient, self._named, self._gradient_addresses, strict=True)
+        )
+        return lost or fingerprint(self._arena.gradients) != self._gradient_sum
+
+    def parameters_changed(self) -> bool:
+        with paddle.no_grad():
+            for (_, p), slot, address in zip(self._named, self._slots, self._parameter_addresses, strict=True):
+                if p.data_ptr() != address:
+                    self._arena.parameter(slot)[...] = p.numpy()
+                    view_of(self._arena.parameters, slot)._share_buffer_to(p)
+        return fingerprint(self._arena.parameters) != self._parameter_sum
+
+    def parameters_updated(self) -> None:
+        self._pushed = self._averaged = False
+        if self._synchronizer.serves_updates:
+            self._parameter_sum = fingerprint(self._arena.parameters)
+
+    def push(self) -> bool:
+        if not (self._pushed or self._averaged):  # backward under no_sync, or a second step
+            self._waiting_for = [1] * len(self._per_bucket)
+            self._used_slot()[...] = self._has_gradient
+            self._push_rest()
+        return self._pushed
+
+    def leave_to_servers(self) -> None:
+        self._servers_update = True
+
+    def used(self) -> bytes:
+        has = dict(zip((slot.name for slot in self._slots), self._has_gradient, strict=True))
+        return bytes(has.get(name, False) for name in self.slot_names)
+
+    # ---- refusals ---------------------------------------------------------------------------------------------------
+
+    def _check_parameters(self) -> None:
         if not self._named:
             raise UsageError("the model has no trainable parameter: nothing to synchronise")
         for name, p in self._named:
-            if p.dtype != paddle.float32:
-                raise UsageError(f"parameter {name} is {p.dtype}: only float32 can be synchronised so far")
+            if dtype_of(p) not in DTYPES:
+                raise UsageError(
+                    f"parameter {name} is {dtype_of(p)}: only {' and '.join(DTYPES)} can be synchronised; keep "
+                    "parameters in float32 and compute in less with paddle.amp.auto_cast(level='O1')"
+                )
 
     def _check_unchanged(self) -> None:
         for name, p in self._named:
@@ -158,6 +219,37 @@ class GradientAverage:
                     f"parameter {name} was frozen after the model was wrapped; "
                     "freeze parameters before DataParallel, the same ones on all ranks"
                 )
+
+
+def check_layers(model: Any) -> None:
+    for name, layer in model.named_sublayers(include_self=True):
+        if isinstance(layer, nn.Embedding) and layer._sparse:
+            where = f"layer {name}" if name else "the model"
+            raise UsageError(f"{where} is an Embedding with sparse gradients; make it with sparse=False")
+
+
+def layout_with_used(named: list[tuple[str, Any]]) -> Layout:
+    """The used-mask, then the parameters, those of one dtype together."""
+    by_dtype = {d: [(name, p.shape) for name, p in named if dtype_of(p) == d] for d in DTYPES}
+    layout = Layout.of([(USED, [len(named)]), *by_dtype["float32"]])
+    return layout.then(by_dtype["float64"], "float64")
+
+
+def dtype_of(tensor: Any) -> str:
+    """As NumPy calls it: "float32"."""
+    return str(tensor.dtype).rpartition(".")[2]
+
+
+def view_of(flat: FloatArray, slot: Slot) -> Any:
+    """A new Paddle tensor on a slot of a flat buffer, in its shape."""
+    view = as_tensor(flat[slot.start : slot.stop].view(slot.dtype))
+    view.get_tensor()._set_dims(list(slot.shape))
+    return view
+
+
+def fingerprint(array: FloatArray) -> int:
+    """A sum over all bits, by which a change shows; 30 GB/s, where a digest would take 1."""
+    return int(np.add.reduce(array[: array.size // 2 * 2].view(np.uint64)))
 
 
 class DataParallel(nn.Layer):  # type: ignore[misc]
@@ -169,6 +261,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         last_comm_buffer_size: size of the first bucket to be ready, MB.
         find_unused_parameters: accepted; unused parameters are always found.
         strategy, group: accepted for compatibility; only the default group exists.
+        update: who applies the optimizer where there are parameter servers: "server", "trainer" or "auto".
     """
 
     def __init__(
@@ -181,6 +274,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         group: Any = None,
         *,
         synchronizer: Synchronizer,
+        update: str = "auto",
     ) -> None:
         super().__init__(layers.full_name() + "_data_parallel")
         if group is not None:
@@ -196,6 +290,8 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         self._average.share_parameters()
         share_buffers(layers, synchronizer)
         listen_to_backward(self._average)
+        if isinstance(synchronizer, ServerUpdates):
+            listen_to_steps(UpdateByServers(synchronizer, self._average, update))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self._layers(*inputs, **kwargs)

@@ -1,12 +1,14 @@
 """Paddle's own optimizers on flat buffers: one update for a whole run of parameters.
 
-Bitwise equal to Paddle's per-parameter updates for SGD, Momentum, Adam and AdamW. Adagrad and RMSProp differ by
-rounding in a parameter's last few elements, where Paddle's kernels leave the vector loop. Cut at multiples of 16
-elements, as servers cut them, all are equal to the whole.
+A flat buffer of a multiple of 16 elements, as arenas are, gives the same bits however it is cut at such multiples. They
+are also those of Paddle's per-parameter updates for Momentum, Adam and AdamW. Adagrad and RMSProp differ by rounding in
+a parameter's last few elements, where Paddle's kernels leave the vector loop; SGD, on a CPU with AVX-512, in parameters
+of a size that is no multiple of 8, for which Paddle has another kernel. PartOptimizer has none of these differences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +17,11 @@ import paddle
 from paddle.base.framework import EagerParamBase
 
 from common.arena import FloatArray
+from common.errors import UsageError
 from common.optimizers import OPTIMIZERS, Optimizer
+from common.updater import Accumulator, Part, is_number, slot_of_key
 
-__all__ = ["FlatOptimizer", "as_tensor"]
+__all__ = ["FlatOptimizer", "PartOptimizer", "as_tensor"]
 
 CLASSES = {
     name: getattr(paddle.optimizer, kind.__name__) for name, kind in OPTIMIZERS.items()
@@ -41,16 +45,12 @@ class FlatOptimizer:
         self._empty = parameters.size == 0  # a server may own nothing
         if self._empty:
             return
-        settings = asdict(description)
-        if not settings["weight_decay"] and description.name != "adamw":
-            del settings["weight_decay"]  # Paddle would spend a pass on adding zero times the parameters
         with paddle.utils.unique_name.guard():
-            self._parameter = EagerParamBase(shape=[parameters.size], dtype="float32", name="flat")
-            as_tensor(parameters)._share_buffer_to(self._parameter)
+            self._parameter = parameter_on(parameters, "flat")
             self._parameter._copy_gradient_from(as_tensor(gradients))  # attaches, despite its name
-            self._paddle = CLASSES[description.name](parameters=[self._parameter], **settings)
+            self._paddle = make_paddle_optimizer(description, [self._parameter])
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, used: bytes = b"") -> None:  # noqa: ARG002 - it updates all alike
         """One update at this learning rate."""
         if self._empty:
             return
@@ -63,3 +63,90 @@ class FlatOptimizer:
         if self._empty:
             return 0
         return sum(int(np.prod(t.shape)) for t in self._paddle.state_dict().values() if hasattr(t, "shape"))
+
+
+class PartOptimizer:
+    """Updates the parts of parameters that lie in a slice of the arena, each as Paddle updates a parameter: bitwise
+    equal to the user's own optimizer, and parameters that no rank has used stay as they are.
+
+    Args:
+        parameters, gradients: the slice, 1-D float32 words; kept by reference. Where it ends within a parameter, zeros
+            must follow it, as many as `PADDING`.
+    """
+
+    def __init__(
+        self, description: Optimizer, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]
+    ) -> None:
+        self._parts = list(parts)
+        self._names = [part.name for part in parts]
+        self._values = [parameters[part.start : part.padded_stop].view(part.dtype) for part in parts]
+        self._gradients = [as_tensor(gradients[part.start : part.padded_stop].view(part.dtype)) for part in parts]
+        self._keep_alive = (parameters, gradients)
+        self._parameters = [parameter_on(v, part.name) for v, part in zip(self._values, parts, strict=True)]
+        self._attached = [False] * len(parts)
+        if parts:
+            with paddle.utils.unique_name.guard():
+                self._paddle = make_paddle_optimizer(description, self._parameters)
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
+        """One update of what is used, at this learning rate."""
+        if not self._parts:
+            return
+        for index, (part, parameter) in enumerate(zip(self._parts, self._parameters, strict=True)):
+            wanted = bool(used[part.slot]) if used else True
+            if wanted and not self._attached[index]:
+                view = self._gradients[index]._slice(0, self._values[index].size)
+                parameter._copy_gradient_from(view)  # attaches, despite its name
+            elif self._attached[index] and not wanted:
+                parameter.clear_gradient(False)
+            self._attached[index] = wanted
+        self._paddle.set_lr(learning_rate)
+        with paddle.utils.unique_name.guard():  # the first step names the moments
+            self._paddle.step()
+
+    def state(self) -> list[Accumulator]:
+        """What Paddle's optimizer keeps beside the parameters, as copies."""
+        found = []
+        for key, tensor in (self._paddle.state_dict() if self._parts else {}).items():
+            index = slot_of_key(key, self._names)
+            if index is not None:
+                part, values = self._parts[index], np.array(tensor.numpy()).reshape(-1)
+                if is_number(key):
+                    found.append(Accumulator(key, part.slot, values.size, 0, values))
+                else:
+                    found.append(Accumulator(key, part.slot, part.size, part.first, values[: part.count]))
+        return found
+
+    def load(self, state: Sequence[Accumulator]) -> None:
+        """Go on from a state as `state` gave it.
+
+        Raises:
+            UsageError: something is missing in it.
+        """
+        if not self._parts:
+            return
+        tensors = {}
+        for each in state:
+            index = slot_of_key(each.key, self._names)
+            if index is not None:
+                missing = 0 if is_number(each.key) else self._values[index].size - each.values.size
+                tensors[each.key] = paddle.to_tensor(np.pad(each.values, (0, missing)))
+        try:
+            with paddle.utils.unique_name.guard():
+                self._paddle.set_state_dict(tensors)
+        except AssertionError as exc:
+            raise UsageError(f"the optimizer state does not fit the optimizer: {exc}") from exc
+
+
+def make_paddle_optimizer(description: Optimizer, parameters: Sequence[Any]) -> Any:
+    settings = asdict(description)
+    if not settings["weight_decay"] and description.name != "adamw":
+        del settings["weight_decay"]  # Paddle would spend a pass on adding zero times the parameters
+    return CLASSES[description.name](parameters=list(parameters), **settings)
+
+
+def parameter_on(values: Any, name: str) -> Any:
+    """A Paddle parameter of that name over a 1-D array, whose memory it shares."""
+    parameter = EagerParamBase(shape=[values.size], dtype=values.dtype.name, name=name)
+    as_tensor(values)._share_buffer_to(parameter)
+    return parameter

@@ -35,7 +35,7 @@ class JoinReply(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye")
+    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,9 @@ class TrainerMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     GATHER_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     parameters: Chunk
@@ -50,19 +53,24 @@ class TrainerMessage(_message.Message):
     commit: Commit
     gather: Gather
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    configure: Configure
+    state: StatePiece
+    state_request: StateRequest
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("parameters", "served", "gathered", "failure")
+    __slots__ = ("parameters", "served", "gathered", "failure", "state")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     parameters: Chunk
     served: Served
     gathered: Gather
     failure: Failure
-    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    state: StatePiece
+    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("epoch", "rank")
@@ -89,22 +97,26 @@ class Register(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ...) -> None: ...
 
 class Slot(_message.Message):
-    __slots__ = ("name", "shape", "start")
+    __slots__ = ("name", "shape", "start", "dtype")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     start: int
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Bucket(_message.Message):
-    __slots__ = ("start", "stop")
+    __slots__ = ("start", "stop", "dtype")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Optimizer(_message.Message):
     __slots__ = ("name", "settings")
@@ -136,14 +148,60 @@ class Chunk(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., start: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("epoch", "step", "learning_rate")
+    __slots__ = ("epoch", "step", "learning_rate", "update", "again", "replaced", "used")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     learning_rate: float
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    update: bool
+    again: bool
+    replaced: bool
+    used: bytes
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., update: bool = ..., again: bool = ..., replaced: bool = ..., used: _Optional[bytes] = ...) -> None: ...
+
+class Configure(_message.Message):
+    __slots__ = ("epoch", "rank", "optimizer", "names")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    optimizer: Optimizer
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class StatePiece(_message.Message):
+    __slots__ = ("epoch", "key", "slot", "dtype", "size", "first", "data", "last")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    key: str
+    slot: int
+    dtype: str
+    size: int
+    first: int
+    data: bytes
+    last: bool
+    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., slot: _Optional[int] = ..., dtype: _Optional[str] = ..., size: _Optional[int] = ..., first: _Optional[int] = ..., data: _Optional[bytes] = ..., last: bool = ...) -> None: ...
 
 class Served(_message.Message):
     __slots__ = ("epoch", "step")

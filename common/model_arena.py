@@ -17,8 +17,12 @@ __all__ = ["ModelArena", "digest_of_model", "layout_of"]
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
     """(name, parameter) of all that is trained, in state_dict order; BatchNorm statistics are not."""
-    found = {id(p) for p in model.parameters() if not p.stop_gradient}
-    return [(name, p) for name, p in model.state_dict().items() if id(p) in found]
+    wanted = {id(p) for p in model.parameters() if not p.stop_gradient}
+    found: dict[int, tuple[str, Any]] = {}
+    for name, p in model.state_dict().items():
+        if id(p) in wanted:
+            found.setdefault(id(p), (name, p))  # tied parameters have several names
+    return list(found.values())
 
 
 def layout_of(model: Any) -> Layout:

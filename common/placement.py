@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.config import check_rank, parse_addresses
-from common.errors import UsageError
+from common.errors import UsageError, choose
 
 __all__ = [
     "BACKEND_VARIABLE",
@@ -15,6 +15,8 @@ __all__ = [
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
     "TIMEOUT_VARIABLE",
+    "UPDATE_CHOICES",
+    "UPDATE_VARIABLE",
     "Placement",
     "placement_from",
 ]
@@ -25,6 +27,8 @@ BACKEND_VARIABLE = "GRADSYNC_BACKEND"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"
 OVERLAP_VARIABLE = "GRADSYNC_OVERLAP"  # 0: synchronise only when backward is done
+UPDATE_VARIABLE = "GRADSYNC_UPDATE"  # who applies a user's optimizer where there are parameter servers
+UPDATE_CHOICES = ("auto", "server", "trainer")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Placement:
     timeout: float = 30.0
     insecure: bool = False
     overlap: bool = True
+    update: str = "auto"
     endpoints: tuple[str, ...] = ("127.0.0.1:6170",)
 
 
@@ -64,6 +69,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
         overlap=env.get(OVERLAP_VARIABLE, "1") != "0",
+        update=choose(UPDATE_VARIABLE, env.get(UPDATE_VARIABLE, "auto"), UPDATE_CHOICES),
         endpoints=endpoints or Placement.endpoints,
     )
 

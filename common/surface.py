@@ -67,7 +67,8 @@ class Surface:
 
             def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
                 surface._claim(layers)
-                super().__init__(layers, *args, synchronizer=surface._joined(), **kwargs)
+                synchronizer = surface._joined()
+                super().__init__(layers, *args, synchronizer=synchronizer, update=surface.placement.update, **kwargs)
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,7 @@ from common.arena import Arena, FloatArray
 from common.memory import aligned_empty
 from common.optimizers import Optimizer
 
-__all__ = ["Synchronizer"]
+__all__ = ["ServerUpdates", "Synchronizer"]
 
 
 class Synchronizer(ABC):
@@ -31,6 +32,7 @@ class Synchronizer(ABC):
     rank: int
     nranks: int
     servers: int = 0
+    serves_updates = False  # whether it is also a ServerUpdates
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -42,7 +44,7 @@ class Synchronizer(ABC):
         """Agree with the other ranks on layout and optimizer, and give every arena rank 0's parameters.
 
         Blocks until all ranks have called it. The arena must outlive the synchronizer. Without an optimizer `finish`
-        leaves the mean gradients in the arena, for the caller to make the update.
+        leaves the mean gradients in the arena, for the caller to make the update (or see ServerUpdates).
 
         Raises:
             LayoutMismatch: ranks disagree; the message names the first difference.
@@ -76,3 +78,37 @@ class Synchronizer(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+
+class ServerUpdates(Synchronizer):
+    """A scheme whose servers can make the update of a user's program, whose optimizer is known only when it steps.
+
+    After `attach(arena, None)` and `configure` each step ends with `finish`, which averages, or with `update`.
+    """
+
+    serves_updates = True
+
+    @abstractmethod
+    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        """Name the optimizer, and each slot of the arena as its state's keys do ("": it is no parameter)."""
+
+    @abstractmethod
+    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
+        """End the step: blocks until the arena's parameters are those after the global update.
+
+        Args:
+            used: a byte for each slot, not zero if this rank's backward reached it. What no rank reached stays.
+            again: no bucket was marked; the average that the last `finish` left is used.
+            replaced: the arena's parameters were changed since the last step: rank 0's are used.
+
+        Raises:
+            LayoutMismatch: ranks disagree on an argument or on the optimizer.
+        """
+
+    @abstractmethod
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The state of the servers' optimizer by Paddle's keys; any rank may ask, between steps."""
+
+    @abstractmethod
+    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a state as `optimizer_state` gave it; called by all ranks, rank 0's counts."""

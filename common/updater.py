@@ -2,26 +2,117 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from common.arena import FloatArray
+import numpy.typing as npt
+
+from common.arena import FloatArray, Layout
+from common.buckets import ALIGNMENT, words
 from common.errors import UsageError
 from common.optimizers import Optimizer
 
-__all__ = ["NoUpdate", "Updater", "make_updater"]
+__all__ = [
+    "PADDING",
+    "Accumulator",
+    "NoUpdate",
+    "Part",
+    "StatefulUpdater",
+    "Updater",
+    "is_number",
+    "make_part_updater",
+    "make_updater",
+    "parts_of",
+    "slot_of_key",
+]
+
+
+PADDING = 2 * ALIGNMENT  # words of zeros after a slice that a part updater may use; see Part.padded_stop
 
 
 class Updater(Protocol):
-    """One update at a time; a FlatOptimizer is one."""
+    """One update at a time; a FlatOptimizer is one.
 
-    def step(self, learning_rate: float) -> None: ...
+    `used` has a byte for each slot of the layout, zero if no rank's backward has reached it; empty: all are.
+    """
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None: ...
+
+
+class StatefulUpdater(Updater, Protocol):
+    """An updater whose state can be saved and loaded; a PartOptimizer is one."""
+
+    def state(self) -> list[Accumulator]: ...
+
+    def load(self, state: Sequence[Accumulator]) -> None: ...
 
 
 class NoUpdate:
     """For gradients that are only averaged: whoever asked for them makes the update."""
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of one parameter lies in a slice of the arena: words `start`..`stop` of the slice, which are the elements
+    from `first` on of the `size` elements of slot number `slot`."""
+
+    slot: int
+    name: str  # Paddle's name of the parameter
+    start: int
+    stop: int
+    first: int
+    size: int
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return (self.stop - self.start) // words(self.dtype)
+
+    @property
+    def padded_stop(self) -> int:
+        """Paddle's kernels differ by the size of a parameter modulo the vector width, so a part cut off at its end is
+        updated together with so many zeros that this is as for the whole."""
+        cut = self.first + self.count < self.size
+        return self.stop + self.size % ALIGNMENT * words(self.dtype) * cut
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A run of one of the numbers or arrays that an optimizer keeps for a parameter: `values`, 1-D, are the elements
+    from `first` on of `size`. `key` names it in the state_dict of Paddle's optimizer."""
+
+    key: str
+    slot: int
+    size: int
+    first: int
+    values: npt.NDArray[Any]
+
+
+def parts_of(layout: Layout, names: Sequence[str], start: int, stop: int) -> list[Part]:
+    """The parts of parameters in words start..stop of the arena; slots whose name is empty are none."""
+    found = []
+    for index, (slot, name) in enumerate(zip(layout.slots, names, strict=True)):
+        a, b = max(slot.start, start), min(slot.stop, stop)
+        if name and a < b:
+            first = (a - slot.start) // words(slot.dtype)
+            found.append(Part(index, name, a - start, b - start, first, slot.size, slot.dtype))
+    return found
+
+
+def slot_of_key(key: str, names: Sequence[str]) -> int | None:
+    """Which parameter an optimizer's state belongs to: the one whose name, and an underscore, the key begins with."""
+    found = [index for index, name in enumerate(names) if name and key.startswith(name + "_")]
+    return max(found, key=lambda index: len(names[index]), default=None)
+
+
+def is_number(key: str) -> bool:
+    """Whether that part of an optimizer's state is one number a parameter (a power of beta), not one an element."""
+    return "_pow_acc" in key
 
 
 def make_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
@@ -35,7 +126,27 @@ def make_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients:
     try:
         from common.flat_optimizer import FlatOptimizer
     except ImportError as exc:
-        raise UsageError(
-            f"cannot apply {optimizer.name} here: Paddle is not installed; pip install paddlepaddle"
-        ) from exc
+        raise _no_paddle(optimizer) from exc
     return FlatOptimizer(optimizer, parameters, gradients)
+
+
+def make_part_updater(
+    optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]
+) -> StatefulUpdater:
+    """Paddle's optimizer of that description on parts of the flat buffers, parameter by parameter.
+
+    Raises:
+        UsageError: Paddle is not installed here.
+    """
+    try:
+        from common.flat_optimizer import PartOptimizer
+    except ImportError as exc:
+        raise _no_paddle(optimizer) from exc
+    return PartOptimizer(optimizer, parameters, gradients, parts)
+
+
+def _no_paddle(optimizer: Optimizer) -> UsageError:
+    return UsageError(
+        f"cannot apply {optimizer.name} here: Paddle is not installed; pip install paddlepaddle, "
+        "or let the trainers update with --update trainer"
+    )

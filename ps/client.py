@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from types import TracebackType
 from typing import Any
 
@@ -22,18 +23,22 @@ from common.errors import GradSyncError, PeerStalled, ProtocolError, UsageError,
 from common.gradsync_pb2 import (
     Chunk,
     Commit,
+    Configure,
     Goodbye,
     Hello,
     JoinReply,
     JoinRequest,
     ServerMessage,
+    StatePiece,
+    StateRequest,
     TrainerMessage,
 )
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
+from common.updater import Accumulator, is_number, parts_of, slot_of_key
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
-from ps.wire import chunks, data_of, describe, pieces
+from ps.wire import chunks, data_of, describe, optimizer_message, pieces, state_of, state_pieces
 
 __all__ = ["Client"]
 
@@ -48,11 +53,11 @@ class Session:
         self.heard_at = time.monotonic()
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.gathered: dict[int, bytearray] = {}  # by sequence number
+        self.state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
         self._gathering = bytearray()  # what has arrived of the next one
         self.error: GradSyncError | None = None
         self.shard = Shard(0, 0)
-        self.initial: FloatArray = np.empty(0, np.float32)  # what rank 0's parameters are written to,
-        self.served: FloatArray = np.empty(0, np.float32)  # and what is served after each step; the whole arena's
+        self.served: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
         self._changed = changed
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage] | None] = queue.SimpleQueue()
         self._leaving = False
@@ -105,6 +110,8 @@ class Session:
                 if len(self._gathering) == message.gathered.size:
                     self.gathered[message.gathered.sequence] = self._gathering
                     self._gathering = bytearray()
+            elif kind == "state":
+                self.state.append(message.state)
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
@@ -117,8 +124,7 @@ class Session:
             )
         if chunk.step != self.version + 1:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
-        target = self.initial if chunk.step == 0 else self.served
-        target[chunk.start : chunk.start + data.size] = data
+        self.served[chunk.start : chunk.start + data.size] = data
 
     def _note_error(self, error: GradSyncError) -> None:
         with self._changed:
@@ -158,19 +164,15 @@ class Client:
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
 
-        The arena is used by every later call, and must outlive the client. Without an optimizer the servers average
-        only: `commit` then leaves the mean gradients in the arena, and parameters alone.
+        The arena is used by every later call, and must outlive the client. Without an optimizer there is none until
+        `configure`, and steps end with `average`.
         """
-        self._buckets, self._gradients = arena.buckets, arena.gradients
+        self._arena, self._buckets, self._gradients = arena, arena.buckets, arena.gradients
         shards = plan_shards(arena.layout.length, len(self.servers))
         for session, shard in zip(self._sessions, shards, strict=True):
-            session.shard, session.initial = shard, arena.parameters
-            session.served = arena.parameters if optimizer else arena.gradients
+            session.shard, session.served = shard, arena.parameters
             session.send([TrainerMessage(register=describe(arena, optimizer, rank=self.rank, epoch=self.epoch))])
-            if self.rank == 0:
-                mine = arena.parameters[shard.start : shard.stop].copy()
-                pieces = chunks(mine, first=shard.start, epoch=self.epoch, step=0)
-                session.send(TrainerMessage(parameters=piece) for piece in pieces)
+        self._send_parameters()
         self._wait(lambda session: session.version >= 0, "registering")
 
     def push(self, bucket: int) -> None:
@@ -183,13 +185,75 @@ class Client:
             pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
             session.send(TrainerMessage(gradients=piece) for piece in pieces)
 
-    def commit(self, learning_rate: float) -> None:
-        """End the step, all buckets having been pushed: blocks until the new parameters are in the arena."""
-        commit = Commit(epoch=self.epoch, step=self.step, learning_rate=learning_rate)
+    def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
+        """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
+
+        Args:
+            used: a byte for each slot, not zero if backward reached it; empty: it reached all.
+            again: nothing was pushed; use the average that ended the step before.
+            replaced: the arena's parameters were changed since the last step: go on from rank 0's.
+        """
+        if replaced:
+            self._send_parameters()
+        self._end_step(
+            Commit(update=True, learning_rate=learning_rate, used=used, again=again, replaced=replaced),
+            self._arena.parameters,
+        )
+
+    def average(self) -> None:
+        """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
+        arena."""
+        self._end_step(Commit(), self._arena.gradients)
+
+    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
+        message = Configure(epoch=self.epoch, rank=self.rank, optimizer=optimizer_message(optimizer), names=names)
+        self._names = list(names)
         for session in self._sessions:
-            session.send([TrainerMessage(commit=commit)])
-        self._wait(lambda session: session.version > self.step, f"waiting for the parameters of step {self.step}")
-        self.step += 1
+            session.send([TrainerMessage(configure=message)])
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """What the servers' optimizers keep, by Paddle's keys, with the slots' names; needs no other trainer."""
+        for session in self._sessions:
+            session.state = []
+            session.send([TrainerMessage(state_request=StateRequest(epoch=self.epoch))])
+        self._wait(lambda session: bool(session.state) and session.state[-1].last, "asking for the optimizer's state")
+        found: dict[str, npt.NDArray[Any]] = {}
+        for session in self._sessions:
+            for run in state_of(session.state):
+                whole = found.setdefault(run.key, np.zeros(run.size, run.values.dtype))
+                whole[run.first : run.first + run.values.size] = run.values
+            session.state = []
+        return {key: self._shaped(key, found[key]) for key in self._in_paddles_order(found)}
+
+    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have the servers' optimizers go on from a state as `optimizer_state` gives it. Rank 0's counts.
+
+        Raises:
+            UsageError: it belongs to other parameters.
+        """
+        slots = self._arena.layout.slots
+        placed: list[tuple[str, int, npt.NDArray[Any]]] = []
+        for key, value in state.items():
+            index = slot_of_key(key, self._names)
+            if index is None:
+                raise UsageError(f"the optimizer state has {key}, which belongs to no parameter of this model")
+            if value.size not in (1, slots[index].size):
+                raise UsageError(
+                    f"the optimizer state's {key} has {value.size} elements, its parameter {slots[index].size}"
+                )
+            placed.append((key, index, value.reshape(-1)))
+        if self.rank != 0:
+            return
+        for session in self._sessions:
+            mine = []
+            parts = {p.slot: p for p in parts_of(self._arena.layout, self._names, *astuple(session.shard))}
+            for key, index, value in placed:
+                if (part := parts.get(index)) is not None:
+                    whole = is_number(key) or value.size != part.size
+                    run = value if whole else value[part.first : part.first + part.count]
+                    mine.append(Accumulator(key, index, value.size, 0 if whole else part.first, run))
+            session.send(TrainerMessage(state=piece) for piece in state_pieces(mine, epoch=self.epoch))
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every trainer's `values` (equal shape and dtype), stacked in rank order; not within a step."""
@@ -218,6 +282,35 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+    def _shaped(self, key: str, whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        slot = self._arena.layout.slots[slot_of_key(key, self._names) or 0]
+        return whole if is_number(key) else whole.reshape(slot.shape)
+
+    def _in_paddles_order(self, keys: Iterable[str]) -> list[str]:
+        """One kind of accumulator after the other, each in the order of the parameters."""
+        placed = [(key, slot_of_key(key, self._names) or 0) for key in keys]
+        kinds = list(dict.fromkeys(key[len(self._names[slot]) :] for key, slot in placed))
+        placed.sort(key=lambda each: (kinds.index(each[0][len(self._names[each[1]]) :]), each[1]))
+        return [key for key, _ in placed]
+
+    def _send_parameters(self) -> None:
+        """Rank 0's parameters are everybody's."""
+        if self.rank != 0:
+            return
+        for session in self._sessions:
+            shard = session.shard
+            mine = self._arena.parameters[shard.start : shard.stop].copy()
+            pieces = chunks(mine, first=shard.start, epoch=self.epoch, step=self.step)
+            session.send(TrainerMessage(parameters=piece) for piece in pieces)
+
+    def _end_step(self, commit: Commit, served: FloatArray) -> None:
+        commit.epoch, commit.step = self.epoch, self.step
+        for session in self._sessions:
+            session.served = served
+            session.send([TrainerMessage(commit=commit)])
+        self._wait(lambda session: session.version > self.step, f"waiting for the result of step {self.step}")
+        self.step += 1
 
     def _settled(self, done: Any) -> bool:
         return any(s.error for s in self._sessions) or all(done(s) for s in self._sessions)

@@ -2,27 +2,62 @@
 
 A step goes through three stages, in this order, whatever the order in which trainers are heard:
 
-    push    every trainer delivers every element of the shard, bucket by bucket, exactly once
+    push    every trainer delivers every word of the shard, bucket by bucket, exactly once
     reduce  a bucket that all trainers have delivered is averaged in the canonical order (common/reduction.py)
     commit  once all trainers have committed, the optimizer updates the shard, and the next step begins
 
-Whatever does not fit (an old epoch, another step, an element twice, a commit with pushes missing) is refused
-with an error and changes nothing.
+Trainers may also agree to end a step with the average alone; a commit of the next step may then use that average
+instead of new gradients. Whatever does not fit (an old epoch, another step, a word twice, a commit with pushes
+missing) is refused with an error and changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from common.arena import FloatArray
-from common.buckets import Bucket
+from common.buckets import Bucket, words
 from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
 from common.reduction import reduce_bucket
-from common.updater import Updater
+from common.updater import PADDING, Updater
 from ps.shards import Shard, shard_of_bucket
 
-__all__ = ["Store"]
+__all__ = ["Ending", "Store"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a step ends, of which all trainers must have the same opinion.
+
+    Args:
+        update: apply the optimizer; otherwise the average is all that is wanted.
+        replaced: the program has given the parameters other values; rank 0's are taken first.
+        again: use the average that ended the step before, instead of new gradients.
+    """
+
+    learning_rate: float
+    update: bool = True
+    replaced: bool = False
+    again: bool = False
+
+    def difference(self, other: Ending) -> tuple[str, str, str] | None:
+        """The first disagreement: what this one did, what the other did, and what to do about it."""
+        if (self.update, self.again) != (other.update, other.again):
+            return self._did(), other._did(), "all ranks must do the same"
+        if self.learning_rate != other.learning_rate:
+            mine = f"has learning rate {self.learning_rate}"
+            return mine, f"has {other.learning_rate}", "give all trainers the same --lr and scheduler"
+        if self.replaced != other.replaced:
+            mine, theirs = (("changed" if e.replaced else "kept") + " its parameters" for e in (self, other))
+            return mine, theirs, "load the same state on all ranks"
+        return None
+
+    def _did(self) -> str:
+        if not self.update:
+            return "ran another backward before optimizer.step()"
+        return "called optimizer.step() " + ("without another backward" if self.again else "after a backward")
 
 
 class Store:
@@ -32,15 +67,23 @@ class Store:
         shard: the slice of the arena; every `start` below counts from the arena's start, not the slice's.
         buckets: the whole arena's bucket plan.
 
+    All positions and sizes are in words of 4 bytes.
+
     Memory: the shard's parameters and one gradient buffer a trainer.
     """
 
     def __init__(self, shard: Shard, buckets: Sequence[Bucket], nranks: int, *, epoch: int = 0) -> None:
         self.shard, self.nranks, self.epoch = shard, nranks, epoch
         self.step = 0
-        self.parameters: FloatArray = aligned_empty(shard.length)
-        self.parameters.fill(0)
-        self._contributions: list[FloatArray] = [aligned_empty(shard.length) for _ in range(nranks)]
+        self.padded_parameters: FloatArray = padded(shard.length)
+        self.parameters = self.padded_parameters[: shard.length]
+        self._replacement: FloatArray | None = None  # parameters that rank 0 has sent, used from the next update on
+        self._averaged = False  # `gradients` holds the average of the step before, not used yet
+        self._used = b""  # which parameters some trainer's backward has reached
+        self._replaced = 0  # words of the replacement that have arrived
+        self.padded_gradients: FloatArray = padded(shard.length)
+        others: list[FloatArray] = [aligned_empty(shard.length) for _ in range(nranks - 1)]
+        self._contributions = [self.padded_gradients[: shard.length], *others]
         self._buckets = list(buckets)
         self._parts = [shard_of_bucket(shard, bucket) for bucket in buckets]
         self._begin_step()
@@ -65,7 +108,7 @@ class Store:
         part, done = self._parts[bucket], self._delivered[rank][bucket]
         if start != part.start + done or start + data.size > part.stop:
             raise ProtocolError(
-                f"rank {rank} pushed elements {start}..{start + data.size} of bucket {bucket} at step {step}, "
+                f"rank {rank} pushed words {start}..{start + data.size} of bucket {bucket} at step {step}, "
                 f"expected them from {part.start + done} up to {part.stop}"
             )
         at = start - self.shard.start
@@ -78,42 +121,82 @@ class Store:
     def reduce(self, bucket: int) -> None:
         """Average a bucket that all trainers have delivered; the result replaces rank 0's contribution."""
         whole, part = self._buckets[bucket], self._parts[bucket]
-        base = self.shard.start
+        word, base = words(whole.dtype), self.shard.start
         reduce_bucket(
-            self._contributions,
-            self.gradients,
-            bucket_start=whole.start - base,
-            bucket_length=whole.length,
-            start=part.start - base,
-            stop=part.stop - base,
+            [source.view(whole.dtype) for source in self._contributions],
+            self.gradients.view(whole.dtype),
+            bucket_start=(whole.start - base) // word,
+            bucket_length=whole.length // word,
+            start=(part.start - base) // word,
+            stop=(part.stop - base) // word,
         )
 
-    def commit(self, rank: int, epoch: int, step: int, learning_rate: float) -> bool:
-        """A trainer has pushed all of its step.
-
-        Returns:
-            True if all trainers have now: the caller then calls `update`.
+    def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
+        """Take parameters that the program has given other values, in ascending order; used from the next update on,
+        because other trainers may still be reading the present ones.
 
         Raises:
             StaleEpoch, ProtocolError: refused, nothing changed.
-            LayoutMismatch: the learning rate is not that of the other trainers.
+        """
+        self._check(rank, epoch, step)
+        expected = self.shard.start + self._replaced
+        if rank != 0 or start != expected or start + data.size > self.shard.stop:
+            raise ProtocolError(f"rank {rank} sent parameters from word {start}, expected {expected} from rank 0")
+        if self._replacement is None:
+            self._replacement = aligned_empty(self.shard.length)
+        self._replacement[self._replaced : self._replaced + data.size] = data
+        self._replaced += data.size
+
+    def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes = b"") -> bool:
+        """A trainer has pushed all of its step, or nothing, where the average of the step before is to be used.
+
+        Args:
+            used: a byte for each parameter, not zero if this trainer's backward reached it.
+
+        Returns:
+            True if all trainers have committed now: the caller then calls `update` or `average`.
+
+        Raises:
+            StaleEpoch, ProtocolError: refused, nothing changed.
+            LayoutMismatch: the ending is not that of the other trainers.
         """
         self._check(rank, epoch, step)
         delivered = sum(self._delivered[rank])
-        if delivered != self.shard.length:
-            raise ProtocolError(f"rank {rank} committed step {step} after {delivered} of {self.shard.length} elements")
-        for other, rate in self._committed.items():
-            if rate != learning_rate:
-                raise LayoutMismatch(
-                    f"rank {rank} has learning rate {learning_rate} at step {step}, rank {other} has {rate}; "
-                    "give all trainers the same --lr and scheduler"
-                )
-        self._committed[rank] = learning_rate
+        if ending.again and not (ending.update and self._averaged):
+            raise ProtocolError(f"rank {rank} wants to use an average again at step {step}, but there is none")
+        if delivered != (0 if ending.again else self.shard.length):
+            raise ProtocolError(f"rank {rank} committed step {step} after {delivered} of {self.shard.length} words")
+        if rank == 0 and ending.replaced and self._replaced != self.shard.length:
+            raise ProtocolError(f"rank 0 replaced {self._replaced} of {self.shard.length} words at step {step}")
+        for other, theirs in self._committed.items():
+            if difference := ending.difference(theirs):
+                mine, its, advice = difference
+                raise LayoutMismatch(f"rank {rank} {mine} at step {step}, rank {other} {its}; {advice}")
+        if self._used and len(used) != len(self._used):
+            raise ProtocolError(f"rank {rank} told of {len(used)} parameters at step {step}, not {len(self._used)}")
+        self._used = bytes(a | b for a, b in zip(used, self._used, strict=True)) if self._used else used
+        self._committed[rank] = ending
         return len(self._committed) == self.nranks
+
+    @property
+    def ending(self) -> Ending:
+        """How the step ends, once somebody has committed."""
+        return next(iter(self._committed.values()))
 
     def update(self, updater: Updater) -> None:
         """Apply the step's averaged gradients; the next step begins."""
-        updater.step(next(iter(self._committed.values())))
+        if self.ending.replaced and self._replacement is not None:
+            self.parameters[...], self._replacement = self._replacement, None
+        updater.step(self.ending.learning_rate, self._used)
+        self._averaged = False
+        self._end_step()
+
+    def average(self) -> None:
+        """Leave it at the averaged gradients; the next step begins."""
+        self._averaged = True
+        self._end_step()
+
+    def _end_step(self) -> None:
         self.step += 1
         self._begin_step()
 
@@ -124,7 +207,8 @@ class Store:
     def _begin_step(self) -> None:
         self._delivered = [[0] * len(self._parts) for _ in range(self.nranks)]
         self._complete = [0] * len(self._parts)  # by how many trainers each bucket is delivered
-        self._committed: dict[int, float] = {}
+        self._committed: dict[int, Ending] = {}
+        self._used, self._replaced = b"", 0
 
     def _check(self, rank: int, epoch: int, step: int) -> None:
         if epoch != self.epoch:
@@ -133,3 +217,10 @@ class Store:
             raise ProtocolError(f"rank {rank} sent step {step}, this is step {self.step}")
         if rank in self._committed:
             raise ProtocolError(f"rank {rank} sent more after committing step {step}")
+
+
+def padded(count: int) -> FloatArray:
+    """Zeros; PADDING more than `count` of them."""
+    array: FloatArray = aligned_empty(count + PADDING)
+    array.fill(0)
+    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -9,13 +10,13 @@ import numpy.typing as npt
 from common.arena import Arena
 from common.optimizers import Optimizer
 from common.overlap import LaunchOrder
-from common.synchronizer import Synchronizer
+from common.synchronizer import ServerUpdates
 from ps.client import Client
 
 __all__ = ["ServerSynchronizer"]
 
 
-class ServerSynchronizer(Synchronizer):
+class ServerSynchronizer(ServerUpdates):
     """Pushes each bucket as it becomes final; gRPC's own threads send it beside backward."""
 
     scheme, backend = "ps", "grpc"
@@ -27,6 +28,7 @@ class ServerSynchronizer(Synchronizer):
 
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._order = LaunchOrder(len(arena.buckets))
+        self._has_optimizer = optimizer is not None
         self._client.register(arena, optimizer)
 
     def mark_final(self, bucket: int) -> None:
@@ -35,15 +37,35 @@ class ServerSynchronizer(Synchronizer):
             self._push(ready)
 
     def finish(self, learning_rate: float) -> None:
-        self._push(self._order.rest() if self._overlap else range(self._order.count))
-        self._order.reset()
-        self._client.commit(learning_rate)
+        self._push_rest()
+        if self._has_optimizer:
+            self._client.commit(learning_rate)
+        else:
+            self._client.average()
+
+    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        self._client.configure(optimizer, names)
+
+    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
+        if not again:
+            self._push_rest()
+        self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
+
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        return self._client.optimizer_state()
+
+    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._client.load_optimizer_state(state)
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
 
     def close(self, reason: str = "") -> None:
         self._client.close(reason)
+
+    def _push_rest(self) -> None:
+        self._push(self._order.rest() if self._overlap else range(self._order.count))
+        self._order.reset()
 
     def _push(self, buckets: range) -> None:
         for bucket in buckets:

@@ -7,14 +7,24 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from common.arena import Layout
+from common.arena import FloatArray, Layout
 from common.buckets import Bucket
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, ProtocolError, StaleEpoch
-from common.gradsync_pb2 import Chunk, Failure, Gather, Register, Served, ServerMessage, TrainerMessage
-from common.updater import Updater, make_updater
+from common.gradsync_pb2 import (
+    Chunk,
+    Configure,
+    Failure,
+    Gather,
+    Register,
+    Served,
+    ServerMessage,
+    StatePiece,
+    TrainerMessage,
+)
+from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.shards import plan_shards
-from ps.store import Store
-from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces
+from ps.store import Ending, Store
+from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
 __all__ = ["Outbox", "TrainingGroup", "tell"]
 
@@ -61,6 +71,10 @@ class TrainingGroup:
         self._first: Register | None = None
         self._store: Store | None = None
         self._updater: Updater | None = None
+        self._configuration: Configure | None = None  # of a user's optimizer
+        self._configured: set[int] = set()
+        self._part_updater: StatefulUpdater | None = None  # the same object as _updater, if that is one
+        self._loading: list[StatePiece] = []  # pieces of an optimizer state that rank 0 is sending
         self._filled = 0  # elements of rank 0's parameters that have arrived
         self._gathers = 0
         self._gathering: dict[int, bytearray] = {}  # what each trainer has sent of the gather under way
@@ -113,6 +127,12 @@ class TrainingGroup:
                 self._commit(rank, message)
             elif kind == "gather":
                 self._gather(rank, message.gather)
+            elif kind == "configure":
+                self._configure(rank, message.configure)
+            elif kind == "state":
+                self._load_state(rank, message.state)
+            elif kind == "state_request":
+                self._send_state(rank)
             elif kind == "goodbye":
                 self._leave(rank, message.goodbye.reason)
             else:
@@ -171,7 +191,7 @@ class TrainingGroup:
             optimizer = optimizer_of(self._first)
             self._updater = make_updater(optimizer, self._store.parameters, self._store.gradients)
         if len(self._registered) == self.nranks and self._filled == self._store.shard.length:
-            self._serve()
+            self._serve(self._store.parameters)
 
     def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
         index, count = self.shard
@@ -181,11 +201,12 @@ class TrainingGroup:
         store = self._running(rank)
         self._check_epoch(chunk.epoch, rank)
         data = data_of(chunk)
+        if self._configuration is not None:
+            store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
+            return
         expected = store.shard.start + self._filled
         if rank != 0 or not data.size or chunk.start != expected or self._filled + data.size > store.shard.length:
-            raise ProtocolError(
-                f"rank {rank} sent parameters from element {chunk.start}, expected {expected} from rank 0"
-            )
+            raise ProtocolError(f"rank {rank} sent parameters from word {chunk.start}, expected {expected} from rank 0")
         store.parameters[self._filled : self._filled + data.size] = data
         self._filled += data.size
         self._still_alive()
@@ -193,24 +214,68 @@ class TrainingGroup:
 
     def _commit(self, rank: int, message: TrainerMessage) -> None:
         commit, store = message.commit, self._running(rank)
-        complete = store.commit(rank, commit.epoch, commit.step, commit.learning_rate)
+        if commit.update and self._first and not self._first.HasField("optimizer") and rank not in self._configured:
+            raise ProtocolError(f"rank {rank} asked for an update at step {commit.step} without naming an optimizer")
+        ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
+        complete = store.commit(rank, commit.epoch, commit.step, ending, commit.used)
         self._someone_waits()
-        if complete and self._updater:
+        if complete and commit.update and self._updater:
             store.update(self._updater)
             self.steps = store.step
-            self._serve()
+            self._serve(store.parameters)
+        elif complete:
+            store.average()
+            self.steps = store.step
+            # A copy, for it lies where rank 0's next push goes, which may come while a slower trainer still reads.
+            self._serve(store.gradients.copy())
         elif self._gone:
             self._finished_early()
 
-    def _serve(self) -> None:
-        """Send the shard's parameters to every trainer; safe to read lazily, for they change only when all trainers
-        have committed the next step, which they do after having read these."""
+    def _configure(self, rank: int, configure: Configure) -> None:
+        """Trainers name the optimizer of a user's program before their first update."""
+        store = self._running(rank)
+        self._check_epoch(configure.epoch, rank)
+        optimizer = optimizer_of(configure)
+        assert self._first is not None
+        layout, _ = layout_of(self._first)
+        if optimizer is None or self._first.HasField("optimizer") or len(configure.names) != len(layout.slots):
+            raise ProtocolError(f"rank {rank} sent a wrong configuration at step {self.steps}")
+        if self._configuration is None:
+            self._configuration = configure
+            parts = parts_of(layout, list(configure.names), store.shard.start, store.shard.stop)
+            self._part_updater = make_part_updater(optimizer, store.padded_parameters, store.padded_gradients, parts)
+            self._updater = self._part_updater
+        mine = self._configuration
+        if (mine.optimizer, list(mine.names)) != (configure.optimizer, list(configure.names)):
+            theirs = optimizer_of(mine) if mine.optimizer != configure.optimizer else "other parameter names"
+            raise LayoutMismatch(
+                f"rank {mine.rank} and rank {rank} disagree on the optimizer: {theirs} against {optimizer}; "
+                "make the same optimizer on all ranks"
+            )
+        self._configured.add(rank)
+
+    def _load_state(self, rank: int, piece: StatePiece) -> None:
+        self._check_epoch(piece.epoch, rank)
+        if rank != 0 or self._part_updater is None:
+            raise ProtocolError(f"rank {rank} sent optimizer state at step {self.steps}, expected it from rank 0 only")
+        self._loading.append(piece)
+        if piece.last:
+            state, self._loading = state_of(self._loading), []
+            self._part_updater.load(state)
+
+    def _send_state(self, rank: int) -> None:
+        if self._part_updater is None:
+            raise ProtocolError(
+                f"rank {rank} asked for optimizer state at step {self.steps}, but there is no optimizer"
+            )
+        answer = state_pieces(self._part_updater.state(), epoch=self.epoch)
+        self._outboxes[rank].put(ServerMessage(state=piece) for piece in answer)
+
+    def _serve(self, served_array: FloatArray) -> None:
+        """Send parameters, or averaged gradients, to every trainer; safe to read lazily, for parameters change only
+        when all trainers have committed the next step, which they do after having read these."""
         store = self._running(0)
         served = Served(epoch=self.epoch, step=store.step)
-        # Trainers that update by themselves get rank 0's parameters once, and then averaged gradients: a copy, for
-        # they lie where rank 0's next push goes, which may come while a slower trainer still reads.
-        updates_here = self._first is not None and self._first.HasField("optimizer")
-        served_array = store.parameters if updates_here or store.step == 0 else store.gradients.copy()
         for outbox in self._outboxes.values():
             pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
             outbox.put(ServerMessage(parameters=piece) for piece in pieces)

@@ -54,8 +54,8 @@ def test_plan_table(name: str) -> None:
 
 
 def test_plan_counts_bytes_not_elements() -> None:
-    assert len(plan_buckets([0, 16], 32, first_bytes=128, bucket_bytes=128, itemsize=4)) == 1
-    assert len(plan_buckets([0, 16], 32, first_bytes=128, bucket_bytes=128, itemsize=8)) == 2
+    assert len(plan_buckets([0, 16], 32, first_bytes=128, bucket_bytes=128)) == 1
+    assert len(plan_buckets([0, 16], 32, first_bytes=127, bucket_bytes=127)) == 2
 
 
 def test_default_limits_are_one_and_25_megabytes() -> None:

@@ -23,6 +23,7 @@ PADDLE_AT_THE_TOP = {
     "common/backward.py",
     "common/data_parallel.py",
     "common/flat_optimizer.py",
+    "common/server_updates.py",
     "common/model_arena.py",
     "common/models.py",
     "common/surface.py",

@@ -151,12 +151,9 @@ def test_parameters_and_gradients_are_views(kind: str) -> None:
     model = make(kind)
     arena, bound = bind(model)
     backward(bound, model, next(batches(kind)))
-    values, by_name = dict(model.state_dict()), {slot.name: slot for slot in arena.layout.slots}
-    for name, slot in by_name.items():
-        if name.startswith("again"):  # the second name of a shared layer
-            continue
-        name = name.replace("shared", "again")
-        slot = by_name[name]
+    values = dict(model.state_dict())
+    for slot in arena.layout.slots:
+        name = slot.name
         assert values[name].data_ptr() == arena.parameters[slot.start :].ctypes.data
         assert values[name].grad.data_ptr() == arena.gradients[slot.start :].ctypes.data
         np.testing.assert_array_equal(values[name].numpy(), arena.parameter(slot))

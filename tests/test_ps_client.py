@@ -48,7 +48,7 @@ class NumpySGD:
     def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
         self.parameters, self.gradients = parameters, gradients
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
         self.parameters -= np.float32(learning_rate) * self.gradients
 
 
@@ -515,7 +515,7 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     with serving(2) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
     assert isinstance(errors[0], PeerStalled)
-    text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for the parameters of step 0"
+    text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for the result of step 0"
     assert text in str(errors[0])
 
 

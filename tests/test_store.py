@@ -19,7 +19,7 @@ from common.arena import FloatArray
 from common.buckets import Bucket
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from ps.shards import Shard, plan_shards, shard_of_bucket
-from ps.store import Store
+from ps.store import Ending, Store
 
 EPOCH = 3
 
@@ -30,7 +30,7 @@ class NumpySGD:
     def __init__(self, store: Store) -> None:
         self.parameters, self.gradients = store.parameters, store.gradients  # kept by reference, as Paddle's do
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
         self.parameters -= np.float32(learning_rate) * self.gradients
 
 
@@ -103,7 +103,7 @@ def play_step(store: Store, length: int, *, piece: int = 10**9) -> None:
             deliver(store, rank, bucket, length, piece=piece)
     step = store.step
     for rank in range(store.nranks):
-        if store.commit(rank, EPOCH, step, rate_of(step)):
+        if store.commit(rank, EPOCH, step, Ending(rate_of(step))):
             store.update(NumpySGD(store))
 
 
@@ -137,11 +137,11 @@ def test_nothing_changes_before_the_last_commit() -> None:
     for rank in (1, 0):
         for bucket in (2, 0, 1):
             deliver(store, rank, bucket, LENGTH)
-    assert store.commit(0, EPOCH, 0, 0.1) is False
+    assert store.commit(0, EPOCH, 0, Ending(0.1)) is False
     assert store.waiting_for() == [1]
     assert store.step == 0
     assert store.parameters.tobytes() == initial_parameters(LENGTH).tobytes()
-    assert store.commit(1, EPOCH, 0, 0.1) is True
+    assert store.commit(1, EPOCH, 0, Ending(0.1)) is True
     store.update(NumpySGD(store))
     assert (store.step, store.waiting_for()) == (1, [0, 1])
 
@@ -149,8 +149,8 @@ def test_nothing_changes_before_the_last_commit() -> None:
 def test_a_server_without_a_slice_takes_part_without_pushes() -> None:
     store = make_store(Shard(LENGTH, LENGTH), PLAN, 2, LENGTH)
     for step in range(2):
-        assert store.commit(1, EPOCH, step, 0.1) is False
-        assert store.commit(0, EPOCH, step, 0.1) is True
+        assert store.commit(1, EPOCH, step, Ending(0.1)) is False
+        assert store.commit(0, EPOCH, step, Ending(0.1)) is True
         store.update(NumpySGD(store))
     assert store.step == 2
 
@@ -180,14 +180,14 @@ def test_memory_is_one_buffer_a_trainer() -> None:
 one = np.ones(1, np.float32)
 ILLEGAL: dict[str, tuple[type[GradSyncError], str, Callable[[Store], object]]] = {
     "push of an old epoch": (StaleEpoch, "epoch 2.* epoch 3", lambda s: s.push(0, 2, 0, 0, 48, one)),
-    "commit of an old epoch": (StaleEpoch, "epoch 2.* epoch 3", lambda s: s.commit(0, 2, 0, 0.1)),
+    "commit of an old epoch": (StaleEpoch, "epoch 2.* epoch 3", lambda s: s.commit(0, 2, 0, Ending(0.1))),
     "push of a later step": (ProtocolError, "step 1.*step 0", lambda s: s.push(0, EPOCH, 1, 0, 48, one)),
-    "commit of a later step": (ProtocolError, "step 1.*step 0", lambda s: s.commit(0, EPOCH, 1, 0.1)),
+    "commit of a later step": (ProtocolError, "step 1.*step 0", lambda s: s.commit(0, EPOCH, 1, Ending(0.1))),
     "bucket that is not": (ProtocolError, "bucket 3 of 3", lambda s: s.push(0, EPOCH, 0, 3, 0, one)),
     "gap": (ProtocolError, "49..50 of bucket 0.*from 48", lambda s: s.push(0, EPOCH, 0, 0, 49, one)),
     "element of the bucket before": (ProtocolError, "47..48", lambda s: s.push(0, EPOCH, 0, 0, 47, one)),
     "beyond the bucket": (ProtocolError, "up to 70", lambda s: s.push(0, EPOCH, 0, 0, 48, np.ones(23, np.float32))),
-    "commit without pushes": (ProtocolError, "after 0 of 70", lambda s: s.commit(0, EPOCH, 0, 0.1)),
+    "commit without pushes": (ProtocolError, "after 0 of 70", lambda s: s.commit(0, EPOCH, 0, Ending(0.1))),
 }
 
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_right_is_refused(name: str) -> None:
 def test_an_element_twice_is_refused() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
     store.push(1, EPOCH, 0, 0, 48, one)
-    with refused(store, ProtocolError, "rank 1 pushed elements 48..49.*expected them from 49"):
+    with refused(store, ProtocolError, "rank 1 pushed words 48..49.*expected them from 49"):
         store.push(1, EPOCH, 0, 0, 48, one)
 
 
@@ -226,8 +226,8 @@ def test_a_commit_with_one_element_missing_is_refused() -> None:
     deliver(store, 0, 0, LENGTH)
     deliver(store, 0, 1, LENGTH)
     store.push(0, EPOCH, 0, 2, 0, np.ones(15, np.float32))
-    with refused(store, ProtocolError, "rank 0 committed step 0 after 69 of 70 elements"):
-        store.commit(0, EPOCH, 0, 0.1)
+    with refused(store, ProtocolError, "rank 0 committed step 0 after 69 of 70 words"):
+        store.commit(0, EPOCH, 0, Ending(0.1))
 
 
 def committed_by_rank_0() -> Store:
@@ -235,7 +235,7 @@ def committed_by_rank_0() -> Store:
     for rank in (0, 1):
         for bucket in range(3):
             deliver(store, rank, bucket, LENGTH)
-    store.commit(0, EPOCH, 0, 0.1)
+    store.commit(0, EPOCH, 0, Ending(0.1))
     return store
 
 
@@ -244,20 +244,20 @@ def test_anything_after_a_commit_is_refused() -> None:
     with refused(store, ProtocolError, "rank 0 sent more after committing step 0"):
         store.push(0, EPOCH, 0, 0, 70, np.empty(0, np.float32))
     with refused(store, ProtocolError, "rank 0 sent more after committing step 0"):
-        store.commit(0, EPOCH, 0, 0.1)
+        store.commit(0, EPOCH, 0, Ending(0.1))
 
 
 def test_another_learning_rate_is_refused_naming_both() -> None:
     store = committed_by_rank_0()
     with refused(store, LayoutMismatch, r"rank 1 has learning rate 0\.2 at step 0, rank 0 has 0\.1"):
-        store.commit(1, EPOCH, 0, 0.2)
+        store.commit(1, EPOCH, 0, Ending(0.2))
 
 
 def test_the_step_before_is_refused_after_an_update() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
     play_step(store, LENGTH)
     with refused(store, ProtocolError, "rank 0 sent step 0, this is step 1"):
-        store.commit(0, EPOCH, 0, 0.1)
+        store.commit(0, EPOCH, 0, Ending(0.1))
     with refused(store, ProtocolError, "rank 0 sent step 0, this is step 1"):
         store.push(0, EPOCH, 0, 2, 0, one)
 
@@ -287,7 +287,7 @@ def test_arrival_order_and_piece_sizes_never_matter(
     ranks = list(range(nranks))
     random.shuffle(ranks)
     for store in stores:
-        assert [store.commit(rank, EPOCH, 0, rate_of(0)) for rank in ranks] == [False] * (nranks - 1) + [True]
+        assert [store.commit(rank, EPOCH, 0, Ending(rate_of(0))) for rank in ranks] == [False] * (nranks - 1) + [True]
         store.update(NumpySGD(store))
     together = np.concatenate([store.parameters for store in stores])
     assert together.tobytes() == parameters_after(1, nranks, buckets, length).tobytes()
@@ -341,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def commit(self, server: int, rank: int) -> None:
         store = self.stores[server]
-        complete = store.commit(rank, EPOCH, store.step, rate_of(store.step))
+        complete = store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
         self.committed[server].add(rank)
         assert complete == (len(self.committed[server]) == self.nranks)
         if complete:
@@ -378,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
         with refused(store, StaleEpoch):
             store.push(rank, epoch, store.step, 0, store.shard.start, one)
         with refused(store, StaleEpoch):
-            store.commit(rank, epoch, store.step, rate_of(store.step))
+            store.commit(rank, epoch, store.step, Ending(rate_of(store.step)))
 
     @rule(data=st.data(), offset=st.sampled_from([-1, 1, 7]))
     def another_step(self, data: st.DataObject, offset: int) -> None:
@@ -386,7 +386,7 @@ class StoreMachine(RuleBasedStateMachine):
         with refused(store, ProtocolError):
             store.push(rank, EPOCH, store.step + offset, 0, store.shard.start, one)
         with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step + offset, rate_of(store.step))
+            store.commit(rank, EPOCH, store.step + offset, Ending(rate_of(store.step)))
 
     @precondition(lambda self: self.pending())
     @rule(data=st.data())
@@ -410,7 +410,7 @@ class StoreMachine(RuleBasedStateMachine):
         server, rank, _ = data.draw(st.sampled_from(self.pending()))
         store = self.stores[server]
         with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step, rate_of(store.step))
+            store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
 
     @precondition(lambda self: any(self.committed))
     @rule(data=st.data())
@@ -420,7 +420,7 @@ class StoreMachine(RuleBasedStateMachine):
         with refused(store, ProtocolError):
             store.push(rank, EPOCH, store.step, 0, store.shard.start, one)
         with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step, rate_of(store.step))
+            store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
 
     @precondition(lambda self: any(self.committed[server] for server, _ in self.ready()))
     @rule(data=st.data())
@@ -429,7 +429,7 @@ class StoreMachine(RuleBasedStateMachine):
         server, rank = data.draw(st.sampled_from(pairs))
         store = self.stores[server]
         with refused(store, LayoutMismatch):
-            store.commit(rank, EPOCH, store.step, 2 * rate_of(store.step))
+            store.commit(rank, EPOCH, store.step, Ending(2 * rate_of(store.step)))
 
     @invariant()
     def every_server_has_its_slice_of_the_model(self) -> None:

@@ -47,7 +47,7 @@ class NumpySGD:
     def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
         self.parameters, self.gradients = parameters, gradients
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
         self.parameters -= np.float32(learning_rate) * self.gradients
 
 
@@ -110,8 +110,8 @@ def gradient_message(rank: int, step: int, bucket: int, start: int, stop: int) -
     return TrainerMessage(gradients=chunk)
 
 
-def commit_message(step: int, *, rate: float = RATE, epoch: int = 0) -> TrainerMessage:
-    return TrainerMessage(commit=Commit(epoch=epoch, step=step, learning_rate=rate))
+def commit_message(step: int, *, rate: float = RATE, epoch: int = 0, update: bool = True) -> TrainerMessage:
+    return TrainerMessage(commit=Commit(epoch=epoch, step=step, learning_rate=rate, update=update))
 
 
 def gather_message(sequence: int, data: bytes = b"", *, epoch: int = 0) -> TrainerMessage:
@@ -178,9 +178,9 @@ class Setting:
         for bucket, where in enumerate(BUCKETS):
             self.say(rank, gradient_message(rank, step, bucket, where.start, where.stop))
 
-    def step(self, rank: int, step: int) -> None:
+    def step(self, rank: int, step: int, *, update: bool = True) -> None:
         self.push_all(rank, step)
-        self.say(rank, commit_message(step))
+        self.say(rank, commit_message(step, update=update))
 
     def failed(self, kind: type[GradSyncError], text: str) -> None:
         """`wait` raises and every trainer has been told the same, of exactly this kind."""
@@ -348,7 +348,7 @@ def test_without_an_optimizer_averaged_gradients_are_served() -> None:
     setting.say(0, parameters_message(0, parameters_of(0)))
     for step in range(2):
         for rank in (1, 0):
-            setting.step(rank, step)
+            setting.step(rank, step, update=False)
     for inbox in setting.inboxes:
         served = [np.zeros(LAYOUT.length, np.float32) for _ in range(3)]
         for version in range(3):
@@ -367,7 +367,7 @@ def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
     enter(group, register_message(1, optimizer=None), slow)
     setting.say(0, parameters_message(0, parameters_of(0)))
     for rank in (0, 1):
-        setting.step(rank, 0)
+        setting.step(rank, 0, update=False)
     setting.push_all(0, 1)
     group.fail(PeerLost("end of test"))
     served = [m.parameters for m in slow if m.WhichOneof("kind") == "parameters" and m.parameters.step == 1]
@@ -501,7 +501,7 @@ def test_parameters_must_fit(start: int, size: int) -> None:
     setting = open_group(1)
     enter(setting.group, register_message(0), setting.inboxes[0])
     setting.say(0, parameters_message(start, np.ones(size, np.float32)))
-    setting.failed(ProtocolError, f"rank 0 sent parameters from element {start}, expected 0")
+    setting.failed(ProtocolError, f"rank 0 sent parameters from word {start}, expected 0")
 
 
 # ---- gather -----------------------------------------------------------------------------------------------------
@@ -790,7 +790,7 @@ def test_who_takes_long_between_coming_and_registering_is_not_blamed() -> None:
 def test_parameters_after_the_start_are_refused_even_if_empty() -> None:
     setting = running(2)
     setting.say(0, TrainerMessage(parameters=Chunk(start=80)))
-    setting.failed(ProtocolError, "rank 0 sent parameters from element 80")
+    setting.failed(ProtocolError, "rank 0 sent parameters from word 80")
 
 
 def test_a_gather_of_more_than_it_announced_is_refused() -> None:
