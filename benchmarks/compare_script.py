@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import Contestant
+from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.script_config import CompareScriptConfig
 from common.entry import check_writable
@@ -72,7 +72,7 @@ def run_once(
 ) -> dict[str, Any]:
     """One whole run of the program; returns rank 0's step times and the digest, the same on all ranks."""
     record = folder / contestant.name.replace("/", "-").replace(" ", "_")
-    module = {"ps": "ps", "ring": "collective", "paddle": "paddle"}[contestant.scheme]
+    module = "collective" if contestant.scheme == "ring" else contestant.scheme
     worker = [str(WORKER), module, str(record), *script]
     log = folder / "log"
     with Job(log) as job:
@@ -118,9 +118,9 @@ def certificate(
     identical = True
     against_paddle = {}
     for nranks in sorted({c.nranks for c in contestants}):
-        ours = [c for c in contestants if c.nranks == nranks and c.scheme != "paddle"]
+        ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]
         identical &= len({r["parameters_sha256"] for c in ours for r in runs[c]}) <= 1
-        for peer in (c for c in contestants if c.nranks == nranks and c.scheme == "paddle"):
+        for peer in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
             for contestant in ours[:1]:
                 against_paddle[f"N={nranks}"] = distance(parameters(folder, contestant), parameters(folder, peer))
     return {
@@ -170,12 +170,20 @@ def show(results: dict[str, Any], console: Console) -> None:
         console.print(f"  {at} against paddle.DataParallel: {text}")
     if not results["runs"]:
         return
-    peers = {r["nranks"]: r["step_ms"] for r in results["runs"] if r["scheme"] == "paddle"}
-    table = Table("contestant", "step ms", "min-max", "vs paddle", "memory MB", box=None, pad_edge=False)
-    for run in results["runs"]:
+    runs = results["runs"]
+    peers = [peer for peer in PADDLE_SCHEMES if any(run["scheme"] == peer for run in runs)]
+    table = Table(
+        "contestant", "step ms", "min-max", *(f"vs {p}" for p in peers), "memory MB", box=None, pad_edge=False
+    )
+    for run in runs:
         low, high = run["step_ms_interval"]
-        ratio = f"{peers[run['nranks']] / run['step_ms']:.2f}x" if run["nranks"] in peers else ""
-        table.add_row(
-            run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", ratio, f"{run['memory_mb']:,.0f}"
-        )
+        ratios = [speedup(run, runs, peer) for peer in peers]
+        cells = [run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", *ratios]
+        table.add_row(*cells, f"{run['memory_mb']:,.0f}")
     console.print(table)
+
+
+def speedup(run: dict[str, Any], runs: Sequence[dict[str, Any]], peer: str) -> str:
+    """The peer's median step time over this one's, at the same number of ranks."""
+    of_peer = [r["step_ms"] for r in runs if r["scheme"] == peer and r["nranks"] == run["nranks"]]
+    return f"{of_peer[0] / run['step_ms']:.2f}x" if of_peer else ""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from common.errors import choose
 
-__all__ = ["SCHEMES", "Contestant", "line_up"]
+__all__ = ["PADDLE_SCHEMES", "SCHEMES", "Contestant", "line_up"]
 
 SCHEMES = ("local", "ps", "ring")
+PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our malloc setting, and with its own
 
 
 @dataclass(frozen=True)

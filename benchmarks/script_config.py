@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.config import numbers
-from benchmarks.contestants import Contestant
+from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from common.config import check_rank
 from common.errors import UsageError, choose
 
 __all__ = ["CompareScriptConfig"]
 
-SCRIPT_SCHEMES = ("ps", "ring", "paddle")
+SCRIPT_SCHEMES = ("ps", "ring", *PADDLE_SCHEMES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class CompareScriptConfig:
     """Run your own Paddle program, unchanged, under each scheme and compare its steps."""
 
     schemes: str = "ps,ring,paddle"
-    """Schemes to compare, separated by commas: ps, ring, paddle (paddle.DataParallel over Gloo)."""
+    """Schemes to compare, separated by commas: ps, ring, paddle (paddle.DataParallel over Gloo, with the malloc setting
+    that ours have), paddle-default (the same as Paddle's users have it)."""
     nranks: str = "2"
     """Numbers of ranks, separated by commas."""
     servers: int = 1
@@ -49,7 +50,11 @@ class CompareScriptConfig:
         found = []
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
-            backends = {"ps": ("grpc", self.servers), "ring": (self.backend, 0), "paddle": ("gloo", 0)}
+            backends = {
+                "ps": ("grpc", self.servers),
+                "ring": (self.backend, 0),
+                **dict.fromkeys(PADDLE_SCHEMES, ("gloo", 0)),
+            }
             found += [Contestant(s, *_placed(backends[s], count)) for s in self.schemes.split(",")]
         return found
 

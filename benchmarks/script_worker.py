@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GradSyncError
-from common.process import prepare_process
+from common.process import die_with_parent, prepare_process
 
 __all__ = ["main", "redirect"]
 
@@ -77,10 +77,13 @@ def note_wrapped_models() -> list[Any]:
 
 def main() -> int:
     scheme, record, script, *arguments = sys.argv[1:]
-    prepare_process()
+    if scheme == "paddle-default":
+        die_with_parent()  # and nothing else that Paddle's users don't have
+    else:
+        prepare_process()
     from common.backward import listen_to_backward
 
-    if scheme != "paddle":
+    if not scheme.startswith("paddle"):
         redirect(scheme)
     models = note_wrapped_models()
     memory_before = memory_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,6 +45,9 @@ class RingSynchronizer(Synchronizer):
 
     def mark_final(self, bucket: int) -> None:
         self._attached().mark_final(bucket)
+
+    def launch_in(self, order: Sequence[int]) -> None:
+        self._attached().order.follow(order)
 
     def finish(self, learning_rate: float) -> None:
         self._attached().finish()

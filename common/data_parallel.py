@@ -55,7 +55,7 @@ class GradientAverage:
         self._has_gradient = [False] * len(self._named)
         self._error: BaseException | None = None
         self._fired: set[int] = set()
-        self._servers_update = False
+        self._servers_update = self._order_agreed = False
         self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
         self._pushed = self._averaged = False  # what has become of the last backward's gradients
         self.enabled = True
@@ -86,6 +86,7 @@ class GradientAverage:
             self._pushed = False
         self._fired.clear()
         self._waiting_for = list(self._per_bucket)
+        self._became_final: list[int] = []
         for index, ((_, p), slot) in enumerate(zip(self._named, self._slots, strict=True)):
             if not kept[index]:
                 self._has_gradient[index] = False
@@ -108,6 +109,7 @@ class GradientAverage:
                 self._push_rest()
             else:
                 self._synchronizer.finish(0.0)
+                self._agree_on_order()
                 self._has_gradient = [value > 0 for value in self._used_slot().tolist()]
         if self._fired and self._synchronizer.serves_updates:
             self._averaged = self.enabled and not self._pushed
@@ -123,6 +125,14 @@ class GradientAverage:
             if index not in self._fired and self._has_gradient[index]:
                 self._has_gradient[index] = bool(self._arena.gradients[slot.start : slot.stop].any())
         self._used_slot()[...] = self._has_gradient
+
+    def _agree_on_order(self) -> None:
+        """After the first backward: buckets start in the order in which they became final on rank 0."""
+        if not self._order_agreed:
+            rest = [bucket for bucket in range(len(self._arena.buckets)) if bucket not in self._became_final]
+            everyones = self._synchronizer.all_gather(np.array([*self._became_final, *rest]))
+            self._synchronizer.launch_in(everyones[0].tolist())
+            self._order_agreed = True
 
     def _used_slot(self) -> FloatArray:
         return self._arena.gradients[: len(self._named)]
@@ -157,6 +167,7 @@ class GradientAverage:
         bucket = self._bucket_of[index]
         self._waiting_for[bucket] -= 1
         if self._waiting_for[bucket] == 0 and self.enabled and bucket != self._last_bucket:
+            self._became_final.append(bucket)
             self._synchronizer.mark_final(bucket)
 
     @property

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 __all__ = ["BucketRunner", "LaunchOrder"]
 
 
 class LaunchOrder:
-    """Turns "bucket i is final", told in any order, into the one order in which all ranks start buckets."""
+    """Turns "bucket i is final", told in any order, into the one order in which all ranks start buckets: by number,
+    unless another one is given."""
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self._order: Sequence[int] = range(count)
         self.reset()
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Start buckets in this order from the next step on; called between steps.
+
+        Raises:
+            ValueError: it does not name every bucket once.
+        """
+        if sorted(order) != list(range(self.count)):
+            raise ValueError(f"order must name each of {self.count} buckets once (got {list(order)})")
+        self._order = list(order)
 
     def reset(self) -> None:
         self._final = [False] * self.count
         self._next = 0
 
-    def mark(self, bucket: int) -> range:
+    def mark(self, bucket: int) -> Sequence[int]:
         """The buckets that may start now, in order; empty while an earlier one is not final.
 
         Raises:
@@ -32,14 +44,14 @@ class LaunchOrder:
             raise ValueError(f"bucket {bucket} was marked final twice in one step")
         self._final[bucket] = True
         first = self._next
-        while self._next < self.count and self._final[self._next]:
+        while self._next < self.count and self._final[self._order[self._next]]:
             self._next += 1
-        return range(first, self._next)
+        return self._order[first : self._next]
 
-    def rest(self) -> range:
-        """Every bucket not started yet; afterwards all are."""
+    def rest(self) -> Sequence[int]:
+        """Every bucket not started yet, in order; afterwards all are."""
         first, self._next = self._next, self.count
-        return range(first, self.count)
+        return self._order[first:]
 
 
 class BucketRunner:
@@ -49,7 +61,7 @@ class BucketRunner:
     """
 
     def __init__(self, count: int, work: Callable[[int], None], *, overlap: bool = True) -> None:
-        self._order = LaunchOrder(count)
+        self.order = LaunchOrder(count)
         self._work = work
         self._error: BaseException | None = None
         self._todo: queue.SimpleQueue[int | threading.Event | None] = queue.SimpleQueue()
@@ -58,7 +70,7 @@ class BucketRunner:
             self._thread.start()
 
     def mark_final(self, bucket: int) -> None:
-        ready = self._order.mark(bucket)
+        ready = self.order.mark(bucket)
         if self._thread:
             for index in ready:
                 self._todo.put(index)
@@ -67,14 +79,15 @@ class BucketRunner:
         """Block until every bucket of the step is done; then a new step may begin."""
         if self._thread:
             done = threading.Event()
-            for index in self._order.rest():
+            for index in self.order.rest():
                 self._todo.put(index)
             self._todo.put(done)
             done.wait()
         else:
-            for index in range(self._order.count):
+            self.order.reset()
+            for index in self.order.rest():
                 self._guarded(index)
-        self._order.reset()
+        self.order.reset()
         if self._error:
             raise self._error
 

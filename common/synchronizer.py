@@ -54,6 +54,9 @@ class Synchronizer(ABC):
     def mark_final(self, bucket: int) -> None:
         """Bucket number `bucket` of the arena holds this rank's final gradients of the step. Never blocks."""
 
+    def launch_in(self, order: Sequence[int]) -> None:  # noqa: B027 - a scheme that starts nothing has no order
+        """Start buckets in this order from now on, not by number; between steps, and the same on all ranks."""
+
     @abstractmethod
     def finish(self, learning_rate: float) -> None:
         """End the step: blocks until the arena's parameters are those after the global update, or, where there is no

@@ -36,6 +36,9 @@ class ServerSynchronizer(ServerUpdates):
         if self._overlap:
             self._push(ready)
 
+    def launch_in(self, order: Sequence[int]) -> None:
+        self._order.follow(order)
+
     def finish(self, learning_rate: float) -> None:
         self._push_rest()
         if self._has_optimizer:
@@ -64,9 +67,11 @@ class ServerSynchronizer(ServerUpdates):
         self._client.close(reason)
 
     def _push_rest(self) -> None:
-        self._push(self._order.rest() if self._overlap else range(self._order.count))
+        if not self._overlap:
+            self._order.reset()
+        self._push(self._order.rest())
         self._order.reset()
 
-    def _push(self, buckets: range) -> None:
+    def _push(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
             self._client.push(bucket)

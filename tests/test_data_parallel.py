@@ -174,6 +174,39 @@ def test_buckets_are_marked_during_backward_last_layer_first(wrapped: Any) -> No
     assert order.index("left.weight") < order.index("body.weight")
 
 
+def test_buckets_start_in_the_order_of_the_first_backward(wrapped: Any) -> None:
+    """The heads come after the body in the arena; with its body last, a model's backward reaches that first."""
+    _, average, synchronizer = wrapped
+    orders: list[list[int]] = []
+    synchronizer.launch_in = orders.append
+
+    class Reversed(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Linear(5, 3), nn.Linear(6, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+    model = Reversed()
+    other = GradientAverage(model, synchronizer, first_bytes=64, bucket_bytes=64)
+    other.share_parameters()
+    backward.forget(average)
+    backward.listen_to_backward(other)
+    try:
+        for _ in range(2):
+            model(batch()).sum().backward()
+    finally:
+        backward.forget(other)
+    slots = {slot.name: slot.start for slot in synchronizer.arena.layout.slots}
+    starts = [bucket.start for bucket in synchronizer.arena.buckets]
+    assert len(orders) == 1
+    assert sorted(orders[0]) == list(range(len(starts)))
+    by_launch = [starts[bucket] for bucket in orders[0]]
+    assert by_launch.index(slots["last.weight"]) < by_launch.index(slots["first.weight"])
+    assert by_launch[-1] == 0  # the used-mask, known only when backward is done
+
+
 def test_an_error_of_the_scheme_reaches_the_caller_of_backward_as_itself(wrapped: Any) -> None:
     model, _, synchronizer = wrapped
     synchronizer.fail_with = PeerLost("rank 1 died")

@@ -65,6 +65,38 @@ def test_a_reset_begins_a_new_step(told: list[int]) -> None:
     assert [b for bucket in told for b in order.mark(bucket)] == list(range(len(told)))
 
 
+@given(ORDERS, st.data())
+def test_another_order_is_followed_from_the_next_step_on(told: list[int], data: st.DataObject) -> None:
+    order = LaunchOrder(len(told))
+    wanted = data.draw(st.permutations(range(len(told))))
+    order.follow(wanted)
+    for _ in range(2):
+        started: list[int] = []
+        for i, bucket in enumerate(told):
+            started += order.mark(bucket)
+            assert set(started) <= set(told[: i + 1])
+        assert started == wanted
+        order.reset()
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, 2, 3]])
+def test_an_order_must_name_every_bucket_once(order: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"order must name each of 3 buckets once \(got \["):
+        LaunchOrder(3).follow(order)
+
+
+def test_work_follows_the_order(overlap: bool) -> None:
+    done: list[int] = []
+    runner = BucketRunner(3, done.append, overlap=overlap)
+    runner.order.follow([2, 0, 1])
+    for _ in range(2):
+        for bucket in (1, 0, 2):
+            runner.mark_final(bucket)
+        runner.finish()
+    assert done == [2, 0, 1, 2, 0, 1]
+    runner.close()
+
+
 @pytest.mark.parametrize("bucket", [-1, 3, 100])
 def test_a_bucket_that_does_not_exist(bucket: int) -> None:
     with pytest.raises(ValueError, match=rf"bucket must be in 0\.\.2 \(got {bucket}\)"):
