@@ -24,12 +24,16 @@ from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
 
-__all__ = ["PADDLE_BOUND", "compare_script"]
+__all__ = ["PADDLE_BOUNDS", "compare_script"]
 
-PADDLE_BOUND = 1e-4
-"""Largest accepted distance of the final parameters from those under paddle.DataParallel, relative to their size (L2
-norms). With two ranks there is none: a + b = b + a, and halving is exact. With more, Gloo adds in another order, which
-differs by some 1e-7 a step; training then amplifies it."""
+PADDLE_BOUNDS = {5: 1e-4, 20: 1e-2}
+"""After so many backwards (or all, if there are fewer), the largest accepted distance of the parameters from those
+under paddle.DataParallel, relative to their size (L2 norms).
+
+With two ranks there is none: a + b = b + a, and halving is exact. With more, Gloo adds in another order, and training
+amplifies the difference. For the MNIST example on 4 ranks it is 1e-8 after one step, 4e-8 after 5, 6e-8 after 12, 3e-4
+after 20, 5e-3 after 40: Adam divides each gradient by its own size, so one that is little more than rounding moves its
+parameter by up to the learning rate, here 0.01, either way. Later the two are two equally good trainings."""
 
 WORKER = Path(__file__).with_name("script_worker.py")
 
@@ -63,8 +67,10 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     (config.out / "script.json").write_text(json.dumps(results, indent=1) + "\n")
     show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
-    if not certified:
+    if not results["certificate"]["identical"]:
         raise CertificateFailed("the schemes did not compute the same; no speed is reported")
+    if not certified:
+        raise CertificateFailed("too far from paddle.DataParallel; no speed is reported")
 
 
 def run_once(
@@ -116,25 +122,29 @@ def certificate(
     """Ours must be equal bit for bit, in every repetition; Paddle's within the bound."""
     schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
     identical = True
-    against_paddle = {}
+    against_paddle: dict[str, dict[int, float]] = {}
     for nranks in sorted({c.nranks for c in contestants}):
         ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]
         identical &= len({r["parameters_sha256"] for c in ours for r in runs[c]}) <= 1
         for peer in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
             for contestant in ours[:1]:
-                against_paddle[f"N={nranks}"] = distance(parameters(folder, contestant), parameters(folder, peer))
+                against_paddle[peer.name] = {
+                    steps: distance(parameters(folder, contestant, steps), parameters(folder, peer, steps))
+                    for steps in PADDLE_BOUNDS
+                }
+    close = all(d <= PADDLE_BOUNDS[steps] for found in against_paddle.values() for steps, d in found.items())
     return {
         "identical": identical,
         "against_paddle": against_paddle,
-        "bound": PADDLE_BOUND,
-        "passed": identical and all(d <= PADDLE_BOUND for d in against_paddle.values()),
+        "bounds": PADDLE_BOUNDS,
+        "passed": identical and close,
         "schemes": schemes,
     }
 
 
-def parameters(folder: Path, contestant: Contestant) -> dict[str, Any]:
+def parameters(folder: Path, contestant: Contestant, steps: int) -> dict[str, Any]:
     name = contestant.name.replace("/", "-").replace(" ", "_")
-    with np.load((folder / name).with_suffix(".npz"), allow_pickle=False) as stored:
+    with np.load(folder / f"{name}.{steps}.npz", allow_pickle=False) as stored:
         return {key: stored[key] for key in stored.files}
 
 
@@ -165,9 +175,10 @@ def show(results: dict[str, Any], console: Console) -> None:
     found = results["certificate"]
     word = "the same bits under every scheme of ours" if found["identical"] else "NOT the same under all schemes"
     console.print(f"Certificate: {word}.")
-    for at, value in found["against_paddle"].items():
-        text = "the same bits" if value == 0 else f"relative difference {value:.1e}, bound {found['bound']:.0e}"
-        console.print(f"  {at} against paddle.DataParallel: {text}")
+    for peer, distances in found["against_paddle"].items():
+        apart = [f"{d:.1e} after {steps} (bound {PADDLE_BOUNDS[steps]:.0e})" for steps, d in distances.items()]
+        text = "the same bits" if not any(distances.values()) else f"relative difference {', '.join(apart)}"
+        console.print(f"  against {peer}, steps 1 to {max(distances)}: {text}")
     if not results["runs"]:
         return
     runs = results["runs"]

@@ -22,23 +22,32 @@ from common.process import die_with_parent, prepare_process
 __all__ = ["main", "redirect"]
 
 MEMORY_STEPS = 3  # memory is looked at in the first steps, which are warm-up: reading it takes milliseconds
+SNAPSHOTS = (5, 20)  # after so many backwards, or at the end if it comes sooner, the parameters are kept to be compared
 
 
 class StepClock:
-    """Notes when each outermost backward ended, and the memory at the end of the third."""
+    """Notes when each outermost backward ended, the memory at the end of the third, and some states of the model."""
 
-    def __init__(self, memory: Callable[[], int]) -> None:
+    def __init__(self, memory: Callable[[], int], models: list[Any]) -> None:
         self.times: list[float] = []
         self.memory_bytes = 0
-        self._memory = memory
+        self.snapshots: dict[int, dict[str, Any]] = {}
+        self._memory, self._models = memory, models
 
     def before_backward(self) -> None:
-        pass
+        if len(self.times) in SNAPSHOTS:
+            self.take_snapshot(len(self.times))
 
     def after_backward(self) -> None:
         if len(self.times) < MEMORY_STEPS:
             self.memory_bytes = self._memory()
         self.times.append(time.monotonic())
+
+    def take_snapshot(self, steps: int) -> None:
+        from common.model_arena import trainable
+
+        if self._models and steps not in self.snapshots:
+            self.snapshots[steps] = {name: p.numpy() for name, p in trainable(self._models[0])}
 
 
 def redirect(scheme: str) -> None:
@@ -87,7 +96,7 @@ def main() -> int:
         redirect(scheme)
     models = note_wrapped_models()
     memory_before = memory_bytes()
-    clock = StepClock(memory_bytes)
+    clock = StepClock(memory_bytes, models)
     listen_to_backward(clock)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -110,19 +119,20 @@ def memory_bytes() -> int:
 
 
 def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -> None:
-    """Times, memory above that after imports, and parameters of this rank; rank 0's are kept whole, to be compared."""
+    """Times, memory above that after imports, digest of this rank's parameters, and rank 0's snapshots."""
     import numpy as np
 
-    from common.model_arena import digest_of_model, trainable
+    from common.model_arena import digest_of_model
     from common.placement import placement_from
 
     rank = placement_from().rank
     digest = digest_of_model(models[0]) if models else hashlib.sha256().hexdigest()
     content = {"times": clock.times, "memory_bytes": memory, "parameters_sha256": digest}
     path.with_suffix(f".{rank}.json").write_text(json.dumps(content))
-    if rank == 0 and models:
-        arrays: Any = {name: p.numpy() for name, p in trainable(models[0])}
-        np.savez(path.with_suffix(".npz"), allow_pickle=False, **arrays)
+    for steps in SNAPSHOTS if rank == 0 and models else ():
+        if steps >= len(clock.times):
+            clock.take_snapshot(steps)
+        np.savez(path.with_suffix(f".{steps}.npz"), allow_pickle=False, **clock.snapshots[steps])
 
 
 if __name__ == "__main__":
