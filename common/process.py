@@ -19,7 +19,6 @@ PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 def prepare_process() -> None:
     """Call before Paddle is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach the user as ours
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
     sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
     tune_malloc()
