@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from common.errors import GradSyncError
+from common.process import last_words
 
 __all__ = ["run_command", "split_script"]
 
@@ -25,8 +26,8 @@ def run_command(
     try:
         return main(tyro.cli(config, prog=prog, args=args)) or 0
     except GradSyncError as exc:
-        if not getattr(exc, "told", False):
-            print(f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        with last_words():
+            print(getattr(exc, "words", "") or f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

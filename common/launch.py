@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GradSyncError, PeerError, UsageError
-from common.process import PARENT_VARIABLE
+from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE
 
 __all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
 
@@ -32,10 +32,10 @@ IDLE_SERVER_S = 10.0  # how long servers may outlive the last rank
 class ProcessFailed(GradSyncError):
     """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
 
-    def __init__(self, message: str, exit_code: int, *, told: bool = False) -> None:
+    def __init__(self, message: str, exit_code: int, *, words: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.told = told  # the process itself has written why to this terminal
+        self.words = words  # what it said itself, if it has no log: to be shown instead of the message
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Child:
     name: str  # "rank 2", "server 0"
     process: subprocess.Popen[bytes]
     log: Path | None  # None: it writes to this terminal
+    words: Path  # its last ones, in that case
     ended_at: float | None = None
 
     @property
@@ -113,6 +114,7 @@ class Job:
         self._starting = True  # a SIGTERM now must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
+        words = self.scratch / f"words of {name}"
         output = None if path is None else path.open("wb")
         try:
             process = subprocess.Popen(
@@ -126,12 +128,13 @@ class Job:
                     "PYTHONUNBUFFERED": "1",
                     **(environment or {}),
                     PARENT_VARIABLE: str(os.getpid()),
+                    LAST_WORDS_VARIABLE: str(words) if inherit else "",
                 },
             )
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, path))
+        self.children.append(Child(name, process, path, words))
         self._starting = False
         if self._terminated:
             self._on_sigterm()
@@ -177,8 +180,8 @@ class Job:
         message = f"{first.name} {ended}"
         if first.log is not None:
             message += _tail(first.log, kept=self.log_dir is not None)
-        told = first.log is None and code > 0
-        return ProcessFailed(message, 128 - code if code < 0 else code, told=told)
+        words = first.words.read_text().strip() if first.words.exists() else ""
+        return ProcessFailed(message, 128 - code if code < 0 else code, words=words)
 
     def _all_ended_well(self) -> bool:
         self._mark_ended()

@@ -225,3 +225,23 @@ def test_a_rendezvous_port_that_is_taken_is_named(start):
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert_refused(start("collective.trainer", "--rendezvous", address), "collective.trainer", "PortInUse", address)
+
+
+def test_what_all_ranks_fail_with_is_told_once(start, tmp_path):
+    (tmp_path / "bug.py").write_text("import collective as fleet\nfleet.init()\nraise ValueError('too far')\n")
+    code, stdout, lines = ended(start("collective.run", "--nranks", 3, "bug.py"))
+    assert (code, stdout) == (1, "")
+    assert [line.removeprefix("  | ") for line in lines].count("ValueError: too far") == 1, lines
+    assert not any("PeerLost" in line for line in lines)
+
+
+def test_what_one_rank_fails_with_is_told_once(start, tmp_path):
+    body = (
+        "import collective as fleet\nfleet.init()\nif fleet.get_rank(): raise ValueError('too far')\nfleet.barrier()\n"
+    )
+    (tmp_path / "bug.py").write_text(body)
+    code, stdout, lines = ended(start("collective.run", "--nranks", 2, "bug.py"))
+    assert (code, stdout) == (1, "")
+    assert lines[0] == "collective.run: ProcessFailed: rank 1 ended with exit code 1"
+    assert lines[-1] == "  | ValueError: too far"
+    assert sum("too far" in line for line in lines) == 2, lines  # the statement, in the traceback, and the error

@@ -329,6 +329,62 @@ def test_the_environment_of_paddles_launcher() -> None:
     }
 
 
+SAY = """
+import sys
+from common.process import last_words
+with last_words():
+    print(sys.argv[1], file=sys.stderr)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def start_on_terminal(job: Job, rank: int, code: str, *args: object) -> subprocess.Popen[bytes]:
+    return job.start(f"rank {rank}", ["-c", code, *map(str, args)], log=f"workerlog.{rank}", on_terminal=True)
+
+
+def test_last_words_on_the_terminal_are_left_to_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "no such file")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_of_two_that_fail_alike_the_first_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        first = start(job, 1, SAY, "no such file", 2)
+        then_say = WAIT_FOR_END_OF.replace("sys.exit(int(sys.argv[2]))", "break") + SAY
+        start_on_terminal(job, 0, then_say, first.pid, 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "")
+    assert str(failure).startswith("rank 1 ended with exit code 2")
+    assert str(failure).count("no such file") == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_fails_on_the_terminal_without_words_is_named() -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, "raise SystemExit(3)")
+        failure = failure_of(job)
+    assert (str(failure), failure.words) == ("rank 0 ended with exit code 3", "")
+
+
+def test_last_words_go_to_a_log_where_there_is_one(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (tmp_path / "workerlog.0").read_text() == "no such file\n"
+    assert str(failure).endswith("  | no such file")
+
+
+def test_the_last_words_of_what_a_rank_starts_are_not_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {SAY!r}, 'mine', '0']).returncode)"
+    with Job() as job:
+        start_on_terminal(job, 0, code)
+        job.wait()
+    assert capfd.readouterr() == ("", "mine\n")
+
+
 def test_what_a_child_has_started_ends_with_the_job(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     told = tmp_path / "grandchild"
     code = f"""
