@@ -213,6 +213,8 @@ BAD_FLAGS: dict[str, tuple[list[str], list[str]]] = {
     "address": (["ps.trainer", "--servers", "here"], ["'here'", "HOST:PORT"]),
     "shard": (["ps.server", "--shard", "2/2"], ["ps.server:", "'2/2'", "I/S"]),
     "port": (["ps.server", "--port", "65536"], ["--port must be in 0..65535 (got 65536)"]),
+    "flag": (["ps.run", "--server", "2"], ["ps.run: UsageError: unknown flag --server; did you mean --servers?"]),
+    "value": (["ps.trainer", "--rank", "one"], ["ps.trainer: UsageError: --rank must be a whole number (got 'one')"]),
     "other hosts": (["ps.server", "--host", "0.0.0.0", "--port", "0"], ["0.0.0.0", "--insecure"]),
 }
 
