@@ -44,7 +44,7 @@ class TrainingConfig:
     save: Path | None = None
     """Rank 0 writes the model's state dict to this .pdparams file (paddle.save)."""
     log_dir: Path | None = None
-    """Folder for workerlog.N and serverlog.N. (default: rank 0 writes to the terminal)"""
+    """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
     timeout: float = 30.0
     """Deadline of every wait for another process, in seconds."""
     overlap: bool = True

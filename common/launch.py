@@ -16,16 +16,26 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from common.addresses import address_of
 from common.errors import GradSyncError, PeerError, UsageError
 from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE
 
-__all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
+__all__ = [
+    "Job",
+    "ProcessFailed",
+    "abstract_address",
+    "endpoints_of",
+    "flags_of",
+    "paddle_environment",
+    "start_servers",
+]
 
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 TAIL_LINES = 12
+FIRST_PORT = 6170  # in the names of ranks, as Paddle has it
 IDLE_SERVER_S = 10.0  # how long servers may outlive the last rank
 
 
@@ -262,25 +272,43 @@ def abstract_address(name: str) -> str:
     return f"unix-abstract:gradsync-{name}-{secrets.token_hex(8)}"
 
 
-def paddle_environment(rank: int, nranks: int) -> dict[str, str]:
-    """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it."""
-    endpoints = [f"127.0.0.1:{6170 + r}" for r in range(nranks)]
+def endpoints_of(hosts: Sequence[str], ranks_each: int) -> tuple[str, ...]:
+    """A name for every rank in the form that Paddle gives it: its host and a port. Nobody listens there."""
+    return tuple(address_of(host, FIRST_PORT + local) for host in hosts for local in range(ranks_each))
+
+
+def paddle_environment(rank: int, endpoints: Sequence[str], *, nnodes: int = 1) -> dict[str, str]:
+    """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it.
+
+    Args:
+        endpoints: of all ranks; equally many on each of `nnodes` hosts, one host after the other.
+    """
     return {
         "PADDLE_TRAINER_ID": str(rank),
-        "PADDLE_TRAINERS_NUM": str(nranks),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-        "PADDLE_LOCAL_RANK": str(rank),
+        "PADDLE_LOCAL_RANK": str(rank % (len(endpoints) // nnodes)),
+        "PADDLE_NNODES": str(nnodes),
     }
 
 
-def start_servers(job: Job, count: int, *, nranks: int, timeout: float) -> list[str]:
-    """Start `count` parameter servers and return their addresses. Each takes a free port and tells which by a file, so
-    that no port can be raced for."""
+def start_servers(
+    job: Job, count: int, *, nranks: int, timeout: float, first: str = "127.0.0.1:0", insecure: bool = False
+) -> list[str]:
+    """Start `count` parameter servers and return their addresses.
+
+    Args:
+        first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
+            a file, so that no port can be raced for.
+        insecure: let them listen to other hosts.
+    """
+    host, _, port = first.rpartition(":")
     files = [job.scratch / f"server-{index}" for index in range(count)]
     for index, file in enumerate(files):
-        flags = ["--port", "0", "--shard", f"{index}/{count}", "--address-file", str(file)]
-        flags += ["--nranks", str(nranks), "--timeout", str(timeout)]
+        flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
+        flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
+        flags += ["--nranks", str(nranks), "--timeout", str(timeout), *["--insecure"] * insecure]
         job.start(f"server {index}", ["-m", "ps.server", *flags], log=f"serverlog.{index}")
     return [wait_for_file(file, job, timeout=timeout) for file in files]
 
