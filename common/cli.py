@@ -87,7 +87,7 @@ def in_one_line(box: str) -> str:
         return f"unknown flag {word}{did_you_mean(word, sorted(similar)) or '; see --help'}"
     if bad := re.match(r"Error parsing (\S+): (.*)", wrong):
         return f"{bad[1]} must be {bad[2]}"
-    if missing := re.match(r"Missing value for argument '(.*?)'", wrong):
+    if missing := re.match(r"Missing value for argument [('\"]*(-[-\w/]+)", wrong):
         return f"{missing[1]} needs a value"
     return wrong or "the command line cannot be understood; see --help"
 
