@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import tyro
 
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank, parse_address
 from common.errors import choose
+from common.hosts import HostsConfig
 
 __all__ = ["CollectiveRunConfig", "CollectiveTrainerConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRunConfig(TrainingConfig):
-    """Train on a ring of ranks on this host; script.py ARGS at the end: your own Paddle program."""
+    """Train on a ring of ranks, on this host or several.
 
-    nranks: int = 2
-    """Number of ranks."""
+    script.py ARGS at the end: your own Paddle program."""
+
+    nranks: int | None = None
+    """Number of ranks, on all hosts together. (default: 2 on each)"""
     backend: str = "auto"
     """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rank(0, self.nranks)
+        self.hosts.ranks_each(self.nranks)
         choose("backend", self.backend, BACKENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveTrainerConfig(CollectiveRunConfig):
+class CollectiveTrainerConfig(TrainingConfig):
     """Train as one rank of a ring; the others are started alike, here or on other hosts."""
 
     rank: int = 0
     """This rank, 0..nranks-1."""
+    nranks: int = 2
+    """Number of ranks."""
+    backend: str = "auto"
+    """What carries the gradients: shm, tcp, or auto (shm on one host)."""
     rendezvous: str = "127.0.0.1:8600"
     """HOST:PORT where the ranks meet; rank 0 listens there."""
     insecure: bool = False
@@ -40,4 +50,5 @@ class CollectiveTrainerConfig(CollectiveRunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rank(self.rank, self.nranks)
+        choose("backend", self.backend, BACKENDS)
         parse_address(self.rendezvous)

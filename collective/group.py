@@ -16,6 +16,7 @@ from collective.ring import all_gather_steps, reduce_scatter_steps
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
+from common.addresses import own_host
 from common.buckets import chunk_bounds, segments
 from common.config import check_rank
 from common.errors import UsageError, choose
@@ -215,9 +216,8 @@ def connect(
         if rank == 0:
             server = until_connected.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
             rendezvous = server.address
-        listener = until_connected.enter_context(
-            Listener("" if kind == "shm" else _own_host(host, local), f"gradsync-{secrets.token_hex(8)}")
-        )
+        listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
+        listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
         members = join(rendezvous, rank=rank, nranks=nranks, backend=kind, address=listener.address, timeout=timeout)
         mesh, to_right, from_left = build_mesh(
             rank, members.addresses, listener, members.token, ring=kind == "tcp", timeout=timeout
@@ -225,14 +225,3 @@ def connect(
     if to_right is None or from_left is None:
         return Group(ShmTransport(mesh, nranks), backend=kind)
     return Group(TcpTransport(mesh, nranks, to_right, from_left), backend=kind)
-
-
-def _own_host(rendezvous_host: str, local: bool) -> str:
-    """The address of this machine by which the others reach it."""
-    if local:
-        return "127.0.0.1"
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
-        probe.connect((rendezvous_host, 9))
-        return str(probe.getsockname()[0])

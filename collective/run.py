@@ -1,4 +1,4 @@
-"""`python -m collective.run --nranks 4 [script.py ARGS...]`: all ranks of a ring on this host."""
+"""`python -m collective.run --nranks 4 [script.py ARGS...]`: a ring's ranks on this host, of one or of several."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import sys
 
 from collective.config import CollectiveRunConfig
 from common.cli import run_command, split_script
-from common.launch import Job, abstract_address, flags_of, paddle_environment
-from common.placement import BACKEND_VARIABLE, OVERLAP_VARIABLE, RENDEZVOUS_VARIABLE, TIMEOUT_VARIABLE
+from common.hosts import find_node, start_ranks
+from common.launch import Job, abstract_address, flags_of
+from common.placement import (
+    BACKEND_VARIABLE,
+    INSECURE_VARIABLE,
+    OVERLAP_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    TIMEOUT_VARIABLE,
+)
 
 __all__ = ["main"]
 
@@ -19,23 +26,19 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: CollectiveRunConfig, script: list[str]) -> None:
     config.check_script(script)
-    rendezvous = abstract_address("ring")
+    node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
+    rendezvous = node.meeting_place or abstract_address("ring")
+    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "nranks"))]
+    trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
+    environment = {
+        RENDEZVOUS_VARIABLE: rendezvous,
+        BACKEND_VARIABLE: config.backend,
+        TIMEOUT_VARIABLE: str(config.timeout),
+        OVERLAP_VARIABLE: str(int(config.overlap)),
+        INSECURE_VARIABLE: str(int(config.hosts.insecure)),
+    }
     with Job(config.log_dir) as job:
-        for rank in range(config.nranks):
-            trainer = ["-m", "collective.trainer", *flags_of(config), "--rank", str(rank), "--rendezvous", rendezvous]
-            job.start(
-                f"rank {rank}",
-                ["-m", "common.script", *script] if script else trainer,
-                log=f"workerlog.{rank}",
-                environment={
-                    **paddle_environment(rank, config.nranks),
-                    RENDEZVOUS_VARIABLE: rendezvous,
-                    BACKEND_VARIABLE: config.backend,
-                    TIMEOUT_VARIABLE: str(config.timeout),
-                    OVERLAP_VARIABLE: str(int(config.overlap)),
-                },
-                on_terminal=rank == 0,
-            )
+        start_ranks(job, node, script=script, trainer=trainer, environment=environment)
         job.wait()
 
 

@@ -30,9 +30,9 @@ class TrainingConfig:
     batch_size: int = 32
     """Samples per rank and step."""
     steps: int | None = None
-    """Length of the training in steps, running on over epoch ends [default: from --epochs]."""
+    """Length of the training in steps, running on over epoch ends. (default: from --epochs)"""
     epochs: int | None = None
-    """Length of the training in passes over the data [default: 1]."""
+    """Length of the training in passes over the data. (default: 1)"""
     optimizer: str = "adam"
     """sgd, momentum, adagrad, rmsprop, adam or adamw: Paddle's own."""
     lr: float = 0.001
@@ -44,7 +44,7 @@ class TrainingConfig:
     save: Path | None = None
     """Rank 0 writes the model's state dict to this .pdparams file (paddle.save)."""
     log_dir: Path | None = None
-    """Folder for workerlog.N and serverlog.N [default: rank 0 writes to the terminal]."""
+    """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
     timeout: float = 30.0
     """Deadline of every wait for another process, in seconds."""
     overlap: bool = True

@@ -41,6 +41,7 @@ __all__ = [
     "UsageError",
     "VersionMismatch",
     "choose",
+    "did_you_mean",
     "error_from_name",
 ]
 
@@ -120,6 +121,10 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
     options = list(known)
     if name in options:
         return name
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(options)})")
+    raise UsageError(f"unknown {what} {name!r}{did_you_mean(name, options, quote=True)} (known: {', '.join(options)})")
+
+
+def did_you_mean(name: str, options: Iterable[str], *, quote: bool = False) -> str:
+    """The end of a message that names the nearest option, "; did you mean x?"; "" if none is near."""
+    near = difflib.get_close_matches(name, list(options), n=1, cutoff=0.4)
+    return f"; did you mean {repr(near[0]) if quote else near[0]}?" if near else ""

@@ -16,26 +16,36 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from common.addresses import address_of
 from common.errors import GradSyncError, PeerError, UsageError
-from common.process import PARENT_VARIABLE
+from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE
 
-__all__ = ["Job", "ProcessFailed", "abstract_address", "flags_of", "paddle_environment", "start_servers"]
+__all__ = [
+    "Job",
+    "ProcessFailed",
+    "abstract_address",
+    "endpoints_of",
+    "flags_of",
+    "paddle_environment",
+    "start_servers",
+]
 
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 TAIL_LINES = 12
+FIRST_PORT = 6170  # in the names of ranks, as Paddle has it
 IDLE_SERVER_S = 10.0  # how long servers may outlive the last rank
 
 
 class ProcessFailed(GradSyncError):
     """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
 
-    def __init__(self, message: str, exit_code: int, *, told: bool = False) -> None:
+    def __init__(self, message: str, exit_code: int, *, words: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.told = told  # the process itself has written why to this terminal
+        self.words = words  # what it said itself, if it has no log: to be shown instead of the message
 
 
 @dataclass
@@ -43,6 +53,7 @@ class Child:
     name: str  # "rank 2", "server 0"
     process: subprocess.Popen[bytes]
     log: Path | None  # None: it writes to this terminal
+    words: Path  # its last ones, in that case
     ended_at: float | None = None
 
     @property
@@ -113,6 +124,7 @@ class Job:
         self._starting = True  # a SIGTERM now must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
+        words = self.scratch / f"words of {name}"
         output = None if path is None else path.open("wb")
         try:
             process = subprocess.Popen(
@@ -126,12 +138,13 @@ class Job:
                     "PYTHONUNBUFFERED": "1",
                     **(environment or {}),
                     PARENT_VARIABLE: str(os.getpid()),
+                    LAST_WORDS_VARIABLE: str(words) if inherit else "",
                 },
             )
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, path))
+        self.children.append(Child(name, process, path, words))
         self._starting = False
         if self._terminated:
             self._on_sigterm()
@@ -177,8 +190,8 @@ class Job:
         message = f"{first.name} {ended}"
         if first.log is not None:
             message += _tail(first.log, kept=self.log_dir is not None)
-        told = first.log is None and code > 0
-        return ProcessFailed(message, 128 - code if code < 0 else code, told=told)
+        words = first.words.read_text().strip() if first.words.exists() else ""
+        return ProcessFailed(message, 128 - code if code < 0 else code, words=words)
 
     def _all_ended_well(self) -> bool:
         self._mark_ended()
@@ -259,25 +272,43 @@ def abstract_address(name: str) -> str:
     return f"unix-abstract:gradsync-{name}-{secrets.token_hex(8)}"
 
 
-def paddle_environment(rank: int, nranks: int) -> dict[str, str]:
-    """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it."""
-    endpoints = [f"127.0.0.1:{6170 + r}" for r in range(nranks)]
+def endpoints_of(hosts: Sequence[str], ranks_each: int) -> tuple[str, ...]:
+    """A name for every rank in the form that Paddle gives it: its host and a port. Nobody listens there."""
+    return tuple(address_of(host, FIRST_PORT + local) for host in hosts for local in range(ranks_each))
+
+
+def paddle_environment(rank: int, endpoints: Sequence[str], *, nnodes: int = 1) -> dict[str, str]:
+    """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it.
+
+    Args:
+        endpoints: of all ranks; equally many on each of `nnodes` hosts, one host after the other.
+    """
     return {
         "PADDLE_TRAINER_ID": str(rank),
-        "PADDLE_TRAINERS_NUM": str(nranks),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-        "PADDLE_LOCAL_RANK": str(rank),
+        "PADDLE_LOCAL_RANK": str(rank % (len(endpoints) // nnodes)),
+        "PADDLE_NNODES": str(nnodes),
     }
 
 
-def start_servers(job: Job, count: int, *, nranks: int, timeout: float) -> list[str]:
-    """Start `count` parameter servers and return their addresses. Each takes a free port and tells which by a file, so
-    that no port can be raced for."""
+def start_servers(
+    job: Job, count: int, *, nranks: int, timeout: float, first: str = "127.0.0.1:0", insecure: bool = False
+) -> list[str]:
+    """Start `count` parameter servers and return their addresses.
+
+    Args:
+        first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
+            a file, so that no port can be raced for.
+        insecure: let them listen to other hosts.
+    """
+    host, _, port = first.rpartition(":")
     files = [job.scratch / f"server-{index}" for index in range(count)]
     for index, file in enumerate(files):
-        flags = ["--port", "0", "--shard", f"{index}/{count}", "--address-file", str(file)]
-        flags += ["--nranks", str(nranks), "--timeout", str(timeout)]
+        flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
+        flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
+        flags += ["--nranks", str(nranks), "--timeout", str(timeout), *["--insecure"] * insecure]
         job.start(f"server {index}", ["-m", "ps.server", *flags], log=f"serverlog.{index}")
     return [wait_for_file(file, job, timeout=timeout) for file in files]
 

@@ -11,6 +11,7 @@ from common.errors import UsageError, choose
 
 __all__ = [
     "BACKEND_VARIABLE",
+    "INSECURE_VARIABLE",
     "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
@@ -25,7 +26,7 @@ RENDEZVOUS_VARIABLE = "GRADSYNC_RENDEZVOUS"  # where the ranks of a ring meet
 SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
-INSECURE_VARIABLE = "GRADSYNC_INSECURE"
+INSECURE_VARIABLE = "GRADSYNC_INSECURE"  # 1: listen to other hosts although nothing is encrypted
 OVERLAP_VARIABLE = "GRADSYNC_OVERLAP"  # 0: synchronise only when backward is done
 UPDATE_VARIABLE = "GRADSYNC_UPDATE"  # who applies a user's optimizer where there are parameter servers
 UPDATE_CHOICES = ("auto", "server", "trainer")

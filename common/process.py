@@ -7,19 +7,21 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from common.memory import tune_malloc
 
-__all__ = ["PARENT_VARIABLE", "die_with_parent", "prepare_process"]
+__all__ = ["LAST_WORDS_VARIABLE", "PARENT_VARIABLE", "die_with_parent", "last_words", "prepare_process"]
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
+LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
 
 def prepare_process() -> None:
     """Call before Paddle is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach the user as ours
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
     sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
     tune_malloc()
@@ -35,3 +37,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != int(parent) and not Path(f"/proc/{parent}").exists():  # it died before the call
         os._exit(1)
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """What is written to sys.stderr within says why this process fails.
+
+    A process that shares its launcher's terminal leaves it to the launcher, which knows who failed first and shows only
+    that one's words; else every rank would show the same error.
+    """
+    file = os.environ.get(LAST_WORDS_VARIABLE)
+    if not file or os.environ.get(PARENT_VARIABLE) != str(os.getppid()):
+        yield
+        return
+    with Path(file).open("a") as out, redirect_stderr(out):
+        yield

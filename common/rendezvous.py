@@ -21,15 +21,22 @@ __all__ = ["Membership", "RendezvousServer", "Roster", "join"]
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
 LATECOMERS_S = 5.0
+FLAGS = {"rank": ("--rank", "--nranks"), "host": ("--node-rank", "--nnodes")}  # that say which member, and of how many
 GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-informed answer comes first
 
 
 class Roster:
     """Who has joined. Complete when every rank 0..nranks-1 has, and then closed to strangers; failed, for all, at the
-    first contradiction before that."""
+    first contradiction before that.
 
-    def __init__(self, nranks: int) -> None:
+    Args:
+        member: what its ranks are called in errors: "rank", or "host" where launchers meet.
+    """
+
+    def __init__(self, nranks: int, *, member: str = "rank") -> None:
         self.nranks = nranks
+        self.member = member
+        self._flag, self._size_flag = FLAGS[member]
         self.members: dict[int, JoinRequest] = {}
         self.failure: GradSyncError | None = None
         self._calls = 0
@@ -80,19 +87,20 @@ class Roster:
         return self.failure is not None or self.complete
 
     def _objection(self, request: JoinRequest) -> GradSyncError | None:
+        who = f"{self.member} {request.rank}"
         if request.version != __version__:
             return VersionMismatch(
-                f"rank {request.rank} runs GradSync {request.version}, this group {__version__}; install one version"
+                f"{who} runs GradSync {request.version}, this group {__version__}; install one version"
             )
         if request.nranks != self.nranks:
             return RendezvousError(
-                f"rank {request.rank} was started with nranks {request.nranks}, "
-                f"the group with {self.nranks}; give all the same --nranks"
+                f"{who} was started with {self._size_flag.strip('-')} {request.nranks}, "
+                f"the group with {self.nranks}; give all the same {self._size_flag}"
             )
         if request.rank >= self.nranks:
-            return RendezvousError(f"rank {request.rank} is outside 0..{self.nranks - 1}")
+            return RendezvousError(f"{who} is outside 0..{self.nranks - 1}")
         if request.rank in self.members:
-            return RendezvousError(f"rank {request.rank} joined twice; give every process its own --rank")
+            return RendezvousError(f"{who} joined twice; give every {self.member} its own {self._flag}")
         backends = {m.backend for m in self.members.values()} | {request.backend}
         if len(backends) > 1:
             return RendezvousError(
@@ -103,20 +111,23 @@ class Roster:
     def _absence(self, timeout: float) -> str:
         missing = [str(rank) for rank in range(self.nranks) if rank not in self.members]
         return (
-            f"{len(self.members)} of {self.nranks} ranks joined within {timeout:g} s; "
-            f"missing: rank {', '.join(missing)}; start it, or raise --timeout"
+            f"{len(self.members)} of {self.nranks} {self.member}s joined within {timeout:g} s; "
+            f"missing: {self.member} {', '.join(missing)}; start it, or raise --timeout"
         )
 
 
 class RendezvousServer:
     """Rank 0's meeting place; a context manager.
 
+    Args:
+        member: see Roster.
+
     Raises:
         PortInUse: at construction.
     """
 
-    def __init__(self, address: str, nranks: int, *, timeout: float) -> None:
-        self._roster = Roster(nranks)
+    def __init__(self, address: str, nranks: int, *, timeout: float, member: str = "rank") -> None:
+        self._roster = Roster(nranks, member=member)
         self._timeout = timeout
         self._token = secrets.token_bytes(16)
         handler = grpc.unary_unary_rpc_method_handler(
@@ -137,7 +148,7 @@ class RendezvousServer:
     def close(self) -> None:
         self._roster.let_latecomers_hear()
         if not self._roster.complete:
-            self._roster.fail(RendezvousError("rank 0 left before the group was complete"))
+            self._roster.fail(RendezvousError(f"{self._roster.member} 0 left before the group was complete"))
         self._server.stop(grace=1.0).wait()
 
     def __enter__(self) -> RendezvousServer:
@@ -155,7 +166,9 @@ class Membership:
     token: bytes
 
 
-def join(rendezvous: str, *, rank: int, nranks: int, backend: str, address: str, timeout: float) -> Membership:
+def join(
+    rendezvous: str, *, rank: int, nranks: int, backend: str, address: str, timeout: float, member: str = "rank"
+) -> Membership:
     """Say hello at `rendezvous` and wait, at most `timeout` seconds, until all ranks have.
 
     Raises:
@@ -173,5 +186,5 @@ def join(rendezvous: str, *, rank: int, nranks: int, backend: str, address: str,
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:
-            raise rpc.translate(exc, f"rank 0 at {rendezvous}", "joining the group") from exc
+            raise rpc.translate(exc, f"{member} 0 at {rendezvous}", "joining the group") from exc
     return Membership(tuple(reply.addresses), reply.token)

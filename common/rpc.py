@@ -60,7 +60,7 @@ def serve(address: str, service: str, handlers: Mapping[str, Any], *, threads: i
         port = server.add_insecure_port(address)
     except RuntimeError as exc:
         raise PortInUse(
-            f"cannot listen on {address}: the port is in use or not ours; choose another one with --port"
+            f"cannot listen on {address}: the port is in use or the address not ours; choose another"
         ) from exc
     server.start()
     if address.startswith("unix"):

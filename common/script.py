@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from common.errors import GradSyncError, UsageError
-from common.process import prepare_process
+from common.process import last_words, prepare_process
 
 __all__ = ["main"]
 
@@ -23,17 +23,29 @@ def main() -> int:
         if not Path(script).is_file():
             raise UsageError(f"no such script: {script}")
         runpy.run_path(script, run_name="__main__")
-    except GradSyncError as exc:
-        sys.last_value = exc  # as Python does for what it reports; the group is told why this rank leaves
-        print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)
-        return exc.exit_code
     except BaseException as exc:
-        if not (isinstance(exc, SystemExit) and not exc.code):
-            sys.last_value = exc
-            if not {"ps.fleet", "collective.fleet"} & sys.modules.keys():
-                print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
-        raise
+        if isinstance(exc, SystemExit) and not exc.code:
+            raise
+        sys.last_value = exc  # as Python does for what it reports; the group is told why this rank leaves
+        with last_words():
+            return report(script, exc)
     return 0
+
+
+def report(script: str, error: BaseException) -> int:
+    """Write to stderr what ended the program, and return the exit code."""
+    if isinstance(error, GradSyncError):
+        print(f"{script}: {type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if not {"ps.fleet", "collective.fleet"} & sys.modules.keys():
+        print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            return error.code
+        print(error.code, file=sys.stderr)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
 
 
 if __name__ == "__main__":

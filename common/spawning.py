@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from common.errors import PeerError
-from common.launch import Job, ProcessFailed, abstract_address, paddle_environment, start_servers
+from common.launch import Job, ProcessFailed, abstract_address, endpoints_of, paddle_environment, start_servers
 from common.placement import RENDEZVOUS_VARIABLE, SERVERS_VARIABLE
 from common.process import PARENT_VARIABLE, prepare_process
 
@@ -58,10 +58,11 @@ class Spawned:
                 shared[SERVERS_VARIABLE] = ",".join(start_servers(job, servers, nranks=nranks, timeout=30.0))
             else:
                 shared[RENDEZVOUS_VARIABLE] = abstract_address("spawn")
+            endpoints = endpoints_of(["127.0.0.1"], nranks)
             for rank in range(nranks):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_be_a_rank, args=(theirs, func, args), name=f"rank {rank}")
-                with added_to_environment({**shared, **paddle_environment(rank, nranks)}):
+                with added_to_environment({**shared, **paddle_environment(rank, endpoints)}):
                     process.start()  # the child reads its environment before it imports anything
                 theirs.close()
                 self.processes.append(process)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +10,12 @@ import tyro
 
 from common.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
 from common.errors import UsageError
+from common.hosts import HostsConfig
 from ps.shards import parse_shard
 
 __all__ = ["RunConfig", "ServerConfig", "TrainerConfig"]
 
-NRanks = Annotated[int, tyro.conf.arg(aliases=("--trainers",))]
+TRAINERS = tyro.conf.arg(aliases=("--trainers",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class ServerConfig:
     """Address to listen on."""
     port: int = 8500
     """Port to listen on; 0 lets the system choose."""
-    nranks: NRanks = 2
+    nranks: Annotated[int, TRAINERS] = 2
     """Number of trainers."""
     shard: str = "0/1"
     """I/S: this is server I of S; each owns an equal slice of the parameters."""
@@ -51,7 +52,7 @@ class TrainerConfig(TrainingConfig):
 
     rank: int = 0
     """This trainer, 0..nranks-1."""
-    nranks: NRanks = 2
+    nranks: Annotated[int, TRAINERS] = 2
     """Number of trainers."""
     servers: str = "127.0.0.1:8500"
     """HOST:PORT of every server, separated by commas, in the order of their --shard."""
@@ -64,16 +65,19 @@ class TrainerConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainingConfig):
-    """Train with servers and trainers on this host; script.py ARGS at the end: your own Paddle program."""
+    """Train with trainers on this host or several, and servers on the first.
 
-    nranks: NRanks = 2
-    """Number of trainers."""
+    script.py ARGS at the end: your own Paddle program."""
+
+    nranks: Annotated[int | None, TRAINERS] = None
+    """Number of trainers, on all hosts together. (default: 2 on each)"""
     servers: int = 1
     """Number of servers."""
+    hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rank(0, self.nranks)
+        self.hosts.ranks_each(self.nranks)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if self.servers > MOST_PROCESSES:

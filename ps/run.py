@@ -1,12 +1,14 @@
-"""`python -m ps.run --trainers 4 --servers 1 [script.py ARGS...]`: servers and trainers on this host."""
+"""`python -m ps.run --trainers 4 --servers 1 [script.py ARGS...]`: trainers on this host, of one or of several, and, on
+the first, the servers."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
+from common.addresses import address_after
 from common.cli import run_command, split_script
-from common.launch import Job, flags_of, paddle_environment, start_servers
+from common.hosts import Node, find_node, start_ranks
+from common.launch import Job, flags_of, start_servers
 from common.placement import OVERLAP_VARIABLE, SERVERS_VARIABLE, TIMEOUT_VARIABLE
 from ps.config import RunConfig
 
@@ -20,25 +22,29 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str]) -> None:
     config.check_script(script)
+    node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     with Job(config.log_dir) as job:
-        addresses = start_servers(job, config.servers, nranks=config.nranks, timeout=config.timeout)
-        listed = ",".join(addresses)
-        flags = flags_of(replace(config, servers=RunConfig.servers))
-        for rank in range(config.nranks):
-            trainer = ["-m", "ps.trainer", *flags, "--rank", str(rank), "--servers", listed]
-            job.start(
-                f"rank {rank}",
-                ["-m", "common.script", *script] if script else trainer,
-                log=f"workerlog.{rank}",
-                environment={
-                    **paddle_environment(rank, config.nranks),
-                    SERVERS_VARIABLE: listed,
-                    TIMEOUT_VARIABLE: str(config.timeout),
-                    OVERLAP_VARIABLE: str(int(config.overlap)),
-                },
-                on_terminal=rank == 0,
-            )
+        servers = ",".join(find_servers(job, node, config))
+        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers"))]
+        environment = {
+            SERVERS_VARIABLE: servers,
+            TIMEOUT_VARIABLE: str(config.timeout),
+            OVERLAP_VARIABLE: str(int(config.overlap)),
+        }
+        trainer += ["--nranks", str(node.nranks), "--servers", servers]
+        start_ranks(job, node, script=script, trainer=trainer, environment=environment)
         job.wait()
+
+
+def find_servers(job: Job, node: Node, config: RunConfig) -> list[str]:
+    """The servers' addresses. On the first host they are started; others know at which ports it has them."""
+    if node.index > 0:
+        return [address_after(node.meeting_place, index) for index in range(config.servers)]
+    first = node.meeting_place or "127.0.0.1:0"
+    insecure = config.hosts.insecure
+    return start_servers(
+        job, config.servers, nranks=node.nranks, timeout=config.timeout, first=first, insecure=insecure
+    )
 
 
 if __name__ == "__main__":

@@ -225,3 +225,77 @@ def test_a_rendezvous_port_that_is_taken_is_named(start):
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert_refused(start("collective.trainer", "--rendezvous", address), "collective.trainer", "PortInUse", address)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--steps", "some"], ["UsageError: --steps must be a whole number (got 'some')"]),
+        (["--nrank", "2"], ["UsageError: unknown flag --nrank; did you mean --nranks?"]),
+        (["--devices", "0,1", "--nranks", "3"], ["--nranks 3 (3 on each host)", "--devices 0,1 (2 on each host)"]),
+        (["--ips", "203.0.113.1,203.0.113.2"], ["UsageError: none of --ips 203.0.113.1,203.0.113.2 are addresses"]),
+        (["--ips", "203.0.113.1,203.0.113.2", "--node-rank", "0"], ["UsageError: refusing to listen on 203.0.113.1"]),
+        (
+            ["--master", "192.0.2.1:8600", "--nnodes", "2", "--node-rank", "0", "--insecure"],
+            ["PortInUse: cannot listen on 192.0.2.1:8601"],
+        ),
+    ],
+    ids=["value", "flag", "devices", "ips", "insecure", "master"],
+)
+def test_flags_that_cannot_work_are_refused_in_one_line(start, args, words):
+    assert_refused(start("collective.run", *args), "collective.run", *words)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+TELL_PLACE = """
+import json, os, sys
+import collective as fleet
+fleet.init()
+names = ["TRAINER_ID", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "CURRENT_ENDPOINT", "LOCAL_RANK", "NNODES"]
+told = [os.environ["PADDLE_" + name] for name in names] + [os.environ.get("FLAGS_selected_gpus")]
+fleet.barrier()
+open(f"place.{fleet.get_rank()}", "w").write(json.dumps(told))
+"""
+
+
+def test_two_launchers_make_one_job(start, tmp_path):
+    (tmp_path / "place.py").write_text(TELL_PLACE)
+    hosts = ["--master", f"127.0.0.1:{free_port()}", "--nnodes", 2]
+    devices = {0: ["--gpus", "0,1"], 1: ["--devices", "3,2"]}
+    launchers = [start("collective.run", *hosts, "--node_rank", i, *devices[i], "place.py") for i in (1, 0)]
+    for launcher in launchers:
+        assert ended(launcher) == (0, "", [])
+    endpoints = ["127.0.0.1:6170", "127.0.0.1:6171"] * 2
+    told = [json.loads((tmp_path / f"place.{rank}").read_text()) for rank in range(4)]
+    common = ["4", ",".join(endpoints)]
+    assert told == [
+        ["0", *common, endpoints[0], "0", "2", "0"],
+        ["1", *common, endpoints[1], "1", "2", "1"],
+        ["2", *common, endpoints[2], "0", "2", "3"],
+        ["3", *common, endpoints[3], "1", "2", "2"],
+    ]
+
+
+def test_what_all_ranks_fail_with_is_told_once(start, tmp_path):
+    (tmp_path / "bug.py").write_text("import collective as fleet\nfleet.init()\nraise ValueError('too far')\n")
+    code, stdout, lines = ended(start("collective.run", "--nranks", 3, "bug.py"))
+    assert (code, stdout) == (1, "")
+    assert [line.removeprefix("  | ") for line in lines].count("ValueError: too far") == 1, lines
+    assert not any("PeerLost" in line for line in lines)
+
+
+def test_what_one_rank_fails_with_is_told_once(start, tmp_path):
+    body = (
+        "import collective as fleet\nfleet.init()\nif fleet.get_rank(): raise ValueError('too far')\nfleet.barrier()\n"
+    )
+    (tmp_path / "bug.py").write_text(body)
+    code, stdout, lines = ended(start("collective.run", "--nranks", 2, "bug.py"))
+    assert (code, stdout) == (1, "")
+    assert lines[0] == "collective.run: ProcessFailed: rank 1 ended with exit code 1"
+    assert lines[-1] == "  | ValueError: too far"
+    assert sum("too far" in line for line in lines) == 2, lines  # the statement, in the traceback, and the error

@@ -56,12 +56,39 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(name: str, capfd: pytest.C
     assert err == f"a.command: UsageError: {message}\n"
 
 
-@pytest.mark.parametrize("args", [["--no-such-flag"], ["--steps", "many"], ["positional"]])
-def test_what_cannot_be_parsed_is_exit_code_2(args: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command(args, lambda config: pytest.fail("ran"))
-    assert caught.value.code == 2
-    assert args[0] in capfd.readouterr().err
+UNREADABLE = {
+    "unknown": (["--no-such-thing", "1"], "unknown flag --no-such-thing; see --help"),
+    "unknown and short": (["-x"], "unknown flag -x; see --help"),
+    "misspelt": (["--batch-sise", "3"], "unknown flag --batch-sise; did you mean --batch-size?"),
+    "misspelt with an underscore": (["--log_dri", "x"], "unknown flag --log-dri; did you mean --log-dir?"),
+    "a part of one": (["--epoch", "3"], "unknown flag --epoch; did you mean --epochs?"),
+    "two of them": (["--epoch", "3", "--step", "3"], "unknown flag --epoch; did you mean --epochs?"),
+    "before what is wrong": (["--steps", "0", "--foo"], "unknown flag --foo; see --help"),
+    "positional": (["positional"], "unexpected argument 'positional'; see --help"),
+    "not a whole number": (["--batch-size", "1.5"], "--batch-size must be a whole number (got '1.5')"),
+    "not a whole number, where it may be unset": (["--steps", "many"], "--steps must be a whole number (got 'many')"),
+    "not a number": (["--lr", "fast"], "--lr must be a number (got 'fast')"),
+    "no value": (["--steps"], "--steps needs a value"),
+    "a value too many": (["--no-overlap", "5"], "unexpected argument '5'; see --help"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("columns", ["40", "120"])
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(
+    name: str, columns: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    args, message = UNREADABLE[name]
+    assert command(args, lambda config: pytest.fail("ran")) == 2
+    assert capfd.readouterr() == ("", f"a.command: UsageError: {message}\n")
+
+
+@pytest.mark.parametrize("args", [["--log_dir", "logs", "--batch_size", "3"], ["--log-dir=logs", "--batch-size=3"]])
+def test_flags_may_be_spelt_in_each_usual_way(args: list[str]) -> None:
+    got: list[TrainingConfig] = []
+    assert command(args, got.append) == 0
+    assert got == [TrainingConfig(log_dir=Path("logs"), batch_size=3)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -128,14 +155,20 @@ def test_no_flag_gives_the_defaults() -> None:
     assert got == [TrainingConfig()]
 
 
-def test_help_lists_every_field_with_its_words(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_field_with_its_words(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as caught:
         command(["--help"])
     assert caught.value.code == 0
     text = capfd.readouterr().out
     flags = set(re.findall(r"--([a-z-]+)", text))
     assert {field.name.replace("_", "-") for field in dataclasses.fields(TrainingConfig)} <= flags
-    assert "Samples per rank and step" in text
+    assert re.search(r"--batch-size INT +Samples per rank and step\. \(default: 32\) +│", text)
+    assert re.search(r"--epochs INT +Length of the training in passes over the data\. \(default: 1\) +│", text)
+    assert re.search(r"--json PATH +Rank 0 writes its run record to this file\. \(optional\) +│", text)
+    assert "None" not in text
     assert "a.command" in text
 
 

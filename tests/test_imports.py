@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ PADDLE_FREE = (
     *("ps", "ps.run", "ps.store", "ps.servicer", "ps.client", "ps.config"),
     *("common", "common.rendezvous", "common.launch", "common.config", "common.data", "common.entry"),
     *("common.local", "common.overlap", "common.process", "common.cli", "common.optimizers", "common.rpc"),
+    *("common.addresses", "common.hosts"),
 )
 
 
@@ -159,7 +161,23 @@ def test_each_can_be_imported_first(first: str) -> None:
     code = f"import {first}, sys; print('paddle' in sys.modules, 'grpc' in sys.modules, 'tyro' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-    paddle, grpc, _ = done.stdout.split()
-    assert paddle == "False"
-    if first == "common.process":
-        assert grpc == "False"  # it sets gRPC's verbosity, which gRPC reads at import
+    assert done.stdout.split()[0] == "False"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("first", ["common", "collective", "ps", "ps.run", "ps.client"])
+@pytest.mark.parametrize(("said", "expected"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+def test_grpc_is_told_to_be_silent_before_it_is_imported(first: str, said: dict[str, str], expected: str) -> None:
+    code = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'grpc': print(os.environ.get('GRPC_VERBOSITY'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        f"import {first}, grpc"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"} | said
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")

@@ -18,7 +18,16 @@ import pytest
 from common import launch
 from common.config import TrainingConfig
 from common.errors import UsageError
-from common.launch import Job, ProcessFailed, abstract_address, flags_of, paddle_environment, wait_for_file
+from common.launch import (
+    Job,
+    ProcessFailed,
+    abstract_address,
+    endpoints_of,
+    flags_of,
+    paddle_environment,
+    start_servers,
+    wait_for_file,
+)
 from common.process import PARENT_VARIABLE
 
 pytestmark = pytest.mark.processes
@@ -320,13 +329,104 @@ def test_abstract_addresses_differ() -> None:
 
 
 def test_the_environment_of_paddles_launcher() -> None:
-    assert paddle_environment(1, 3) == {
+    endpoints = endpoints_of(["127.0.0.1"], 3)
+    assert paddle_environment(1, endpoints) == {
         "PADDLE_TRAINER_ID": "1",
         "PADDLE_TRAINERS_NUM": "3",
         "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170,127.0.0.1:6171,127.0.0.1:6172",
         "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6171",
         "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_NNODES": "1",
     }
+
+
+def test_the_environment_on_the_second_of_two_hosts() -> None:
+    endpoints = endpoints_of(["10.0.0.1", "fe80::2"], 2)
+    assert endpoints == ("10.0.0.1:6170", "10.0.0.1:6171", "[fe80::2]:6170", "[fe80::2]:6171")
+    environment = paddle_environment(3, endpoints, nnodes=2)
+    assert environment["PADDLE_TRAINER_ID"] == "3"
+    assert environment["PADDLE_CURRENT_ENDPOINT"] == "[fe80::2]:6171"
+    assert environment["PADDLE_LOCAL_RANK"] == "1"
+    assert environment["PADDLE_NNODES"] == "2"
+
+
+SAY = """
+import sys
+from common.process import last_words
+with last_words():
+    print(sys.argv[1], file=sys.stderr)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def start_on_terminal(job: Job, rank: int, code: str, *args: object) -> subprocess.Popen[bytes]:
+    return job.start(f"rank {rank}", ["-c", code, *map(str, args)], log=f"workerlog.{rank}", on_terminal=True)
+
+
+def test_last_words_on_the_terminal_are_left_to_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "no such file")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_of_two_that_fail_alike_the_first_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        first = start(job, 1, SAY, "no such file", 2)
+        then_say = WAIT_FOR_END_OF.replace("sys.exit(int(sys.argv[2]))", "break") + SAY
+        start_on_terminal(job, 0, then_say, first.pid, 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "")
+    assert str(failure).startswith("rank 1 ended with exit code 2")
+    assert str(failure).count("no such file") == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_fails_on_the_terminal_without_words_is_named() -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, "raise SystemExit(3)")
+        failure = failure_of(job)
+    assert (str(failure), failure.words) == ("rank 0 ended with exit code 3", "")
+
+
+def test_last_words_go_to_a_log_where_there_is_one(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (tmp_path / "workerlog.0").read_text() == "no such file\n"
+    assert str(failure).endswith("  | no such file")
+
+
+def test_the_last_words_of_what_a_rank_starts_are_not_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {SAY!r}, 'mine', '0']).returncode)"
+    with Job() as job:
+        start_on_terminal(job, 0, code)
+        job.wait()
+    assert capfd.readouterr() == ("", "mine\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("127.0.0.1:0", [["127.0.0.1", "0"], ["127.0.0.1", "0"]]),
+        ("10.0.0.1:8600", [["10.0.0.1", "8600"], ["10.0.0.1", "8601"]]),
+        ("[::1]:80", [["::1", "80"], ["::1", "81"]]),
+    ],
+)
+@pytest.mark.parametrize("insecure", [True, False])
+def test_servers_listen_one_after_the_other(
+    first: str, expected: list[list[str]], insecure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(launch, "wait_for_file", lambda path, job, timeout: path.name)
+    with Job() as job:
+        monkeypatch.setattr(job, "start", lambda name, command, log: commands.append(command))
+        assert start_servers(job, 2, nranks=4, timeout=3.0, first=first, insecure=insecure) == ["server-0", "server-1"]
+    value = {flag: [command[command.index(flag) + 1] for command in commands] for flag in ("--host", "--port")}
+    assert [list(pair) for pair in zip(value["--host"], value["--port"], strict=True)] == expected
+    assert [command[command.index("--shard") + 1] for command in commands] == ["0/2", "1/2"]
+    assert ["--insecure" in command for command in commands] == [insecure] * 2
 
 
 def test_what_a_child_has_started_ends_with_the_job(tmp_path: Path, wait_until: Callable[..., None]) -> None:

@@ -38,20 +38,16 @@ def switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_one_compute_thread_and_silent_grpc_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compute_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
     prepare_process()
     assert os.environ["OMP_NUM_THREADS"] == "1"
-    assert os.environ["GRPC_VERBOSITY"] == "NONE"
 
 
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     prepare_process()
     assert os.environ["OMP_NUM_THREADS"] == "3"
-    assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
 
 
 def test_threads_switch_often_and_malloc_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:

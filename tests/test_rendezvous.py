@@ -80,7 +80,7 @@ def test_a_rank_may_come_before_the_server() -> None:
     [
         (request(3, 3), RendezvousError, "rank 3 is outside 0..2"),
         (request(7, 3), RendezvousError, "rank 7 is outside 0..2"),
-        (request(1, 3), RendezvousError, "rank 1 joined twice; give every process its own --rank"),
+        (request(1, 3), RendezvousError, "rank 1 joined twice; give every rank its own --rank"),
         (
             request(2, 4),
             RendezvousError,

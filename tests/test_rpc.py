@@ -189,7 +189,7 @@ def test_a_unix_address_stays_as_it_is() -> None:
 
 def test_a_port_in_use_is_named() -> None:
     with serving(echo, "127.0.0.1:0") as address:
-        with pytest.raises(PortInUse, match=f"cannot listen on {address}: .*--port"), serving(echo, address):
+        with pytest.raises(PortInUse, match=f"cannot listen on {address}: the port is in use"), serving(echo, address):
             pytest.fail("two servers share a port")
         assert call(address, b"still there") == b"still there"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ pytestmark = [
 
 FLAGS = ["--model", "mlp:16", "--dataset", "synthetic", "--steps", "3", "--batch-size", "8", "--nranks", "4"]
 LIMIT_S = 100
+NOTICE_S = 20  # far below the 30 s that a silent peer would be given
 
 
 def ip(*words: str) -> None:
@@ -94,9 +96,101 @@ def test_both_schemes_end_in_the_same_bits(hosts: tuple[str, str], tmp_path: Pat
     assert ring(hosts, tmp_path) == servers(hosts, tmp_path)
 
 
+PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
+WORKER = Path(__file__).parent.parent / "benchmarks" / "script_worker.py"  # gives Paddle's names the scheme's functions
+LAUNCHERS = {"collective": ["collective.run"], "ps": ["ps.run", "--servers", "2"]}
+HOSTS = {
+    "--ips": lambda index: ["--ips", "10.77.0.1,10.77.0.2"],
+    "--master": lambda index: ["--master", "10.77.0.1:8650", "--nnodes", "2", "--node-rank", str(index)],
+}
+
+
+def launch(hosts: tuple[str, str], scheme: str, how: str, *rest: str) -> list[subprocess.Popen[str]]:
+    """The launcher on both hosts, the second one first."""
+    module, *flags = LAUNCHERS[scheme]
+    return [
+        start(hosts[index], "-m", module, *flags, *HOSTS[how](index), "--insecure", "--nranks", "4", *rest)
+        for index in (1, 0)
+    ]
+
+
+def program(scheme: str, folder: Path) -> list[str]:
+    return [str(WORKER), scheme, str(folder / "r"), str(PROGRAM)]
+
+
+def digests(folder: Path) -> set[str]:
+    """Of the parameters that the program had on each of four ranks."""
+    return {json.loads((folder / f"r.{rank}.json").read_text())["parameters_sha256"] for rank in range(4)}
+
+
+@pytest.fixture(scope="module")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What four ranks on one host end with: in the built-in training, and in a user's program."""
+    folder = tmp_path_factory.mktemp("one-host")
+    training = ["-m", "collective.run", *FLAGS, "--json", str(folder / "ring.json")]
+    script = ["-m", "collective.run", "--nranks", "4", *program("collective", folder)]
+    for command in (training, script):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+    (digest,) = digests(folder)
+    return {"training": json.loads((folder / "ring.json").read_text())["parameters_sha256"], "program": digest}
+
+
+@pytest.mark.parametrize("how", HOSTS)
+@pytest.mark.parametrize("scheme", LAUNCHERS)
+def test_launchers_on_both_hosts_train_as_on_one(
+    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, one_host: dict[str, str]
+) -> None:
+    _, output = all_end_well(launch(hosts, scheme, how, *FLAGS[:-2], "--json", str(tmp_path / "record.json")))
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["nranks"], record["backend"]) == (4, {"collective": "tcp", "ps": "grpc"}[scheme])
+    assert record["parameters_sha256"] == one_host["training"]
+    assert one_host["training"] in output
+
+
+@pytest.mark.parametrize("how", HOSTS)
+@pytest.mark.parametrize("scheme", LAUNCHERS)
+def test_launchers_on_both_hosts_run_a_program_as_on_one(
+    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, one_host: dict[str, str]
+) -> None:
+    outputs = all_end_well(launch(hosts, scheme, how, *program(scheme, tmp_path)))
+    assert digests(tmp_path) == {one_host["program"]}
+    assert [re.findall("RESULT ([0-9])", output) for output in outputs] == [["2"], ["0"]]  # each host's first rank
+
+
+ENDLESS = """
+import pathlib, sys
+import {scheme} as dist
+dist.init_parallel_env()
+pathlib.Path(sys.argv[1], str(dist.get_rank())).touch()
+while True:
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("scheme", LAUNCHERS)
+def test_a_killed_launcher_is_noticed_on_the_other_host(
+    scheme: str, lost: int, hosts: tuple[str, str], tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS.format(scheme=scheme))
+    (tmp_path / "ready").mkdir()
+    launchers = launch(hosts, scheme, "--ips", str(tmp_path / "endless.py"), str(tmp_path / "ready"))[::-1]
+    try:
+        wait_until(lambda: len(list((tmp_path / "ready").iterdir())) == 4, limit=LIMIT_S)
+        launchers[lost].kill()
+        output = launchers[1 - lost].communicate(timeout=NOTICE_S)[0]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.communicate()
+    assert launchers[1 - lost].returncode == 4, output
+    culprit = "(rank [01]|server [01] at 10.77.0.1:860[01])" if lost == 0 else "rank [23]"
+    assert re.search(f"PeerLost: {culprit} (died|was lost)", output), output
+    assert output.count("PeerLost") == 1, output
+
+
 def test_paddles_launcher_with_a_node_on_each_host(hosts: tuple[str, str], tmp_path: Path) -> None:
-    program = Path(__file__).parent / "programs" / "many_ways.py"
-    worker = Path(__file__).parent.parent / "benchmarks" / "script_worker.py"
     command = [
         "-m",
         "paddle.distributed.launch",
@@ -114,10 +208,10 @@ def test_paddles_launcher_with_a_node_on_each_host(hosts: tuple[str, str], tmp_p
                 *command,
                 "--log_dir",
                 str(tmp_path / host),
-                str(worker),
+                str(WORKER),
                 "collective",
                 str(tmp_path / "r"),
-                str(program),
+                str(PROGRAM),
             ],
             GRADSYNC_INSECURE="1",
             POD_IP=f"10.77.0.{number}",
