@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,9 @@ from typing import Annotated
 import tyro
 
 from common.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
-from common.errors import UsageError
+from common.errors import UsageError, choose
 from common.hosts import HostsConfig
+from common.placement import UPDATE_CHOICES
 from ps.shards import parse_shard
 
 __all__ = ["RunConfig", "ServerConfig", "TrainerConfig"]
@@ -73,12 +75,20 @@ class RunConfig(TrainingConfig):
     """Number of trainers, on all hosts together. (default: 2 on each)"""
     servers: int = 1
     """Number of servers."""
+    update: str = "auto"
+    """Who applies the optimizer of your own program: server, trainer, or auto (servers where they can)."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
+        choose("update", self.update, UPDATE_CHOICES)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if self.servers > MOST_PROCESSES:
             raise UsageError(f"--servers can be at most {MOST_PROCESSES} (got {self.servers})")
+
+    def check_script(self, script: Sequence[str]) -> None:
+        super().check_script(script)
+        if not script and self.update != "auto":
+            raise UsageError("--update is for your own program; in the built-in training servers update")

@@ -9,7 +9,7 @@ from common.addresses import address_after
 from common.cli import run_command, split_script
 from common.hosts import Node, find_node, start_ranks
 from common.launch import Job, flags_of, start_servers
-from common.placement import OVERLAP_VARIABLE, SERVERS_VARIABLE, TIMEOUT_VARIABLE
+from common.placement import OVERLAP_VARIABLE, SERVERS_VARIABLE, TIMEOUT_VARIABLE, UPDATE_VARIABLE
 from ps.config import RunConfig
 
 __all__ = ["main"]
@@ -25,12 +25,14 @@ def run(config: RunConfig, script: list[str]) -> None:
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     with Job(config.log_dir) as job:
         servers = ",".join(find_servers(job, node, config))
-        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers"))]
+        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers", "update"))]
         environment = {
             SERVERS_VARIABLE: servers,
             TIMEOUT_VARIABLE: str(config.timeout),
             OVERLAP_VARIABLE: str(int(config.overlap)),
         }
+        if config.update != "auto":
+            environment[UPDATE_VARIABLE] = config.update
         trainer += ["--nranks", str(node.nranks), "--servers", servers]
         start_ranks(job, node, script=script, trainer=trainer, environment=environment)
         job.wait()

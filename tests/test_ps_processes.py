@@ -29,6 +29,7 @@ from common.models import make_model
 from common.optimizers import Adam
 from common.training import check_same_flags
 from ps.client import Client
+from ps.run import main as run_main
 from ps.synchronizer import ServerSynchronizer
 from tests.groups import ROOT, environment, sample
 
@@ -422,3 +423,12 @@ def test_sigterm_to_the_launcher_ends_all(start: Callable[..., Started], tmp_pat
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.code == 128 + signal.SIGTERM
     all_end(children)
+
+
+def test_update_is_for_programs_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["--update", "server"]) == 2
+    assert capsys.readouterr().err == (
+        "ps.run: UsageError: --update is for your own program; in the built-in training servers update\n"
+    )
+    assert run_main(["--update", "sever", "script.py"]) == 2
+    assert "unknown update 'sever'; did you mean 'server'" in capsys.readouterr().err

@@ -23,10 +23,10 @@ PROGRAM = Path(__file__).parent / "programs" / "optimizers.py"
 optim = paddle.optimizer
 
 
-def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int = 1, **environment: str) -> Any:
+def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int = 1, update: str = "auto") -> Any:
     """(exit code, RESULT lines, everything said)."""
     log = folder / f"{scheme}{servers}"
-    flags = ["--servers", str(servers)] if scheme == "ps" else []
+    flags = ["--servers", str(servers), "--update", update] if scheme == "ps" else []
     worker = [str(ROOT / "benchmarks" / "script_worker.py"), scheme, str(folder / "record"), str(program), *arguments]
     done = subprocess.run(
         [sys.executable, "-m", f"{scheme}.run", "--nranks", "2", *flags, "--log-dir", str(log), *worker],
@@ -34,7 +34,7 @@ def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int 
         text=True,
         timeout=100,
         check=False,
-        env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     said = done.stderr + "".join(p.read_text(errors="replace") for p in sorted(log.glob("workerlog.*")))
     return done.returncode, sorted(re.findall(r"^RESULT (.*)$", said, re.MULTILINE)), said
@@ -97,7 +97,7 @@ def test_parameters_of_two_dtypes(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_trainer_is_a_choice(tmp_path: Path) -> None:
     arguments = ("adam", str(tmp_path / "saved"), "float32")
-    code, results, said = run("ps", PROGRAM, tmp_path, *arguments, GRADSYNC_UPDATE="trainer")
+    code, results, said = run("ps", PROGRAM, tmp_path, *arguments, update="trainer")
     assert code == 0, said
     assert "gradsync:" not in said
     assert all(line.split()[-1] != "0" for line in results)
@@ -163,8 +163,8 @@ def test_wrong_use_is_named(tmp_path: Path, name: str) -> None:
         f"model = paddle.DataParallel({model})\n"
         f"def backward(): model(paddle.rand([3, 4])).sum().backward()\n{body}\n"
     )
-    choice = {"GRADSYNC_UPDATE": "server"} if name.startswith("server") else {}
-    code, _, said = run("ps", program, tmp_path, **choice)
+    choice = "server" if name.startswith("server") else "auto"
+    code, _, said = run("ps", program, tmp_path, update=choice)
     assert code == 2, said
     assert re.search(text, said), said
 
