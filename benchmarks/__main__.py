@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare."""
+"""`python -m benchmarks VERB`: compare, sweep."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from common.errors import UsageError, choose
 
 __all__ = ["main"]
 
-VERBS = ("compare",)
+VERBS = ("compare", "sweep")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
+       python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
 
-Prove that all schemes compute the same, then measure them. --help after the verb lists the options.
+compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.
+--help after the verb lists the options.
 """
 
 
@@ -27,6 +29,11 @@ def main() -> int:
     except UsageError as exc:
         print(f"benchmarks: {exc}", file=sys.stderr)
         return exc.exit_code
+    if verb == "sweep":
+        from benchmarks.sweep import run_sweep
+        from benchmarks.sweep_config import SweepConfig
+
+        return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
     flags, script = split_script(sys.argv[2:])
     if script:
         from benchmarks.compare_script import compare_script

@@ -112,6 +112,7 @@ class Job:
         environment: Mapping[str, str] | None = None,
         on_terminal: bool = False,
         talk: bool = False,
+        through: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Run `python COMMAND...` as a child that dies with this process.
 
@@ -119,6 +120,7 @@ class Job:
             name: as it appears in errors.
             log: file name in the log folder for its output.
             on_terminal: its output goes to this terminal instead (where no log folder was asked for).
+            through: a command that starts it, as `mpirun -n 4`.
             talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
         self._starting = True  # a SIGTERM now must not lose sight of the child
@@ -128,7 +130,7 @@ class Job:
         output = None if path is None else path.open("wb")
         try:
             process = subprocess.Popen(
-                [sys.executable, *command],
+                [*through, sys.executable, *command],
                 stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talk else output,
                 stderr=output,

@@ -1,0 +1,34 @@
+"""GradSync's own groups: shared memory (arrays made by the group, or ordinary ones) and TCP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from collective.group import connect
+from common.memory import aligned_empty
+
+__all__ = ["Rank", "why_absent"]
+
+
+def why_absent(name: str) -> str:  # noqa: ARG001 - it is always there
+    return ""
+
+
+class Rank:
+    array: npt.NDArray[Any]
+
+    def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
+        self._ordinary = name == "shm-copied"
+        backend = name.partition("-")[0]
+        self._group = connect(rank, nranks, f"unix-abstract:{address}", backend, timeout=60.0)
+
+    def resize(self, count: int) -> None:
+        self.array = aligned_empty(count) if self._ordinary else self._group.empty(count)
+
+    def all_reduce(self) -> None:
+        self._group.all_reduce(self.array, "sum")
+
+    def close(self) -> None:
+        self._group.close()

@@ -1,0 +1,51 @@
+"""Paddle's own all-reduce on CPUs: paddle.distributed over Gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import numpy.typing as npt
+
+__all__ = ["Rank", "uses_port", "why_absent"]
+
+uses_port = True
+
+
+def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+    return "" if importlib.util.find_spec("paddle") else "Paddle is not installed (pip install paddlepaddle)"
+
+
+class Rank:
+    array: npt.NDArray[Any]
+
+    def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:  # noqa: ARG002
+        host, _, port = address.rpartition(":")
+        os.environ.update(
+            PADDLE_TRAINER_ID=str(rank),
+            PADDLE_TRAINERS_NUM=str(nranks),
+            PADDLE_TRAINER_ENDPOINTS=",".join(f"{host}:{int(port) + 1 + r}" for r in range(nranks)),
+            PADDLE_CURRENT_ENDPOINT=f"{host}:{int(port) + 1 + rank}",
+            PADDLE_MASTER=address,
+            PADDLE_DISTRI_BACKEND="gloo",
+        )
+        import paddle
+        import paddle.distributed as dist
+
+        paddle.set_device("cpu")
+        dist.init_parallel_env()
+        self._paddle, self._dist = paddle, dist
+
+    def resize(self, count: int) -> None:
+        from common.flat_optimizer import as_tensor
+        from common.memory import aligned_empty
+
+        self.array = aligned_empty(count)
+        self._tensor = as_tensor(self.array)
+
+    def all_reduce(self) -> None:
+        self._dist.all_reduce(self._tensor)
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()

@@ -1,0 +1,124 @@
+"""`python -m benchmarks sweep`: sizes, tables, checked sums, and peers that are not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import PEERS, load_peer
+from benchmarks.sweep import markdown, row_of
+from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
+from benchmarks.sweep_worker import measure
+from common.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4KiB", 4096), ("1MiB", 1 << 20), ("100MB", 10**8), ("4096", 4096), ("2 gib", 2 << 30), ("1K", 1000), ("8B", 8)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "KiB", "4 apples", "-4KiB", "0", "1.5MB", "6"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size such as 4KiB or 100MB, in whole float32s"):
+        SweepConfig(sizes=f"4KiB,{text}")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(4096, "4 KiB"), (10**8, "100 MB"), (3 << 20, "3 MiB"), (12, "12 B"), (10**9, "1 GB")]
+)
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert size_in_words(size) == words
+
+
+def test_flags_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match=r"unknown backend 'glo'; did you mean 'gloo'"):
+        SweepConfig(backends="shm,glo")
+    with pytest.raises(UsageError, match=r"unknown op 'all_gather'"):
+        SweepConfig(op="all_gather")
+    with pytest.raises(UsageError, match=r"--repetitions must be at least 1"):
+        SweepConfig(repetitions=0)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_says_whether_it_can_run(name: str) -> None:
+    reason = load_peer(name).why_absent(name)
+    assert reason == "" or "install" in reason
+
+
+class FakePeer:
+    """Sums as if two more ranks had the same array; `error` is added to one element."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        self.array: Any = None
+        self.calls, self.error = 0, error
+
+    def resize(self, count: int) -> None:
+        self.array = np.empty(count, np.float32)
+
+    def all_reduce(self) -> None:
+        self.calls += 1
+        pattern = self.array - 1 if self.array.any() else self.array
+        self.array[...] = pattern * 3 + (3 if self.array.any() else 0)
+        self.array[-1] += self.error
+
+
+def test_a_measurement_checks_sums_and_times_each_call() -> None:
+    good = FakePeer()
+    found = measure(good, {"count": 100, "iterations": 4}, 1, 3, checked=True)
+    assert found["wrong"] == 0
+    assert len(found["seconds"]) == 4
+    assert good.calls == 1 + 2 + 4
+    assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=True)["wrong"] == 1
+    assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=False)["wrong"] == 0
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    class Group:
+        backend, nranks = "shm", 4
+
+    times = {("shm", 10**8): [0.1, 0.2, 0.4], ("memory-limit", 10**8): [0.05, 0.1, 0.15]}
+    row = row_of(Group(), 10**8, times["shm", 10**8], 0, times)  # type: ignore[arg-type]
+    assert row["time_ms"] == pytest.approx(200)
+    assert row["time_ms_interval"] == pytest.approx([100, 400])
+    assert row["algbw_gb_s"] == pytest.approx(0.5)
+    assert row["busbw_gb_s"] == pytest.approx(0.75)
+    assert row["of_limit"] == pytest.approx(0.5)
+    text = markdown(
+        {"command": "c", "created": "now", "environment": {"cpu": "x"}, "absent": {"mpi": "no mpirun"}, "rows": [row]}
+    )
+    assert "| 100 MB | shm | 200 | 100-400 | 0.5 | 0.75 | 50% | 0 |" in text
+    assert "absent: mpi: no mpirun" in text
+
+
+def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "sweep", "--out", str(folder), *flags],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_a_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
+    small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
+    done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", *small)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert len(rows) == 2 * 2 * 6
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
+    assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
+    assert "N=3" in done.stdout
+    assert "| 100 KiB | tcp |" in (tmp_path / "sweep.md").read_text()
