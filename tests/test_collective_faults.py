@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.groups import DEADLINE_S, RankProcesses, assert_same_bits, limit_waits, reduced, sample, say
+from tests.groups import DEADLINE_S, PROCESSES, RankProcesses, assert_same_bits, limit_waits, reduced, sample, say
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +21,7 @@ STALLED_S = LIMIT_S + 1.5  # the fault matrix allows one second; the rest is for
 SLOW_S = 1.0
 SIZE = 300_001  # several segments a chunk, in shared memory where the backend has it
 
-backends = pytest.mark.parametrize("backend", ["shm", "tcp"])
+backends = pytest.mark.parametrize("backend", PROCESSES)
 
 
 # Bodies: what every rank does, in a process of its own
@@ -110,7 +110,7 @@ def assert_nothing_has_a_name(pid, backend):
     """What could outlive a killed process: files in /dev/shm, and ports or paths at which it listens."""
     files = mapped_files(pid)
     assert [name for name in files if name.startswith("/dev/shm")] == []
-    assert any("memfd:gradsync" in name for name in files) == (backend == "shm")
+    assert any("memfd:gradsync" in name for name in files) == backend.startswith("shm")
     assert listening_sockets(pid) == []
 
 
@@ -166,7 +166,7 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
         assert ranks.code(1) == 0
 
 
-@pytest.mark.parametrize(("backend", "victim"), [("shm", 1), ("tcp", 0)])
+@pytest.mark.parametrize(("backend", "victim"), [("shm", 1), ("shm-ring", 1), ("tcp", 0)])
 def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim):
     with RankProcesses(reduces_for_ever_with_a_short_limit, 3, backend) as ranks:
         for rank in range(3):
