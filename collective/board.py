@@ -15,8 +15,9 @@ posted for meeting k, and so, after meeting k+1, all may overwrite it and post f
     rank 0   write half 0 | meet | read all halves 0, write half 1 | meet | read all halves 1, write half 0 | ...
     rank 1   write half 0 | meet | read all halves 0, write half 1 | meet | read all halves 1, write half 0 | ...
 
-What a rank wrote anywhere before a meeting is seen by all after it, since every rank posts to every other and waits
-for each (memory order: collective/semaphore.py).
+What a rank wrote anywhere before a meeting is seen by all after it: every rank posts to every other and takes all N-1
+posts to its own semaphore, which only atomic read-modify-writes change, so that whoever took the last one is ordered
+after all of them (memory order: collective/semaphore.py).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Board:
             post()
         arrived = self._mine.arrived[turn]
         for _ in self._others:
-            if not arrived.wait(SLICE_S):
+            if arrived.missed() and not arrived.wait(SLICE_S):
                 self._wait_longer(arrived)
         self.turn = 1 - turn
 

@@ -48,14 +48,13 @@ from common.reduction import Reduction, canonical_ranks
 
 __all__ = ["DirectAlgorithm"]
 
-NOTE = struct.Struct("<IQIHHIQQQ")  # the fields of a tag, and bytes: these must agree; place of the array
-PLACE = slice(-2, None)  # segment number, offset in bytes
-ELSEWHERE = (0, 0)  # the place of an array that is not from `empty`: data segments count from 1
-SHORT_BYTES = 8192
+NOTE = struct.Struct("<IQIHHIQ16s")  # the fields of a tag, and bytes: these must agree; place of the array
+PLACE = struct.Struct("<QQ")  # segment number, offset in bytes
+ELSEWHERE = PLACE.pack(0, 0)  # of an array that is not from `empty`: data segments count from 1
+SHORT_BYTES = 64 * 1024  # divided by N squared, for so much more is added: 16 KiB at N=2, 4 KiB at N=4
 BLOCK_BYTES = 128 * 1024  # reduced at a time: a block of every rank stays in a core's L2 cache
 MAX_PLANS = 128
 
-Place = tuple[int, int]
 Short = tuple[Array, list[tuple[slice, list[Array]]]]  # own posting, and what to reduce where, for each chunk
 Plan = list[tuple[Sequence[Array], Sequence[Array]]]  # inputs in canonical order and outputs, for each block
 
@@ -74,6 +73,7 @@ class DirectAlgorithm(Algorithm):
         self._others = [r for r in range(self.nranks) if r != self.rank]
         self._order = canonical_ranks(self.rank, self.nranks)
         self._section = HALF_BYTES // self.nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES  # of a half, one a chunk
+        self._short_bytes = SHORT_BYTES // self.nranks**2
         self._scratch = np.empty(max(BLOCK_BYTES, self._section) // 2, np.float32)  # so many float16 fit
         self._shorts: dict[tuple[object, ...], Short] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -82,13 +82,13 @@ class DirectAlgorithm(Algorithm):
         return self._board.empty(count, dtype)
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
-        if flat.nbytes <= SHORT_BYTES:
+        if flat.nbytes <= self._short_bytes:
             self._reduce_short(flat, reduction, label, ALL_REDUCE, range(self.nranks))
         else:
             self._reduce(flat, reduction, label, ALL_REDUCE)
 
     def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
-        if flat.nbytes <= SHORT_BYTES:
+        if flat.nbytes <= self._short_bytes:
             self._reduce_short(flat, reduction, label, REDUCE_SCATTER, [self.rank])
         else:
             self._reduce(flat, reduction, label, REDUCE_SCATTER)
@@ -118,9 +118,9 @@ class DirectAlgorithm(Algorithm):
 
     # The first meeting
 
-    def _agree(self, label: Label, phase: int, nbytes: int, *, root: int = 0, place: Place = ELSEWHERE) -> list[bytes]:
+    def _agree(self, label: Label, phase: int, nbytes: int, *, root: int = 0, place: bytes = ELSEWHERE) -> list[bytes]:
         """Meet, and compare what all ranks are about to do; returns everyone's notes."""
-        mine = NOTE.pack(*label, phase, root, 0, nbytes, *place)
+        mine = NOTE.pack(*label, phase, root, 0, nbytes, place)
         notes = self._board.exchange(mine)
         if notes.count(mine) != self.nranks:
             for rank, note in enumerate(notes):
@@ -155,17 +155,18 @@ class DirectAlgorithm(Algorithm):
     # Arrays in shared memory
 
     def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
-        place = self._board.locate(flat) or ELSEWHERE
+        where = self._board.locate(flat)
+        place = PLACE.pack(*where) if where else ELSEWHERE
         if place == ELSEWHERE:
             self._copy_in(flat, 0)
         notes = self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes, place=place)
-        places = [NOTE.unpack(note)[PLACE] for note in notes]
+        places = [note[-PLACE.size :] for note in notes]
         if ELSEWHERE in places:
             self._reduce_staged(flat, reduction, operation, places)
         else:
             self._reduce_in_place(flat, reduction, operation, places)
 
-    def _reduce_in_place(self, flat: Array, reduction: Reduction, operation: int, places: list[Place]) -> None:
+    def _reduce_in_place(self, flat: Array, reduction: Reduction, operation: int, places: list[bytes]) -> None:
         key = (operation, reduction, flat.size, *places)
         plan = self._plans.get(key)
         if plan is None:
@@ -174,23 +175,23 @@ class DirectAlgorithm(Algorithm):
             reduction.reduce(inputs, outputs, self._scratch)
         self._board.meet()
 
-    def _plan_in_place(self, flat: Array, operation: int, places: list[Place]) -> Plan:
-        arrays = [self._board.array_of(r, *places[r], flat.size, flat.dtype) for r in self._order]
+    def _plan_in_place(self, flat: Array, operation: int, places: list[bytes]) -> Plan:
+        arrays = [self._array_of(r, places[r], flat) for r in self._order]
         plan: Plan = []
         for a, b in segments(*chunk_bounds(flat.size, self.nranks)[self.rank], BLOCK_BYTES // flat.itemsize):
             inputs = [array[a:b] for array in arrays]
             plan.append((inputs, inputs if operation == ALL_REDUCE else [inputs[0], inputs[-1]]))
         return plan
 
+    def _array_of(self, rank: int, place: bytes, like: Array) -> Array:
+        number, offset = PLACE.unpack(place)
+        return self._board.array_of(rank, number, offset, like.size, like.dtype)
+
     # Arrays elsewhere
 
-    def _reduce_staged(self, flat: Array, reduction: Reduction, operation: int, places: list[Place]) -> None:
+    def _reduce_staged(self, flat: Array, reduction: Reduction, operation: int, places: list[bytes]) -> None:
         """Piece p is a section's length of each chunk; those that lie in shared memory are read there even so."""
-        located = {
-            r: self._board.array_of(r, *place, flat.size, flat.dtype)
-            for r, place in enumerate(places)
-            if place != ELSEWHERE
-        }
+        located = {r: self._array_of(r, place, flat) for r, place in enumerate(places) if place != ELSEWHERE}
         located[self.rank] = flat
         for p in range(self._pieces(flat)):
             if places[self.rank] == ELSEWHERE:
@@ -253,8 +254,8 @@ def remember(kept: dict[tuple[object, ...], T], key: tuple[object, ...], value: 
 
 def check(mine: bytes, theirs: bytes, rank: int) -> None:
     """Raise StaleEpoch or ProtocolError if `rank` is about to do something else."""
-    *expected, expected_bytes, _, _ = NOTE.unpack(mine)
-    *got, got_bytes, _, _ = NOTE.unpack(theirs)
+    *expected, expected_bytes, _ = NOTE.unpack(mine)
+    *got, got_bytes, _ = NOTE.unpack(theirs)
     Tag(*expected).check(Tag(*got), rank)
     if got_bytes != expected_bytes:
         raise ProtocolError(f"rank {rank} has {got_bytes} bytes for {Tag(*got)}, expected {expected_bytes}")

@@ -35,17 +35,18 @@ class Semaphore:
         self._segment = segment  # keeps the mapping alive
         self._pointer = ctypes.c_void_p(segment.address + offset)
         self.post = partial(brief.sem_post, self._pointer)
+        self.missed = partial(brief.sem_trywait, self._pointer)  # takes a post; false (0) if there was one
         if create and libc.sem_init(self._pointer, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
 
     def wait(self, seconds: float) -> bool:
         """Take one post: look and yield for SPIN_S, then sleep in the kernel; False if none came within `seconds`."""
-        if not brief.sem_trywait(self._pointer):
+        if not self.missed():
             return True
         spin_until = time.perf_counter() + SPIN_S
         while time.perf_counter() < spin_until:
             libc.sched_yield()  # without Python's lock, which another thread may need: os.sched_yield keeps it
-            if not brief.sem_trywait(self._pointer):
+            if not self.missed():
                 return True
         return self._sleep(seconds)
 

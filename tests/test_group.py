@@ -56,8 +56,9 @@ BIG = 1_000_003
 
 def sizes_of(nranks):
     """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several segments."""
-    short = {SHORT_BYTES // 4 - 1, SHORT_BYTES // 4, SHORT_BYTES // 4 + 1}
-    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099, *short})
+    short = SHORT_BYTES // nranks**2 // 4
+    around = {short - 1, short, short + 1}
+    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099, *around})
 
 
 class Groups:
