@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collective.algorithm import Algorithm, Label
+from collective.board import Board
+from collective.direct import DirectAlgorithm
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
-from collective.ring import all_gather_steps, reduce_scatter_steps
+from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
-from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
+from collective.transport import Array
 from common.addresses import own_host
-from common.buckets import chunk_bounds, segments
+from common.buckets import chunk_bounds
 from common.config import check_rank
 from common.errors import UsageError, choose
-from common.reduction import mean_scale
+from common.reduction import Reduction
 from common.rendezvous import RendezvousServer, join
 
-__all__ = ["BACKENDS", "OPS", "Group", "connect"]
+__all__ = ["ALGORITHMS", "BACKENDS", "Group", "connect"]
 
 BACKENDS = ("auto", "shm", "tcp")
-OPS = ("sum", "mean")
-REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST = range(4)  # the algorithm in a tag's phase, and from
-PHASES = 4  # there on the dtype and op of an all-reduce
-DTYPES = ("float32", "float64", "int32", "int64")
+ALGORITHMS = ("auto", "ring", "direct")
 
 
 class Group:
@@ -42,85 +42,75 @@ class Group:
         ProtocolError: the ranks' calls do not match.
     """
 
-    def __init__(self, transport: Transport, *, backend: str | None = None, epoch: int = 0) -> None:
-        self._transport = transport
-        self.backend = backend or transport.name
-        self.rank, self.nranks = transport.rank, transport.nranks
+    def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0) -> None:
+        self._algorithm = algorithm
+        self.algorithm, self.backend = algorithm.name, backend
+        self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
         self._calls = 0
         self._closed = False
-        self._resources = ExitStack()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """An uninitialised array that the group reaches without a copy (any other array works too)."""
-        return self._transport.empty(int(np.prod(shape)), dtype).reshape(shape)
+        return self._algorithm.empty(int(np.prod(shape)), dtype).reshape(shape)
 
     def all_reduce(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> None:
-        """Replace `array`, on every rank, by the elementwise sum or mean over ranks; in place.
+        """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
 
-        Summed in the canonical order (common/reduction.py), in the array's own type. Each rank sends and receives
-        2(N-1)/N of the array.
+        Combined in the canonical order (common/reduction.py), in the array's own type (float16 in float32, rounded
+        once), so that every backend and algorithm gives the same bits.
 
         Args:
-            array: contiguous; float32, float64, int32 or int64; of equal shape on all ranks.
-            op: "sum" or "mean" (not of integers).
+            array: float32, float64, float16, int32 or int64; of equal shape on all ranks. One that is not
+                contiguous is copied in and out.
+            op: "sum", "mean" (not of integers) or "max" (NaN where any rank has NaN). Integer sums wrap.
             step, bucket: what the messages are labelled with; by default the number of calls so far.
 
         Raises:
             ValueError, TypeError: the array or op is not of that kind.
         """
-        flat = self._flat(array, op)
-        kind = DTYPES.index(flat.dtype.name) * len(OPS) + OPS.index(op)  # ranks that differ must not add up
-        scale = mean_scale(self.nranks, flat.dtype) if op == "mean" else None
-        tag = self._tag(step, bucket)
-        bounds = chunk_bounds(flat.size, self.nranks)
-        for i, (send, receive) in enumerate(reduce_scatter_steps(self.rank, self.nranks)):
-            last = i == self.nranks - 2
-            self._reduce_step(
-                flat, bounds[send], bounds[receive], (*tag, REDUCE_SCATTER + PHASES * kind, i), scale if last else None
-            )
-        for i, (send, receive) in enumerate(all_gather_steps(self.rank, self.nranks)):
-            self._copy_step(
-                flat[slice(*bounds[send])], flat[slice(*bounds[receive])], (*tag, ALL_GATHER + PHASES * kind, i)
-            )
-        self._transport.flush()
+        reduction, flat = self._reduction(array, op), self._flat(array)
+        self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
+        if not array.flags.c_contiguous:
+            array[...] = flat.reshape(array.shape)
+
+    def reduce_scatter(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> Array:
+        """This rank's chunk of what `all_reduce` would compute: elements chunk_bounds(array.size, nranks)[rank]
+        (common/buckets.py) of the flattened result, 1-D, perhaps empty.
+
+        Of a contiguous array it is a view, at the chunk's own place; the rest of `array` is undefined afterwards.
+        Arguments and errors are those of `all_reduce`; half of its bytes move.
+        """
+        reduction, flat = self._reduction(array, op), self._flat(array)
+        self._algorithm.reduce_scatter(flat, reduction, self._label(step, bucket))
+        return flat[slice(*chunk_bounds(flat.size, self.nranks)[self.rank])]
 
     def all_gather(self, array: Array) -> Array:
         """Every rank's `array` (equal shape and dtype), stacked in rank order: [nranks, *shape]."""
-        if self._closed:
-            raise RuntimeError("the group is closed")
-        mine = np.array(array, order="C")
-        out: npt.NDArray[Any] = np.empty((self.nranks, *mine.shape), mine.dtype)
-        out[self.rank] = mine
-        rows = out.reshape(self.nranks, -1)
-        tag = self._tag(None, 0)
-        for i, (send, receive) in enumerate(all_gather_steps(self.rank, self.nranks)):
-            self._copy_step(rows[send], rows[receive], (*tag, GATHER, i))
-        self._transport.flush()
+        self._check_open()
+        out: npt.NDArray[Any] = np.empty((self.nranks, *np.shape(array)), np.asarray(array).dtype)
+        out[self.rank] = array
+        self._algorithm.all_gather(out.reshape(self.nranks, -1), self._label(None, 0))
         return out
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        """Replace `array`, on every rank, by rank `root`'s; in place; contiguous."""
+        """Replace `array`, on every rank, by rank `root`'s; in place. Dtypes as for `all_reduce`."""
         check_rank(root, self.nranks)
-        flat = self._flat(array, "sum")
-        tag = self._tag(None, root)
-        for k, (a, b) in enumerate(segments(0, flat.size, self._limit(flat))):
-            this = Tag(self.epoch, *tag, BROADCAST, 0, k)
-            if self.rank != root:
-                self._transport.receive_into(flat[a:b], this)
-            if (self.rank + 1) % self.nranks != root:
-                self._transport.send(flat[a:b], this)
-        self._transport.flush()
+        self._reduction(array, "sum")
+        flat = self._flat(array)
+        self._algorithm.broadcast(flat, root, self._label(None, 0))
+        if not array.flags.c_contiguous:
+            array[...] = flat.reshape(array.shape)
 
     def barrier(self) -> None:
         """Block until every rank has called it."""
-        self.all_gather(np.zeros(1, np.uint8))
+        self._check_open()
+        self._algorithm.barrier(self._label(None, 0))
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
         self._closed = True
-        self._transport.close(reason)
-        self._resources.close()
+        self._algorithm.close(reason)
 
     def __enter__(self) -> Group:
         return self
@@ -128,61 +118,25 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
 
-    def _reduce_step(
-        self,
-        flat: Array,
-        send: tuple[int, int],
-        receive: tuple[int, int],
-        tag: tuple[int, int, int, int],
-        scale: np.generic | None,
-    ) -> None:
-        """Send one chunk on; add another, which arrives, to one's own; scale it where it is complete."""
-        outgoing = list(segments(*send, self._limit(flat)))
-        incoming = list(segments(*receive, self._limit(flat)))
-        for k in range(max(len(outgoing), len(incoming))):
-            this = Tag(self.epoch, *tag, k)
-            if k < len(outgoing):
-                self._transport.send(flat[slice(*outgoing[k])], this)
-            if k < len(incoming):
-                own = flat[slice(*incoming[k])]
-                np.add(self._transport.receive(own, this), own, out=own)
-                if scale is not None:
-                    np.multiply(own, scale, out=own)
-
-    def _copy_step(self, outgoing: Array, incoming: Array, tag: tuple[int, int, int, int]) -> None:
-        """Send one run of elements on, and replace another by what arrives."""
-        cuts_out = list(segments(0, outgoing.size, self._limit(outgoing)))
-        cuts_in = list(segments(0, incoming.size, self._limit(incoming)))
-        for k in range(max(len(cuts_out), len(cuts_in))):
-            this = Tag(self.epoch, *tag, k)
-            if k < len(cuts_out):
-                self._transport.send(outgoing[slice(*cuts_out[k])], this)
-            if k < len(cuts_in):
-                self._transport.receive_into(incoming[slice(*cuts_in[k])], this)
-
-    def _tag(self, step: int | None, bucket: int) -> tuple[int, int]:
-        self._calls += 1
-        return (self._calls if step is None else step), bucket
-
-    def _limit(self, flat: Array) -> int:
-        return SEGMENT_BYTES // flat.itemsize
-
-    def _flat(self, array: Array, op: str) -> Array:
-        if self._closed:
-            raise RuntimeError("the group is closed")
+    def _reduction(self, array: Array, op: str) -> Reduction:
+        self._check_open()
         if not isinstance(array, np.ndarray):
             raise TypeError(f"array must be a numpy.ndarray (got {type(array).__name__})")
-        if op not in OPS:
-            raise ValueError(f"op must be one of {', '.join(OPS)} (got {op!r})")
-        if array.dtype.name not in DTYPES:
-            raise TypeError(f"dtype must be one of {', '.join(DTYPES)} (got {array.dtype.name})")
-        if op == "mean" and array.dtype.kind == "i":
-            raise ValueError(f"the mean of integers is not an integer (got {array.dtype.name}); use op='sum'")
+        return Reduction.of(op, array.dtype, self.nranks)
+
+    def _flat(self, array: Array) -> Array:
+        """The array's elements, 1-D: the same memory if it is contiguous, else a copy."""
         if not array.flags.writeable:
             raise ValueError("array must be writable, for it holds the result")
-        if not array.flags.c_contiguous:
-            raise ValueError(f"array must be contiguous (got strides {array.strides})")
-        return array.reshape(-1)
+        return np.ascontiguousarray(array).reshape(-1)
+
+    def _label(self, step: int | None, bucket: int) -> Label:
+        self._calls += 1
+        return self.epoch, self._calls if step is None else step, bucket
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the group is closed")
 
 
 def connect(
@@ -191,6 +145,7 @@ def connect(
     rendezvous: str = "127.0.0.1:8600",
     backend: str = "auto",
     *,
+    algorithm: str = "auto",
     timeout: float = 30.0,
 ) -> Group:
     """Join the group of `nranks` ranks that meets at `rendezvous`, where rank 0 listens; blocks until all have.
@@ -198,30 +153,41 @@ def connect(
     Args:
         rendezvous: HOST:PORT, or unix-abstract:NAME for ranks of one host.
         backend: "shm" (one host), "tcp" (any), or "auto": shm if the rendezvous is on this host, else tcp.
+        algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
+            everyone's shared memory; backend shm only), or "auto": direct over shm, ring over tcp.
         timeout: deadline of every wait, in seconds.
 
     Raises:
+        UsageError: backend and algorithm do not go together, or not with the rendezvous.
         RendezvousError, VersionMismatch, PeerUnreachable, PortInUse: the group did not come together.
     """
     check_rank(rank, nranks)
     choose("backend", backend, BACKENDS)
+    choose("algorithm", algorithm, ALGORITHMS)
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
     kind = backend if backend != "auto" else ("shm" if local else "tcp")
+    usual = "direct" if kind == "shm" else "ring"
+    chosen = algorithm if algorithm != "auto" else usual
     if kind == "shm" and not local:
         raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
+    if kind != "shm" and chosen == "direct":
+        raise UsageError(f"algorithm direct needs shared memory (backend is {kind}); use ring")
     if nranks == 1:
-        return Group(make_memory_ring(1)[0], backend=kind)
+        return Group(RingAlgorithm(make_memory_ring(1)[0]), backend=kind)
     with ExitStack() as until_connected:
         if rank == 0:
             server = until_connected.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
             rendezvous = server.address
         listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
         listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
-        members = join(rendezvous, rank=rank, nranks=nranks, backend=kind, address=listener.address, timeout=timeout)
+        plan = kind if chosen == usual else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
+        members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
         mesh, to_right, from_left = build_mesh(
             rank, members.addresses, listener, members.token, ring=kind == "tcp", timeout=timeout
         )
-    if to_right is None or from_left is None:
-        return Group(ShmTransport(mesh, nranks), backend=kind)
-    return Group(TcpTransport(mesh, nranks, to_right, from_left), backend=kind)
+    if to_right is not None and from_left is not None:
+        return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=kind)
+    if chosen == "ring":
+        return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=kind)
+    return Group(DirectAlgorithm(Board(mesh, nranks)), backend=kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import time
+from functools import partial
 
 from common.memory import Segment
 
@@ -18,6 +19,7 @@ SEMAPHORE_BYTES = 64  # sem_t is 32 bytes on 64-bit Linux; a cache line each kee
 SPIN_S = 30e-6  # about what sleeping and waking costs; longer would steal the core from a slower rank
 
 libc = ctypes.CDLL(None, use_errno=True)
+brief = ctypes.PyDLL(None)  # for calls that cannot block: without handing Python's lock over, half the time
 MONOTONIC = 1  # CLOCK_MONOTONIC
 HAS_CLOCKWAIT = hasattr(libc, "sem_clockwait")  # since glibc 2.30; before it a changed wall clock disturbs waits
 
@@ -32,19 +34,21 @@ class Semaphore:
     def __init__(self, segment: Segment, offset: int, *, create: bool = False) -> None:
         self._segment = segment  # keeps the mapping alive
         self._pointer = ctypes.c_void_p(segment.address + offset)
+        self.post = partial(brief.sem_post, self._pointer)
+        self.missed = partial(brief.sem_trywait, self._pointer)  # takes a post; false (0) if there was one
         if create and libc.sem_init(self._pointer, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
 
-    def post(self) -> None:
-        libc.sem_post(self._pointer)
-
     def wait(self, seconds: float) -> bool:
-        """Take one post: spin briefly, then sleep in the kernel; False if none came within `seconds`."""
+        """Take one post: look and yield for SPIN_S, then sleep in the kernel; False if none came within `seconds`."""
+        if not self.missed():
+            return True
         spin_until = time.perf_counter() + SPIN_S
-        while libc.sem_trywait(self._pointer):
-            if time.perf_counter() > spin_until:
-                return self._sleep(seconds)
-        return True
+        while time.perf_counter() < spin_until:
+            libc.sched_yield()  # without Python's lock, which another thread may need: os.sched_yield keeps it
+            if not self.missed():
+                return True
+        return self._sleep(seconds)
 
     def _sleep(self, seconds: float) -> bool:
         until = (time.monotonic() if HAS_CLOCKWAIT else time.time()) + seconds

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.mesh import Mesh
+from collective.segments import CONTROL, SharedSegments
 from collective.semaphore import SEMAPHORE_BYTES, Semaphore
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
 from common.errors import ProtocolError
@@ -33,7 +34,6 @@ NOTE_BYTES = 64
 NOTES_AT = 2 * SEMAPHORE_BYTES
 BOUNCE_AT = 4096
 CONTROL_BYTES = BOUNCE_AT + SLOTS * SEGMENT_BYTES
-CONTROL = 0  # number of the control segment; data segments count from 1
 SLICE_S = 0.05  # a sleeping rank looks this often whether somebody died
 
 
@@ -55,18 +55,16 @@ class ShmTransport(Transport):
     def __init__(self, mesh: Mesh, nranks: int) -> None:
         self.rank, self.nranks, self.timeout = mesh.rank, nranks, mesh.timeout
         self._mesh = mesh
-        self._mine: list[Segment] = []
-        self._theirs: dict[int, Segment] = {}
-        self._shared: set[int] = set()
-        self._out = Control(self._new_segment(CONTROL_BYTES), create=True)
-        self._share(CONTROL)
-        self._in = Control(self._their_segment(CONTROL), create=False)
+        self._segments = SharedSegments(mesh)
+        self._out = Control(self._segments.create(CONTROL_BYTES), create=True)
+        self._segments.share(CONTROL, [self.right])
+        self._in = Control(self._segments.of(self.left, CONTROL), create=False)
         self._sent = self._received = 0
         self._credits = SLOTS
         self._borrowed = False
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        return self._new_segment(count * np.dtype(dtype).itemsize).array(0, count, dtype)
+        return self._segments.empty(count, dtype)
 
     def send(self, array: Array, tag: Tag) -> None:
         if not self._credits:
@@ -89,7 +87,7 @@ class ShmTransport(Transport):
         if nbytes != like.nbytes:
             raise ProtocolError(f"rank {self.left} sent {nbytes} bytes for {tag}, expected {like.nbytes}")
         self._borrowed = True
-        return self._their_segment(number).array(offset, like.size, like.dtype)
+        return self._segments.of(self.left, number).array(offset, like.size, like.dtype)
 
     def flush(self) -> None:
         self._release()
@@ -100,34 +98,14 @@ class ShmTransport(Transport):
     def close(self, reason: str = "") -> None:
         self._release()
         self._mesh.close(reason)
-        for segment in [*self._mine, *self._theirs.values()]:
-            segment.close()
-
-    def _new_segment(self, nbytes: int) -> Segment:
-        segment = Segment(nbytes)
-        self._mine.append(segment)
-        return segment
-
-    def _share(self, number: int) -> None:
-        """Let the neighbour map a segment, once it is needed there."""
-        if number not in self._shared:
-            self._shared.add(number)
-            segment = self._mine[number]
-            self._mesh.share(self.right, number, segment.nbytes, segment.descriptor)
-
-    def _their_segment(self, number: int) -> Segment:
-        if number not in self._theirs:
-            descriptor, nbytes = self._mesh.take_segment(self.left, number, "mapping its memory")
-            self._theirs[number] = Segment(nbytes, descriptor=descriptor)
-        return self._theirs[number]
+        self._segments.close()
 
     def _locate(self, array: Array, slot: int) -> tuple[int, int]:
         """Where the neighbour finds the array's bytes: where they lie, or in this slot's bounce buffer."""
-        for number, segment in enumerate(self._mine):
-            offset = segment.offset_of(array)
-            if offset is not None:
-                self._share(number)
-                return number, offset
+        where = self._segments.locate(array)
+        if where is not None:
+            self._segments.share(where[0], [self.right])
+            return where
         at = BOUNCE_AT + slot * SEGMENT_BYTES
         bounce: npt.NDArray[Any] = self._out.segment.array(at, array.size, array.dtype)
         np.copyto(bounce, array)

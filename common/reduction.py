@@ -1,13 +1,15 @@
 """The one order of summation that makes all schemes compute the same bits.
 
-Chunk c of a bucket is summed starting at rank c+1 (mod N), then c+2, ..., ending at c, in the arrays' own type,
-and then multiplied by 1/N in that type. A ring does this by the way it travels; a parameter server does it by
-this module. Arrival order never matters.
+Chunk c of a bucket is summed starting at rank c+1 (mod N), then c+2, ..., ending at c, in the arrays' own type
+(float16: in float32, rounded once at the end), and then multiplied by 1/N in that type. A ring does this by the
+way it travels; a parameter server and the ranks of one host do it by this module. Arrival order never matters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ import numpy.typing as npt
 
 from common.buckets import chunk_bounds, segments
 
-__all__ = ["canonical_ranks", "mean_scale", "reduce_bucket"]
+__all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket"]
+
+OPS = ("sum", "mean", "max")
+DTYPES = ("float32", "float64", "float16", "int32", "int64")
 
 BLOCK = 32_768  # elements summed at a time: 128 KiB of float32, so that the running sum stays in L2
 
@@ -33,6 +38,69 @@ def mean_scale(nranks: int, dtype: npt.DTypeLike) -> Any:
     """1/N rounded once to `dtype`; what a sum is multiplied by to become a mean."""
     scale: Any = np.asarray(1.0 / nranks).astype(dtype)[()]
     return scale
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """What one op means for arrays of one dtype; made by `Reduction.of`, which returns the same object again.
+
+    sum and mean: integers wrap, there is no mean of them. max: NaN if any rank's is (which NaN is not defined).
+    """
+
+    number: int  # another one for every dtype and op: ranks that differ must not add up
+    combine: np.ufunc  # of a partial result and the next rank's values, in this order
+    partial: np.dtype[Any]  # of partial results
+    widens: bool  # whether that is not the arrays' own dtype
+    scale: npt.NDArray[Any] | None  # what the complete sum is multiplied by, 0-d: quicker than a NumPy scalar
+
+    @staticmethod
+    @cache
+    def of(op: str, dtype: np.dtype[Any], nranks: int) -> Reduction:
+        """
+        Raises:
+            ValueError, TypeError: the op or dtype is none of OPS and DTYPES, or it is a mean of integers.
+        """
+        if op not in OPS:
+            raise ValueError(f"op must be one of {', '.join(OPS)} (got {op!r})")
+        if dtype.name not in DTYPES or not dtype.isnative:
+            got = dtype.name if dtype.isnative else f"{dtype.str}, the other byte order"
+            raise TypeError(f"dtype must be one of {', '.join(DTYPES)} (got {got})")
+        if op == "mean" and dtype.kind == "i":
+            raise ValueError(f"the mean of integers is not an integer (got {dtype.name}); use op='sum'")
+        partial: np.dtype[Any] = np.dtype(np.float32) if dtype == np.float16 else dtype
+        return Reduction(
+            number=DTYPES.index(dtype.name) * len(OPS) + OPS.index(op),
+            combine=np.maximum if op == "max" else np.add,
+            partial=partial,
+            widens=partial != dtype,
+            scale=np.array(mean_scale(nranks, partial)) if op == "mean" else None,
+        )
+
+    def reduce(
+        self, inputs: Sequence[npt.NDArray[Any]], outputs: Sequence[npt.NDArray[Any]], scratch: npt.NDArray[Any]
+    ) -> None:
+        """Write the complete result to every output.
+
+        Args:
+            inputs: the values of two or more ranks, 1-D and of equal length, in canonical order.
+            outputs: likewise 1-D. The first may be the first input itself and must not overlap the others; the
+                following ones may be anything, for they are written last.
+            scratch: of dtype `partial` and no shorter; used where partial results are wider than the arrays.
+        """
+        if self.widens:
+            total = scratch[: inputs[0].size]
+            total[...] = inputs[0]
+            self.combine(total, inputs[1], out=total)
+        else:
+            total = outputs[0]
+            self.combine(inputs[0], inputs[1], out=total)
+        for following in inputs[2:]:
+            self.combine(total, following, out=total)
+        if self.scale is not None:
+            np.multiply(total, self.scale, out=total)
+        for out in outputs:
+            if out is not total:
+                out[...] = total
 
 
 def reduce_bucket(

@@ -21,16 +21,21 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from collective.board import Board
+from collective.direct import DirectAlgorithm
 from collective.group import Group, connect
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
+from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
 from common.launch import abstract_address
 from common.process import PARENT_VARIABLE, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
-BACKENDS = ("memory", "shm", "tcp")
+RINGS = ("memory", "shm-ring", "tcp")  # backends, with the algorithm where it is not the usual one
+PROCESSES = ("shm", "shm-ring", "tcp")
+BACKENDS = ("memory", *PROCESSES)
 DEADLINE_S = 40.0  # of every wait in these tests; far above what a loaded machine needs
 T = TypeVar("T")
 
@@ -47,12 +52,14 @@ def cuts_of(length: int, nranks: int) -> list[int]:
 def reduced(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
     """What all ranks must hold after an all-reduce: chunk c summed from rank c+1 on, round to rank c."""
     nranks, flat = len(inputs), [x.reshape(-1) for x in inputs]
+    partial = np.float32 if inputs[0].dtype == np.float16 else inputs[0].dtype
     cuts, out = cuts_of(flat[0].size, nranks), np.empty_like(flat[0])
     for c in range(nranks):
         part = slice(cuts[c], cuts[c + 1])
-        total = flat[(c + 1) % nranks][part].copy()
+        total = flat[(c + 1) % nranks][part].astype(partial)
         for i in range(2, nranks + 1):
-            total = total + flat[(c + i) % nranks][part]
+            values = flat[(c + i) % nranks][part].astype(partial)
+            total = np.maximum(total, values) if op == "max" else total + values
         out[part] = total * total.dtype.type(1 / nranks) if op == "mean" else total
     return out.reshape(inputs[0].shape)
 
@@ -60,6 +67,8 @@ def reduced(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
 def sample(rank: int, shape: int | tuple[int, ...], dtype: str, *, seed: int = 0) -> np.ndarray:
     """Values that differ by rank and element, and whose float sums depend on the order of summation."""
     rng = np.random.default_rng([seed, rank])
+    if dtype == "float16":
+        return (rng.standard_normal(shape) * 2.0 ** rng.integers(-7, 8, shape)).astype(dtype)
     if np.dtype(dtype).kind == "f":
         return (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(dtype)
     limits = np.iinfo(dtype)
@@ -122,9 +131,17 @@ def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
 def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """The groups of all ranks, in rank order, connected inside this process."""
     if backend == "memory" or nranks == 1:
-        return [Group(transport, backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)]
+        return [
+            Group(RingAlgorithm(transport), backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)
+        ]
     rendezvous = abstract_address("test")
-    return on_threads(nranks, lambda rank: connect(rank, nranks, rendezvous, backend, timeout=timeout))
+    return on_threads(nranks, lambda rank: connect(rank, nranks, rendezvous, timeout=timeout, **named(backend)))
+
+
+def named(backend: str) -> dict[str, str]:
+    """The arguments of `connect` for one of PROCESSES."""
+    kind, _, algorithm = backend.partition("-")
+    return {"backend": kind, "algorithm": algorithm or "auto"}
 
 
 def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
@@ -143,9 +160,11 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
             mesh, to_right, from_left = build_mesh(
                 rank, addresses, listeners[rank], token, ring=backend == "tcp", timeout=timeout
             )
-            if to_right is None or from_left is None:
-                return Group(ShmTransport(mesh, nranks))
-            return Group(TcpTransport(mesh, nranks, to_right, from_left))
+            if to_right is not None and from_left is not None:
+                return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=backend)
+            if backend == "shm-ring":
+                return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=backend)
+            return Group(DirectAlgorithm(Board(mesh, nranks)), backend=backend)
 
         return on_threads(nranks, join)
 
@@ -187,10 +206,22 @@ def closing_on_error(group: Group, function: Callable[[Group], T]) -> T:
 def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
     for group in groups:
-        transport: Any = group._transport
-        transport.timeout = seconds
-        if hasattr(transport, "_mesh"):
-            transport._mesh.timeout = seconds
+        below = transport_of(group) if group.algorithm == "ring" else board_of(group)
+        below.timeout = seconds
+        if hasattr(below, "_mesh"):
+            below._mesh.timeout = seconds
+
+
+def transport_of(group: Group) -> Any:
+    """What a ring moves its data through."""
+    algorithm: Any = group._algorithm
+    return algorithm.transport
+
+
+def board_of(group: Group) -> Any:
+    """Where the ranks of a direct group meet."""
+    algorithm: Any = group._algorithm
+    return algorithm._board
 
 
 # Ranks as processes
@@ -277,7 +308,7 @@ def main(target: str, rank: str, nranks: str, rendezvous: str, backend: str) -> 
     module, _, name = target.partition(":")
     body = getattr(importlib.import_module(module), name)
     try:
-        with connect(int(rank), int(nranks), rendezvous, backend) as group:
+        with connect(int(rank), int(nranks), rendezvous, **named(backend)) as group:
             body(group)
     except Exception as exc:
         say(ended=type(exc).__name__, text=str(exc), at=time.monotonic())

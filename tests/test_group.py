@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -13,14 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collective
+from collective.direct import SHORT_BYTES
+from collective.group import ALGORITHMS
 from collective.group import BACKENDS as CONNECT_BACKENDS
-from collective.group import OPS
 from collective.transport import SEGMENT_BYTES
-from common.errors import PeerLost, PeerUnreachable, PortInUse, ProtocolError, RendezvousError, UsageError
+from common.errors import (
+    PeerError,
+    PeerLost,
+    PeerUnreachable,
+    PortInUse,
+    ProtocolError,
+    RendezvousError,
+    StaleEpoch,
+    UsageError,
+)
 from common.launch import abstract_address
+from common.reduction import DTYPES, OPS
 from tests.groups import (
     BACKENDS,
+    PROCESSES,
     assert_same_bits,
+    board_of,
+    cuts_of,
     errors_on,
     mesh_groups,
     on_ranks,
@@ -30,17 +45,20 @@ from tests.groups import (
     outcomes_of,
     reduced,
     sample,
+    transport_of,
 )
 
 NRANKS = (1, 2, 3, 4, 5)
-DTYPES = ("float32", "float64", "int32", "int64")
-CASES = [(dtype, op) for dtype in DTYPES for op in OPS if op == "sum" or dtype.startswith("float")]
+CASES = [(dtype, op) for dtype in DTYPES for op in OPS if op != "mean" or dtype.startswith("float")]
 SEGMENT = SEGMENT_BYTES // 4  # float32 elements
+BIG = 1_000_003
 
 
 def sizes_of(nranks):
-    """Empty, tiny, around a cache line, prime, not divisible, and chunks of several segments."""
-    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099})
+    """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several segments."""
+    short = SHORT_BYTES // nranks**2 // 4
+    around = {short - 1, short, short + 1}
+    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099, *around})
 
 
 class Groups:
@@ -86,16 +104,35 @@ def test_the_samples_tell_orders_of_summation_apart():
     assert np.mean((a + b) + c != a + (b + c)) > 0.1
 
 
+pools = WeakKeyDictionary()  # of each group; its memory is freed with it, and not before
+
+
+def filled(group, size, dtype, shared, *, seed=0):
+    """The rank's sample, elsewhere or in the group's memory: there only until the next call."""
+    array = np.empty(size, dtype)
+    if shared:
+        pool = pools.get(group)
+        if pool is None:
+            pool = pools[group] = group.empty(8 * BIG, np.uint8)
+        array = pool[64 * (seed % 3) :][: array.nbytes].view(dtype)
+    array[...] = sample(group.rank, size, dtype, seed=seed)
+    return array
+
+
+everywhere = pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+
+
 @backends
 @ranks
+@everywhere
 @pytest.mark.parametrize(("dtype", "op"), CASES)
-def test_all_reduce_equals_a_naive_sum_in_canonical_order(groups, backend, nranks, dtype, op):
+def test_all_reduce_equals_a_naive_reduction_in_canonical_order(groups, backend, nranks, shared, dtype, op):
     def body(group):
         results = []
         for size in sizes_of(nranks):
-            array = sample(group.rank, size, dtype)
+            array = filled(group, size, dtype, shared)
             group.all_reduce(array, op)
-            results.append(array)
+            results.append(array.copy())
         return results
 
     expected = [reduced([sample(r, size, dtype) for r in range(nranks)], op) for size in sizes_of(nranks)]
@@ -106,18 +143,79 @@ def test_all_reduce_equals_a_naive_sum_in_canonical_order(groups, backend, nrank
 
 @backends
 @ranks
-def test_memory_of_the_group_gives_the_same_as_any_other(groups, backend, nranks):
-    shape = (3, 2, 40_013)
+@everywhere
+@pytest.mark.parametrize(("dtype", "op"), CASES)
+def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, shared, dtype, op):
+    def body(group):
+        results = []
+        for size in sizes_of(nranks):
+            array = filled(group, size, dtype, shared)
+            result = group.reduce_scatter(array, op)
+            assert np.shares_memory(result, array) or result.size == 0
+            results.append(result.copy())
+        return results
+
+    every = groups.run(backend, nranks, body)
+    for i, size in enumerate(sizes_of(nranks)):
+        expected, cuts = reduced([sample(r, size, dtype) for r in range(nranks)], op), cuts_of(size, nranks)
+        for rank in range(nranks):
+            assert_same_bits(every[rank][i], expected[cuts[rank] : cuts[rank + 1]])
+
+
+@backends
+@ranks
+@pytest.mark.parametrize("owners", ["all", "none", "even", "odd"])
+def test_a_million_elements_wherever_each_rank_has_them(groups, backend, nranks, owners):
+    """Ranks need not agree on whose arrays lie in the group's memory."""
+    shared = {"all": {0, 1}, "none": set(), "even": {0}, "odd": {1}}[owners]
 
     def body(group):
-        array = group.empty(shape)
-        array[...] = sample(group.rank, shape, "float32")
+        array = filled(group, BIG, "float32", group.rank % 2 in shared)
         group.all_reduce(array)
-        return array
+        result = array.copy()
+        chunk = group.reduce_scatter(filled(group, BIG, "float32", group.rank % 2 in shared))
+        return result, chunk
 
-    expected = reduced([sample(r, shape, "float32") for r in range(nranks)], "mean")
-    for result in groups.run(backend, nranks, body):
-        assert_same_bits(result, expected)
+    expected = reduced([sample(r, BIG, "float32") for r in range(nranks)], "mean")
+    cuts = cuts_of(BIG, nranks)
+    for rank, (array, chunk) in enumerate(groups.run(backend, nranks, body)):
+        assert_same_bits(array, expected)
+        assert_same_bits(chunk, expected[cuts[rank] : cuts[rank + 1]])
+
+
+STRIDED = {
+    "step": lambda: np.zeros(40_013, "f4")[::2],
+    "reversed": lambda: np.zeros(20_007, "f4")[::-1],
+    "transposed": lambda: np.zeros((97, 203), "f4").T,
+    "columns": lambda: np.zeros((203, 97), "f4")[:, 3:50],
+    "short": lambda: np.zeros((5, 4), "f4").T,
+    "Fortran": lambda: np.zeros((3, 4, 5), "f4", order="F"),
+}
+
+
+@backends
+@pytest.mark.parametrize("kind", STRIDED)
+def test_arrays_that_are_not_contiguous_are_reduced_too(groups, backend, kind):
+    shape = STRIDED[kind]().shape
+
+    def body(group):
+        array = STRIDED[kind]()
+        array[...] = sample(group.rank, shape, "float32")
+        again = array.copy()  # contiguous
+        group.all_reduce(array)
+        chunk = group.reduce_scatter(again[::-1][::-1])
+        group.broadcast(other := np.asfortranarray(sample(group.rank, shape, "float32")), 1)
+        base = array.base if array.base is not None else array
+        untouched = np.count_nonzero(base) - np.count_nonzero(array)
+        return array, chunk, other, untouched
+
+    expected = reduced([sample(r, shape, "float32") for r in range(3)], "mean")
+    cuts = cuts_of(expected.size, 3)
+    for rank, (array, chunk, other, untouched) in enumerate(groups.run(backend, 3, body)):
+        assert_same_bits(array, expected)
+        assert_same_bits(chunk, expected.reshape(-1)[cuts[rank] : cuts[rank + 1]])
+        assert_same_bits(other, sample(1, shape, "float32"))
+        assert untouched == 0
 
 
 @backends
@@ -164,11 +262,47 @@ def test_special_floats_survive(groups, backend):
         np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
 
 
+@backends
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [97, 300_001])
+def test_the_maximum_with_nan_is_nan(groups, backend, dtype, size):
+    def body(group):
+        array = sample(group.rank, size, dtype)
+        array[group.rank :: 7] = np.nan
+        array[5::7] = [-np.inf, np.inf, 1][group.rank]
+        group.all_reduce(array, "max")
+        return array
+
+    expected = np.max([sample(r, size, dtype) for r in range(3)], axis=0)
+    expected[5::7] = np.inf
+    for r in range(3):
+        expected[r::7] = np.nan
+    for result in groups.run(backend, 3, body):
+        np.testing.assert_array_equal(result, expected)
+
+
+@backends
+def test_float16_sums_round_once(groups, backend):
+    """Rounded at every addition, 2048 + 1 + 1 would stay 2048; and 1/3 in float16 would be off."""
+    values = [2048.0, 1.0, 1.0]
+
+    def body(group):
+        sums, means = np.full((2, 5000), values[group.rank], np.float16)
+        group.all_reduce(sums, "sum")
+        group.all_reduce(means, "mean")
+        return sums, means
+
+    for sums, means in groups.run(backend, 3, body):
+        assert set(sums.tolist()) == {2050.0}
+        assert set(means.tolist()) == {float(np.float16(np.float32(2050) * np.float32(1 / 3)))}
+
+
 def check_random_all_reduce(groups, backend, nranks, size, case, seed):
+    """Even seeds use the group's memory."""
     dtype, op = case
 
     def body(group):
-        array = sample(group.rank, size, dtype, seed=seed)
+        array = filled(group, size, dtype, seed % 2 == 0, seed=seed)
         group.all_reduce(array, op)
         return array
 
@@ -179,7 +313,7 @@ def check_random_all_reduce(groups, backend, nranks, size, case, seed):
 
 random_calls = given(
     nranks=st.integers(1, 5),
-    size=st.one_of(st.integers(0, 300), st.integers(SEGMENT - 20, 2 * SEGMENT)),
+    size=st.one_of(st.integers(0, 300), st.integers(1000, 5000), st.integers(SEGMENT - 20, 2 * SEGMENT)),
     case=st.sampled_from(CASES),
     seed=st.integers(0, 2**32),
 )
@@ -191,7 +325,7 @@ def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", PROCESSES)
 @settings(max_examples=120, deadline=None)
 @random_calls
 def test_random_all_reduces(groups, backend, nranks, size, case, seed):
@@ -273,10 +407,14 @@ def test_nobody_leaves_a_barrier_before_everyone_has_come(groups, backend, nrank
     groups.run(backend, nranks, body)
 
 
-def late(transport, until):
-    """Let this rank receive late: once the event is set, or after a moment."""
-    for name in ("receive", "receive_into"):
-        setattr(transport, name, partial(wait_and_call, until, getattr(transport, name)))
+def late(group, until):
+    """Let this rank read late what others sent: once the event is set, or after a moment."""
+    if group.algorithm == "ring":
+        transport = transport_of(group)
+        for name in ("receive", "receive_into"):
+            setattr(transport, name, partial(wait_and_call, until, getattr(transport, name)))
+    else:
+        board_of(group).meet = partial(call_and_wait, until, board_of(group).meet)
 
 
 def wait_and_call(until, method, *args):
@@ -284,16 +422,27 @@ def wait_and_call(until, method, *args):
     return method(*args)
 
 
+def call_and_wait(until, method):
+    method()
+    until.wait(0.05)
+
+
 @backends
-@pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "all_gather"])
-def test_what_an_operation_returned_may_be_overwritten_at_once(backend, operation):
+@everywhere
+@pytest.mark.parametrize("size", [1009, 300_007])
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "broadcast", "all_gather"])
+def test_what_an_operation_returned_may_be_overwritten_at_once(backend, operation, size, shared):
     """Although the right neighbour has yet to read the last of it."""
-    inputs, overwritten = [sample(rank, 1009, "float32") for rank in range(2)], threading.Event()
-    expected = {"all_reduce": reduced(inputs, "mean"), "broadcast": inputs[0], "all_gather": np.stack(inputs)}
+    inputs, overwritten = [sample(rank, size, "float32") for rank in range(2)], threading.Event()
+    expected = {
+        "all_reduce": reduced(inputs, "mean"),
+        "reduce_scatter": reduced(inputs, "mean")[cuts_of(size, 2)[1] :],
+        "broadcast": inputs[0],
+        "all_gather": np.stack(inputs),
+    }
 
     def body(group):
-        array = group.empty(1009)
-        array[...] = inputs[group.rank]
+        array = filled(group, size, "float32", shared)
         result = getattr(group, operation)(array)
         result = array if result is None else result
         if group.rank == 0:
@@ -302,7 +451,7 @@ def test_what_an_operation_returned_may_be_overwritten_at_once(backend, operatio
         return result
 
     with opened(backend, 2) as every:
-        late(every[1]._transport, overwritten)
+        late(every[1], overwritten)
         assert_same_bits(on_ranks(every, body)[1], expected[operation])
 
 
@@ -323,23 +472,29 @@ def test_operations_may_follow_each_other_in_any_mix(groups, backend):
 @pytest.mark.parametrize(
     ("array", "op", "error", "text"),
     [
-        (np.zeros(4, "f4"), "max", ValueError, "op must be one of sum, mean (got 'max')"),
-        (np.zeros(4, "f2"), "sum", TypeError, "dtype must be one of float32, float64, int32, int64 (got float16)"),
-        (np.zeros(4, "u1"), "sum", TypeError, "dtype must be one of float32, float64, int32, int64 (got uint8)"),
-        (np.zeros(4, "c8"), "sum", TypeError, "dtype must be one of float32, float64, int32, int64 (got complex64)"),
+        (np.zeros(4, "f4"), "min", ValueError, "op must be one of sum, mean, max (got 'min')"),
+        (np.zeros(4, "u1"), "sum", TypeError, f"dtype must be one of {', '.join(DTYPES)} (got uint8)"),
+        (np.zeros(4, "c8"), "sum", TypeError, f"dtype must be one of {', '.join(DTYPES)} (got complex64)"),
+        (
+            np.zeros(4, ">f4"),
+            "sum",
+            TypeError,
+            f"dtype must be one of {', '.join(DTYPES)} (got >f4, the other byte order)",
+        ),
         (np.zeros(4, "i4"), "mean", ValueError, "the mean of integers is not an integer (got int32); use op='sum'"),
         (np.zeros(4, "i8"), "mean", ValueError, "the mean of integers is not an integer (got int64); use op='sum'"),
-        (np.zeros((4, 4), "f4").T[:2], "sum", ValueError, "array must be contiguous (got strides (4, 16))"),
-        (np.zeros(8, "f4")[::2], "mean", ValueError, "array must be contiguous (got strides (8,))"),
+        (np.broadcast_to(np.float32(1), 4), "sum", ValueError, "array must be writable, for it holds the result"),
+        ([1.0], "sum", TypeError, "array must be a numpy.ndarray (got list)"),
     ],
 )
 @pytest.mark.parametrize("nranks", [1, 2])
-def test_bad_arguments_are_refused_before_anything_is_sent(nranks, array, op, error, text):
+@pytest.mark.parametrize("method", ["all_reduce", "reduce_scatter"])
+def test_bad_arguments_are_refused_before_anything_is_sent(nranks, method, array, op, error, text):
     group = mesh_groups("memory", nranks)[0]
     with pytest.raises(error) as caught:
-        group.all_reduce(array, op)
+        getattr(group, method)(array, op)
     assert str(caught.value) == text
-    assert group._transport._out.messages.empty()
+    assert transport_of(group)._out.messages.empty()
 
 
 @pytest.mark.parametrize("root", [-1, 2])
@@ -363,15 +518,61 @@ def test_calls_that_do_not_match_are_a_protocol_error(backend):
     assert any(isinstance(error, ProtocolError) for error in errors)
 
 
-@backends
-def test_shapes_that_differ_are_a_protocol_error(backend):
-    def body(group):
-        group.all_reduce(np.ones(100 + 100 * group.rank, np.float32))
+def ones(size, dtype="float32"):
+    return np.ones(size, dtype)
 
-    with opened(backend, 2) as every:
+
+MISMATCHES = {  # what rank 1 does, where the others all-reduce 10,000 float32
+    "size": lambda group: group.all_reduce(ones(10_016)),
+    "a short size": lambda group: group.all_reduce(ones(100)),
+    "no size": lambda group: group.all_reduce(ones(0)),
+    "dtype": lambda group: group.all_reduce(ones(5_000, "float64")),
+    "op": lambda group: group.all_reduce(ones(10_000), "max"),
+    "step": lambda group: group.all_reduce(ones(10_000), step=7),
+    "bucket": lambda group: group.all_reduce(ones(10_000), bucket=7),
+    "operation": lambda group: group.reduce_scatter(ones(10_000)),
+    "all_gather": lambda group: group.all_gather(ones(10_000)),
+    "broadcast": lambda group: group.broadcast(ones(10_000), 1),
+    "barrier": lambda group: group.barrier(),
+}
+
+
+@backends
+@everywhere
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_calls_that_differ_are_an_error_on_every_rank(backend, shared, what):
+    def body(group):
+        if group.rank == 1:
+            MISMATCHES[what](group)
+        else:
+            group.all_reduce(filled(group, 10_000, "float32", shared))
+        group.barrier()  # the root of a ring's broadcast waits for nobody, and learns it here
+
+    with opened(backend, 3) as every:
         errors = errors_on(every, body)
-    assert all(errors)
+    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors)
     assert any(isinstance(error, ProtocolError) for error in errors)
+
+
+def test_who_differs_is_named_with_both_sizes():
+    def body(group):
+        group.all_reduce(ones(10_000 + 16 * (group.rank == 2)), step=5, bucket=3)
+
+    with opened("shm", 3) as every:
+        errors = errors_on(every, body)
+    for error in errors:
+        assert type(error) in (ProtocolError, PeerLost)  # whoever looks last may find the others gone
+    texts = [str(error) for error in errors]
+    assert any("rank 2 has 40064 bytes for Tag(epoch=0, step=5, bucket=3" in text for text in texts)
+    assert any("expected 40000" in text for text in texts)
+
+
+def test_a_rank_of_another_epoch_is_refused():
+    with opened("shm", 2) as every:
+        every[1].epoch = 4
+        errors = errors_on(every, lambda group: group.all_reduce(ones(100)))
+    assert {type(error) for error in errors} <= {StaleEpoch, PeerLost}
+    assert any(str(error) == "rank 1 sent a message of epoch 4, this is epoch 0" for error in errors)
 
 
 @backends
@@ -392,8 +593,9 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_reason(backend):
 
 @backends
 def test_the_group_says_who_it_is(groups, backend):
-    names = [(g.rank, g.nranks, g.backend) for g in groups.of(backend, 3)]
-    assert names == [(rank, 3, backend) for rank in range(3)]
+    kind, algorithm = backend.partition("-")[0], "direct" if backend == "shm" else "ring"
+    names = [(g.rank, g.nranks, g.backend, g.algorithm) for g in groups.of(backend, 3)]
+    assert names == [(rank, 3, kind, algorithm) for rank in range(3)]
 
 
 @backends
@@ -471,6 +673,37 @@ def test_an_unknown_backend_is_refused_with_the_nearest_name(name, hint):
 def test_shared_memory_between_hosts_is_refused():
     with pytest.raises(UsageError, match=r"backend shm needs all ranks on one host, the rendezvous is at 192\.0\.2\.1"):
         collective.connect(1, 2, "192.0.2.1:8600", "shm")
+
+
+@pytest.mark.parametrize(
+    ("backend", "algorithm", "used"),
+    [("auto", "auto", "direct"), ("shm", "direct", "direct"), ("shm", "ring", "ring"), ("tcp", "ring", "ring")],
+)
+def test_the_algorithm_may_be_chosen(backend, algorithm, used):
+    rendezvous = abstract_address("test")
+
+    def body(rank):
+        with collective.connect(rank, 2, rendezvous, backend, algorithm=algorithm) as group:
+            array = np.full(10_000, rank + 1.0)
+            group.all_reduce(array)
+            return group.algorithm, set(array.tolist())
+
+    assert on_threads(2, body) == [(used, {1.5})] * 2
+
+
+def test_an_algorithm_that_does_not_exist_or_fit_is_refused():
+    with pytest.raises(UsageError) as caught:
+        collective.connect(0, 2, algorithm="rign")
+    assert str(caught.value) == f"unknown algorithm 'rign'; did you mean 'ring'? (known: {', '.join(ALGORITHMS)})"
+    with pytest.raises(UsageError, match=r"algorithm direct needs shared memory \(backend is tcp\); use ring"):
+        collective.connect(0, 2, backend="tcp", algorithm="direct")
+
+
+def test_ranks_that_disagree_on_the_algorithm_all_learn_it():
+    common = {"nranks": 2, "rendezvous": abstract_address("test"), "timeout": 30.0}
+    for error in connected({"rank": 0, **common}, {"rank": 1, "algorithm": "ring", **common}):
+        assert type(error) is RendezvousError
+        assert "ranks disagree on the backend: shm, shm with algorithm ring" in str(error)
 
 
 def test_nobody_at_the_rendezvous_is_named_within_the_timeout():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.reduction import BLOCK, canonical_ranks, mean_scale, reduce_bucket
+from common.reduction import BLOCK, DTYPES, OPS, Reduction, canonical_ranks, mean_scale, reduce_bucket
 
 ORDERS = {
     1: [(0,)],
@@ -147,3 +147,47 @@ def test_not_a_number_and_infinity_come_through() -> None:
     out = np.empty(4, np.float32)
     reduce_bucket(sources, out, bucket_start=0, bucket_length=4, start=0, stop=4)
     np.testing.assert_array_equal(out, [np.nan, np.inf, -np.inf, 0.5])
+
+
+CASES = [(op, dtype) for op in OPS for dtype in DTYPES if op != "mean" or dtype.startswith("float")]
+
+
+def values_of(nranks: int, dtype: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(nranks)
+    if dtype.startswith("float"):
+        return [(rng.standard_normal(1009) * 2.0 ** rng.integers(-9, 9, 1009)).astype(dtype) for _ in range(nranks)]
+    limits = np.iinfo(dtype)
+    return [rng.integers(limits.min, limits.max, 1009, dtype, endpoint=True) for _ in range(nranks)]
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 7])
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+@pytest.mark.parametrize("where", ["apart", "first input", "all inputs"])
+def test_reduce_goes_through_the_inputs_in_order(where: str, op: str, dtype: str, nranks: int) -> None:
+    inputs = values_of(nranks, dtype)
+    wide = np.dtype(np.float32) if dtype == "float16" else np.dtype(dtype)
+    total = inputs[0].astype(wide)
+    for values in inputs[1:]:
+        total = np.maximum(total, values.astype(wide)) if op == "max" else total + values.astype(wide)
+    if op == "mean":
+        total = total * wide.type(1 / nranks)
+    apart = [np.zeros(1009, dtype) for _ in range(3)]
+    outputs = {"apart": apart, "first input": [inputs[0], *apart], "all inputs": inputs}[where]
+    reduction = Reduction.of(op, np.dtype(dtype), nranks)
+    reduction.reduce(inputs, outputs, np.empty(2000, reduction.partial))
+    assert all(same_bits(out, total.astype(dtype)) for out in outputs)
+
+
+def test_every_dtype_and_op_has_its_own_number_and_object() -> None:
+    every = [Reduction.of(op, np.dtype(dtype), 3) for op, dtype in CASES]
+    assert len({reduction.number for reduction in every}) == len(CASES)
+    assert all(Reduction.of(op, np.dtype(dtype), 3) is kept for (op, dtype), kept in zip(CASES, every, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "error"),
+    [("min", "f4", ValueError), ("mean", "i4", ValueError), ("sum", "u1", TypeError), ("sum", ">f4", TypeError)],
+)
+def test_what_cannot_be_reduced_is_refused(op: str, dtype: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"\(got "):
+        Reduction.of(op, np.dtype(dtype), 3)

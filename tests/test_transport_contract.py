@@ -11,7 +11,17 @@ import pytest
 from collective.shm import SLOTS
 from collective.transport import SEGMENT_BYTES, Tag
 from common.errors import PeerLost, PeerStalled, ProtocolError, StaleEpoch
-from tests.groups import BACKENDS, DEADLINE_S, assert_same_bits, errors_on, limit_waits, on_ranks, opened, sample
+from tests.groups import (
+    DEADLINE_S,
+    RINGS,
+    assert_same_bits,
+    errors_on,
+    limit_waits,
+    on_ranks,
+    opened,
+    sample,
+    transport_of,
+)
 
 FULL = SEGMENT_BYTES // 4  # float32 elements of the largest message
 SIZES = (0, 1, 2, 15, 16, 17, 101, FULL - 1, FULL)  # N-1 is 1 or 2
@@ -33,7 +43,7 @@ def nranks(request):
     return request.param
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=RINGS)
 def ring(request, nranks):
     with opened(request.param, nranks) as groups:
         yield Ring(groups, nranks, request.param)
@@ -66,7 +76,7 @@ def one_way(ring, send, receive):
 
     def body(group):
         role = {0: send, 1: receive}.get(group.rank, nothing)
-        return role(group._transport)
+        return role(transport_of(group))
 
     return on_ranks(ring.groups, body)
 
@@ -76,7 +86,7 @@ def errors(ring, *roles):
 
     def body(group):
         if group.rank < len(roles):
-            roles[group.rank](group._transport)
+            roles[group.rank](transport_of(group))
 
     return errors_on(ring.groups, body)
 
@@ -90,7 +100,7 @@ def test_a_tag_survives_packing():
 @kinds
 def test_messages_arrive_in_order_with_what_was_sent(ring, kind):
     def body(group):
-        transport = group._transport
+        transport = transport_of(group)
         for k, size in enumerate(SIZES):
             transport.send(kind(transport, sample(group.rank, size, "float32", seed=k)), tag(k))
         for k, size in enumerate(SIZES):
@@ -108,7 +118,7 @@ def test_every_dtype_arrives_whole(ring, kind):
         return sample(rank, 8 * 1001, "uint8")[: 1001 * np.dtype(dtype).itemsize].view(dtype)
 
     def body(group):
-        transport = group._transport
+        transport = transport_of(group)
         for k, dtype in enumerate(DTYPES):
             transport.send(kind(transport, values(group.rank, dtype)), tag(k))
             assert_same_bits(transport.receive(np.empty(1001, dtype), tag(k)), values(transport.left, dtype))
@@ -119,7 +129,7 @@ def test_every_dtype_arrives_whole(ring, kind):
 
 def test_a_slice_in_the_middle_of_shared_memory_arrives(ring):
     def body(group):
-        transport = group._transport
+        transport = transport_of(group)
         array = shared(transport, sample(group.rank, 1000, "float32"))
         transport.send(array[17:617], tag(0))
         transport.send(array[999:], tag(1))
@@ -133,7 +143,7 @@ def test_a_slice_in_the_middle_of_shared_memory_arrives(ring):
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
 def test_empty_makes_a_flat_array_on_a_cache_line(ring, dtype):
     for count in (0, 1, 17, 100_003):
-        array = ring.groups[0]._transport.empty(count, dtype)
+        array = transport_of(ring.groups[0]).empty(count, dtype)
         array.fill(1)
         assert (array.shape, array.dtype) == ((count,), dtype)
         assert count == 0 or array.ctypes.data % 64 == 0
@@ -234,7 +244,7 @@ def test_a_rank_that_does_not_take_part_is_named_by_all_others(ring):
     def body(group):
         if group.rank != absent:
             try:
-                receives(group._transport)
+                receives(transport_of(group))
             finally:
                 others_gave_up.wait(DEADLINE_S)
         else:
@@ -242,7 +252,7 @@ def test_a_rank_that_does_not_take_part_is_named_by_all_others(ring):
 
     got = errors_on(ring.groups, body)
     for rank in set(range(ring.nranks)) - {absent}:
-        blamed = ring.groups[rank]._transport.left if ring.backend == "memory" else absent
+        blamed = transport_of(ring.groups[rank]).left if ring.backend == "memory" else absent
         assert type(got[rank]) is PeerStalled
         assert str(got[rank]).startswith(f"rank {blamed} did not take part for {LIMIT_S} s")
 
@@ -276,7 +286,7 @@ def test_a_rank_that_leaves_with_a_reason_is_named_with_it_by_all_others(ring):
         if group.rank == leaver:
             return group.close("ValueError: boom")
         with pytest.raises(PeerLost) as caught:
-            receives(group._transport)
+            receives(transport_of(group))
         others.wait(DEADLINE_S)
         return str(caught.value)
 
@@ -311,17 +321,17 @@ def test_what_was_sent_before_leaving_in_good_order_still_arrives(ring, kind):
 def test_close_is_idempotent_and_silent(ring):
     for group in ring.groups:
         for reason in ("", "ValueError: too late", ""):
-            group._transport.close(reason)
+            transport_of(group).close(reason)
 
 
 def test_the_first_reason_counts(ring):
     ring.groups[0].close("ValueError: first")
     ring.groups[0].close("ValueError: second")
     with pytest.raises(PeerLost, match="rank 0 left with ValueError: first"):
-        receives(ring.groups[1]._transport)
+        receives(transport_of(ring.groups[1]))
 
 
 def test_neighbours_wrap_around(ring):
     last = ring.nranks - 1
-    assert [g._transport.left for g in ring.groups] == [last, *range(last)]
-    assert [g._transport.right for g in ring.groups] == [*range(1, last + 1), 0]
+    assert [transport_of(g).left for g in ring.groups] == [last, *range(last)]
+    assert [transport_of(g).right for g in ring.groups] == [*range(1, last + 1), 0]

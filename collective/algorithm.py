@@ -1,0 +1,62 @@
+"""What an algorithm is: how all ranks together carry out a collective operation, over a transport of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy.typing as npt
+
+from collective.transport import Array
+from common.reduction import Reduction
+
+__all__ = ["ALL_GATHER", "ALL_REDUCE", "BARRIER", "BROADCAST", "OPERATIONS", "REDUCE_SCATTER", "Algorithm", "Label"]
+
+Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
+
+# A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER = range(5)
+OPERATIONS = 8
+
+
+class Algorithm(ABC):
+    """One rank's part in the group's operations. Group has checked the arguments; arrays are contiguous.
+
+    Every method is called by all ranks in the same order. It blocks until this rank's part is done and its arrays
+    may be used again; each wait lasts at most the group's timeout.
+
+    Raises (every operation):
+        PeerLost, PeerStalled: a rank died, left or did not take part; it is named.
+        StaleEpoch, ProtocolError: the ranks' labels, operations, sizes, dtypes or ops differ.
+    """
+
+    name: str
+    rank: int
+    nranks: int
+
+    @abstractmethod
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised 1-D array, 64-byte aligned, that is reached without a copy."""
+
+    @abstractmethod
+    def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        """Replace the 1-D array, on every rank, by the reduction over ranks in canonical order."""
+
+    @abstractmethod
+    def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        """Replace chunk `rank` of the 1-D array (common.buckets.chunk_bounds) by its reduction; spoil the rest."""
+
+    @abstractmethod
+    def all_gather(self, rows: Array, label: Label) -> None:
+        """Fill the rows of [nranks, count], of which this rank has written its own, with those of the other ranks."""
+
+    @abstractmethod
+    def broadcast(self, flat: Array, root: int, label: Label) -> None:
+        """Replace the 1-D array, on every rank, by rank `root`'s."""
+
+    @abstractmethod
+    def barrier(self, label: Label) -> None:
+        """Block until every rank has called it."""
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Leave; a `reason` tells the other ranks that this one failed. Idempotent, never raises."""

@@ -1,0 +1,135 @@
+"""A board between processes of one host: every rank posts a note and some bytes, meets the others, reads theirs.
+
+Each rank owns a control segment that all others map:
+
+    arrived   2 semaphores: another rank has come to a meeting (posted by it, waited on by the owner)
+    meetings  how many meetings the owner has come to; only to find who is late
+    notes     2 x NOTE_BYTES
+    halves    2 x HALF_BYTES of payload
+
+and as many data segments as `empty` made, mapped by the others when first needed. Nothing has a name.
+
+Meetings use the pairs in turn. That one is enough: a rank comes to meeting k+1 only when it has done with what was
+posted for meeting k, and so, after meeting k+1, all may overwrite it and post for meeting k+2.
+
+    rank 0   write half 0 | meet | read all halves 0, write half 1 | meet | read all halves 1, write half 0 | ...
+    rank 1   write half 0 | meet | read all halves 0, write half 1 | meet | read all halves 1, write half 0 | ...
+
+What a rank wrote anywhere before a meeting is seen by all after it: every rank posts to every other and takes all N-1
+posts to its own semaphore, which only atomic read-modify-writes change, so that whoever took the last one is ordered
+after all of them (memory order: collective/semaphore.py).
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from collective.mesh import Mesh
+from collective.segments import CONTROL, SharedSegments
+from collective.semaphore import SEMAPHORE_BYTES, Semaphore
+from collective.transport import Array
+from common.memory import Segment
+
+__all__ = ["HALF_BYTES", "NOTE_BYTES", "Board"]
+
+NOTE_BYTES = 48
+HALF_BYTES = 1 << 20
+MEETINGS_AT = 2 * SEMAPHORE_BYTES
+NOTES_AT = 512  # and so on, a cache line or two each
+HALVES_AT = 4096
+CONTROL_BYTES = HALVES_AT + 2 * HALF_BYTES
+SLICE_S = 0.05  # a sleeping rank looks this often whether somebody died
+
+
+class Control:
+    """The control segment of one rank, seen from any."""
+
+    def __init__(self, segment: Segment, *, create: bool) -> None:
+        self.arrived = [Semaphore(segment, i * SEMAPHORE_BYTES, create=create) for i in range(2)]
+        self.meetings = segment.array(MEETINGS_AT, 8, np.uint8).data.cast("Q")
+        self.notes = [segment.array((1 + i) * NOTES_AT, NOTE_BYTES, np.uint8).data for i in range(2)]
+        self.halves = [segment.array(HALVES_AT + i * HALF_BYTES, HALF_BYTES, np.uint8) for i in range(2)]
+
+
+class Board:
+    """One rank's place at the board. Blocking methods raise PeerLost or PeerStalled, naming the rank at fault.
+
+    `halves[turn][rank]`: what each rank posts for the coming meeting; write to one's own only.
+    `halves[1 - turn][r]`: what rank r posted for the last one; to be read until the next.
+    """
+
+    def __init__(self, mesh: Mesh, nranks: int) -> None:
+        self.rank, self.nranks = mesh.rank, nranks
+        self._mesh = mesh
+        self._segments = SharedSegments(mesh)
+        self._others = [r for r in range(nranks) if r != self.rank]
+        self._mine = Control(self._segments.create(CONTROL_BYTES), create=True)
+        self._segments.share(CONTROL, self._others)
+        everyone = [
+            self._mine if r == self.rank else Control(self._segments.of(r, CONTROL), create=False)
+            for r in range(nranks)
+        ]
+        self._everyone = everyone
+        self._posts = [[everyone[r].arrived[i].post for r in self._others] for i in range(2)]
+        self._notes = [[control.notes[i] for control in everyone] for i in range(2)]
+        self.halves = [[control.halves[i] for control in everyone] for i in range(2)]
+        self.turn = 0
+        self._meetings = 0
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised 1-D array, 64-byte aligned, that all ranks can reach."""
+        return self._segments.empty(count, dtype)
+
+    def locate(self, array: Array) -> tuple[int, int] | None:
+        """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`."""
+        where = self._segments.locate(array)
+        if where is not None:
+            self._segments.share(where[0], self._others)
+        return where
+
+    def array_of(self, rank: int, number: int, offset: int, count: int, dtype: npt.DTypeLike) -> Array:
+        """The memory that `rank` located so, as a 1-D array; waits until it is mapped."""
+        return self._segments.of(rank, number).array(offset, count, dtype)
+
+    def exchange(self, note: bytes) -> list[bytes]:
+        """Meet, and return every rank's note, of NOTE_BYTES, in rank order."""
+        turn = self.turn
+        self._mine.notes[turn][:] = note
+        self.meet()
+        return [theirs.tobytes() for theirs in self._notes[turn]]
+
+    def meet(self) -> None:
+        """Block until every rank has come; each wait lasts at most the timeout."""
+        turn = self.turn
+        self._meetings += 1
+        self._mine.meetings[0] = self._meetings
+        for post in self._posts[turn]:
+            post()
+        arrived = self._mine.arrived[turn]
+        for _ in self._others:
+            if arrived.missed() and not arrived.wait(SLICE_S):
+                self._wait_longer(arrived)
+        self.turn = 1 - turn
+
+    def close(self, reason: str = "") -> None:
+        """Leave; a `reason` tells the other ranks that this one failed. Idempotent, never raises."""
+        self._mesh.close(reason)
+        self._segments.close()
+
+    def _wait_longer(self, arrived: Semaphore) -> None:
+        deadline = time.monotonic() + self._mesh.timeout - SLICE_S
+        while True:
+            self._mesh.check()
+            gone = [r for r in self._late() if self._mesh.has_left(r)]  # one that came before it left has come
+            if arrived.wait(0 if gone else SLICE_S):
+                return
+            if gone:
+                self._mesh.check(gone[0], "waiting for it")
+            if time.monotonic() > deadline:
+                raise self._mesh.stalled(self._late()[0], "waiting for it")
+
+    def _late(self) -> list[int]:
+        return [r for r in self._others if self._everyone[r].meetings[0] < self._meetings]

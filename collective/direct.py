@@ -1,0 +1,261 @@
+"""The direct algorithm for ranks of one host: each reduces its chunk straight out of everyone's memory.
+
+Every operation begins with a meeting (collective/board.py), at which the ranks compare what they are about to do.
+
+    in place    meet | reduce chunk `rank` of all arrays, block by block, and write it into all arrays | meet
+
+A chunk is read by its reducer only, and after the first meeting everyone's values are final: so the reducer may
+overwrite the chunk in all arrays at once. A block stays in the cache from its first reading to its last writing.
+An all-reduce of M bytes then reads N M and writes N M bytes of memory in all, the least there is.
+
+This needs all arrays to come from `empty`. Others are passed through the board's halves, piece by piece:
+
+    staged      copy values in | meet | reduce, post results, copy the next values in | meet | copy results out, ...
+
+Short ones too, but there every rank reduces everything by itself, which takes more additions and one meeting less:
+
+    short       copy values in | meet | reduce
+
+Source: the first is the shared-memory form of Rabenseifner's reduce-scatter and all-gather, "Optimization of
+collective reduction operations", 2004.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from collective.algorithm import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    Algorithm,
+    Label,
+)
+from collective.board import HALF_BYTES, Board
+from collective.transport import Array, Tag
+from common.buckets import chunk_bounds, segments
+from common.errors import ProtocolError
+from common.memory import ALIGNMENT_BYTES
+from common.reduction import Reduction, canonical_ranks
+
+__all__ = ["DirectAlgorithm"]
+
+NOTE = struct.Struct("<IQIHHIQ16s")  # the fields of a tag, and bytes: these must agree; place of the array
+PLACE = struct.Struct("<QQ")  # segment number, offset in bytes
+ELSEWHERE = PLACE.pack(0, 0)  # of an array that is not from `empty`: data segments count from 1
+SHORT_BYTES = 64 * 1024  # divided by N squared, for so much more is added: 16 KiB at N=2, 4 KiB at N=4
+BLOCK_BYTES = 128 * 1024  # reduced at a time: a block of every rank stays in a core's L2 cache
+MAX_PLANS = 128
+
+Short = tuple[Array, list[tuple[slice, list[Array]]]]  # own posting, and what to reduce where, for each chunk
+Plan = list[tuple[Sequence[Array], Sequence[Array]]]  # inputs in canonical order and outputs, for each block
+
+
+T = TypeVar("T")
+
+
+class DirectAlgorithm(Algorithm):
+    """What it keeps from call to call is views of memory that lives as long as the group anyway."""
+
+    name = "direct"
+
+    def __init__(self, board: Board) -> None:
+        self.rank, self.nranks = board.rank, board.nranks
+        self._board = board
+        self._others = [r for r in range(self.nranks) if r != self.rank]
+        self._order = canonical_ranks(self.rank, self.nranks)
+        self._section = HALF_BYTES // self.nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES  # of a half, one a chunk
+        self._short_bytes = SHORT_BYTES // self.nranks**2
+        self._scratch = np.empty(max(BLOCK_BYTES, self._section) // 2, np.float32)  # so many float16 fit
+        self._shorts: dict[tuple[object, ...], Short] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        return self._board.empty(count, dtype)
+
+    def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        if flat.nbytes <= self._short_bytes:
+            self._reduce_short(flat, reduction, label, ALL_REDUCE, range(self.nranks))
+        else:
+            self._reduce(flat, reduction, label, ALL_REDUCE)
+
+    def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        if flat.nbytes <= self._short_bytes:
+            self._reduce_short(flat, reduction, label, REDUCE_SCATTER, [self.rank])
+        else:
+            self._reduce(flat, reduction, label, REDUCE_SCATTER)
+
+    def all_gather(self, rows: Array, label: Label) -> None:
+        self._agree(label, ALL_GATHER + OPERATIONS * rows.dtype.num, rows[0].nbytes)
+        for a, b in segments(0, rows[0].nbytes, HALF_BYTES):
+            self._post(rows[self.rank], a, b)
+            self._board.meet()
+            for rank in self._others:
+                self._fetch(rows[rank], a, b, rank)
+
+    def broadcast(self, flat: Array, root: int, label: Label) -> None:
+        self._agree(label, BROADCAST + OPERATIONS * flat.dtype.num, flat.nbytes, root=root)
+        for a, b in segments(0, flat.nbytes, HALF_BYTES):
+            if self.rank == root:
+                self._post(flat, a, b)
+            self._board.meet()
+            if self.rank != root:
+                self._fetch(flat, a, b, root)
+
+    def barrier(self, label: Label) -> None:
+        self._agree(label, BARRIER, 0)
+
+    def close(self, reason: str = "") -> None:
+        self._board.close(reason)
+
+    # The first meeting
+
+    def _agree(self, label: Label, phase: int, nbytes: int, *, root: int = 0, place: bytes = ELSEWHERE) -> list[bytes]:
+        """Meet, and compare what all ranks are about to do; returns everyone's notes."""
+        mine = NOTE.pack(*label, phase, root, 0, nbytes, place)
+        notes = self._board.exchange(mine)
+        if notes.count(mine) != self.nranks:
+            for rank, note in enumerate(notes):
+                check(mine, note, rank)
+        return notes
+
+    # Short arrays
+
+    def _reduce_short(
+        self, flat: Array, reduction: Reduction, label: Label, operation: int, chunks: Iterable[int]
+    ) -> None:
+        key = (operation, reduction, flat.size, self._board.turn)
+        short = self._shorts.get(key)
+        if short is None:
+            short = remember(self._shorts, key, self._plan_short(flat, chunks))
+        posting, parts = short
+        posting[...] = flat
+        self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes)
+        for part, inputs in parts:
+            reduction.reduce(inputs, (flat[part],), self._scratch)
+
+    def _plan_short(self, flat: Array, chunks: Iterable[int]) -> Short:
+        everyone = [half[: flat.nbytes].view(flat.dtype) for half in self._board.halves[self._board.turn]]
+        bounds = chunk_bounds(flat.size, self.nranks)
+        parts = [
+            (slice(*bounds[c]), [everyone[r][slice(*bounds[c])] for r in canonical_ranks(c, self.nranks)])
+            for c in chunks
+            if bounds[c][0] < bounds[c][1]
+        ]
+        return everyone[self.rank], parts
+
+    # Arrays in shared memory
+
+    def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
+        where = self._board.locate(flat)
+        place = PLACE.pack(*where) if where else ELSEWHERE
+        if place == ELSEWHERE:
+            self._copy_in(flat, 0)
+        notes = self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes, place=place)
+        places = [note[-PLACE.size :] for note in notes]
+        if ELSEWHERE in places:
+            self._reduce_staged(flat, reduction, operation, places)
+        else:
+            self._reduce_in_place(flat, reduction, operation, places)
+
+    def _reduce_in_place(self, flat: Array, reduction: Reduction, operation: int, places: list[bytes]) -> None:
+        key = (operation, reduction, flat.size, *places)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = remember(self._plans, key, self._plan_in_place(flat, operation, places))
+        for inputs, outputs in plan:
+            reduction.reduce(inputs, outputs, self._scratch)
+        self._board.meet()
+
+    def _plan_in_place(self, flat: Array, operation: int, places: list[bytes]) -> Plan:
+        arrays = [self._array_of(r, places[r], flat) for r in self._order]
+        plan: Plan = []
+        for a, b in segments(*chunk_bounds(flat.size, self.nranks)[self.rank], BLOCK_BYTES // flat.itemsize):
+            inputs = [array[a:b] for array in arrays]
+            plan.append((inputs, inputs if operation == ALL_REDUCE else [inputs[0], inputs[-1]]))
+        return plan
+
+    def _array_of(self, rank: int, place: bytes, like: Array) -> Array:
+        number, offset = PLACE.unpack(place)
+        return self._board.array_of(rank, number, offset, like.size, like.dtype)
+
+    # Arrays elsewhere
+
+    def _reduce_staged(self, flat: Array, reduction: Reduction, operation: int, places: list[bytes]) -> None:
+        """Piece p is a section's length of each chunk; those that lie in shared memory are read there even so."""
+        located = {r: self._array_of(r, place, flat) for r, place in enumerate(places) if place != ELSEWHERE}
+        located[self.rank] = flat
+        for p in range(self._pieces(flat)):
+            if places[self.rank] == ELSEWHERE:
+                self._copy_in(flat, p + 1)
+            own = self._piece(flat, self.rank, p)
+            inputs = [
+                self._piece(located[r], self.rank, p) if r in located else self._posted(r, self.rank, own)
+                for r in self._order
+            ]
+            reduction.reduce(inputs, (self._posting(self.rank, own), own), self._scratch)
+            self._board.meet()
+            if operation == ALL_REDUCE:
+                for chunk in self._others:
+                    part = self._piece(flat, chunk, p)
+                    part[...] = self._posted(chunk, chunk, part)
+
+    def _copy_in(self, flat: Array, p: int) -> None:
+        """Post this rank's piece p of the chunks that others reduce; nothing after the last one."""
+        for chunk in self._others:
+            part = self._piece(flat, chunk, p)
+            self._posting(chunk, part)[...] = part
+
+    def _pieces(self, flat: Array) -> int:
+        longest = max(b - a for a, b in chunk_bounds(flat.size, self.nranks))
+        return -(-longest * flat.itemsize // self._section)
+
+    def _piece(self, flat: Array, chunk: int, p: int) -> Array:
+        start, stop = chunk_bounds(flat.size, self.nranks)[chunk]
+        length = self._section // flat.itemsize
+        return flat[min(start + p * length, stop) : min(start + (p + 1) * length, stop)]
+
+    def _posting(self, chunk: int, like: Array) -> Array:
+        """This rank's section for a chunk, to be written before the coming meeting."""
+        return self._section_of(self._board.halves[self._board.turn][self.rank], chunk, like)
+
+    def _posted(self, rank: int, chunk: int, like: Array) -> Array:
+        """What `rank` wrote there before the last one."""
+        return self._section_of(self._board.halves[1 - self._board.turn][rank], chunk, like)
+
+    def _section_of(self, half: Array, chunk: int, like: Array) -> Array:
+        begin = chunk * self._section
+        return half[begin : begin + like.nbytes].view(like.dtype)
+
+    # Bytes
+
+    def _post(self, data: Array, a: int, b: int) -> None:
+        self._board.halves[self._board.turn][self.rank][: b - a] = data.view(np.uint8)[a:b]
+
+    def _fetch(self, data: Array, a: int, b: int, rank: int) -> None:
+        data.view(np.uint8)[a:b] = self._board.halves[1 - self._board.turn][rank][: b - a]
+
+
+def remember(kept: dict[tuple[object, ...], T], key: tuple[object, ...], value: T) -> T:
+    """Keep a plan, but not too many."""
+    if len(kept) >= MAX_PLANS:
+        kept.clear()
+    kept[key] = value
+    return value
+
+
+def check(mine: bytes, theirs: bytes, rank: int) -> None:
+    """Raise StaleEpoch or ProtocolError if `rank` is about to do something else."""
+    *expected, expected_bytes, _ = NOTE.unpack(mine)
+    *got, got_bytes, _ = NOTE.unpack(theirs)
+    Tag(*expected).check(Tag(*got), rank)
+    if got_bytes != expected_bytes:
+        raise ProtocolError(f"rank {rank} has {got_bytes} bytes for {Tag(*got)}, expected {expected_bytes}")
