@@ -9,12 +9,22 @@ import numpy.typing as npt
 from collective.transport import Array
 from common.reduction import Reduction
 
-__all__ = ["ALL_GATHER", "ALL_REDUCE", "BARRIER", "BROADCAST", "OPERATIONS", "REDUCE_SCATTER", "Algorithm", "Label"]
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "BARRIER",
+    "BROADCAST",
+    "GATHER_CHUNKS",
+    "OPERATIONS",
+    "REDUCE_SCATTER",
+    "Algorithm",
+    "Label",
+]
 
 Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
 
 # A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER = range(5)
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS = range(7)
 OPERATIONS = 8
 
 
@@ -48,6 +58,10 @@ class Algorithm(ABC):
     @abstractmethod
     def all_gather(self, rows: Array, label: Label) -> None:
         """Fill the rows of [nranks, count], of which this rank has written its own, with those of the other ranks."""
+
+    @abstractmethod
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        """Replace each chunk of the 1-D array, on every rank, by that of the rank of the same number."""
 
     @abstractmethod
     def broadcast(self, flat: Array, root: int, label: Label) -> None:

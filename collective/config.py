@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import tyro
 
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank, parse_address
-from common.errors import choose
+from common.errors import UsageError, choose
 from common.hosts import HostsConfig
 
 __all__ = ["CollectiveRunConfig", "CollectiveTrainerConfig"]
@@ -24,12 +25,19 @@ class CollectiveRunConfig(TrainingConfig):
     """Number of ranks, on all hosts together. (default: 2 on each)"""
     backend: str = "auto"
     """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    shard_optimizer: bool = False
+    """Each rank updates 1/nranks of the parameters and keeps that much optimizer state; the same bits."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
         choose("backend", self.backend, BACKENDS)
+
+    def check_script(self, script: Sequence[str]) -> None:
+        super().check_script(script)
+        if script and self.shard_optimizer:
+            raise UsageError("--shard-optimizer is for the built-in trainer; your own program updates by itself")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +50,8 @@ class CollectiveTrainerConfig(TrainingConfig):
     """Number of ranks."""
     backend: str = "auto"
     """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    shard_optimizer: bool = False
+    """Each rank updates 1/nranks of the parameters and keeps that much optimizer state; the same bits."""
     rendezvous: str = "127.0.0.1:8600"
     """HOST:PORT where the ranks meet; rank 0 listens there."""
     insecure: bool = False

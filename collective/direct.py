@@ -34,6 +34,7 @@ from collective.algorithm import (
     ALL_REDUCE,
     BARRIER,
     BROADCAST,
+    GATHER_CHUNKS,
     OPERATIONS,
     REDUCE_SCATTER,
     Algorithm,
@@ -100,6 +101,25 @@ class DirectAlgorithm(Algorithm):
             self._board.meet()
             for rank in self._others:
                 self._fetch(rows[rank], a, b, rank)
+
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        where = self._board.locate(flat)
+        place = PLACE.pack(*where) if where else ELSEWHERE
+        notes = self._agree(label, GATHER_CHUNKS + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
+        places = [note[-PLACE.size :] for note in notes]
+        bounds = chunk_bounds(flat.size, self.nranks)
+        mine = slice(*bounds[self.rank])
+        if ELSEWHERE not in places:  # everyone has come, so the others' arrays may be written to
+            for rank in self._others:
+                self._array_of(rank, places[rank], flat)[mine] = flat[mine]
+            self._board.meet()
+            return
+        parts = [flat[a:b] for a, b in bounds]
+        for a, b in segments(0, max(part.nbytes for part in parts), HALF_BYTES):
+            self._post(parts[self.rank], a, min(b, parts[self.rank].nbytes))
+            self._board.meet()
+            for rank in self._others:
+                self._fetch(parts[rank], a, min(b, parts[rank].nbytes), rank)
 
     def broadcast(self, flat: Array, root: int, label: Label) -> None:
         self._agree(label, BROADCAST + OPERATIONS * flat.dtype.num, flat.nbytes, root=root)
@@ -238,9 +258,13 @@ class DirectAlgorithm(Algorithm):
     # Bytes
 
     def _post(self, data: Array, a: int, b: int) -> None:
+        if a >= b:
+            return
         self._board.halves[self._board.turn][self.rank][: b - a] = data.view(np.uint8)[a:b]
 
     def _fetch(self, data: Array, a: int, b: int, rank: int) -> None:
+        if a >= b:
+            return
         data.view(np.uint8)[a:b] = self._board.halves[1 - self._board.turn][rank][: b - a]
 
 

@@ -85,6 +85,15 @@ class Group:
         self._algorithm.reduce_scatter(flat, reduction, self._label(step, bucket))
         return flat[slice(*chunk_bounds(flat.size, self.nranks)[self.rank])]
 
+    def gather_chunks(self, array: Array, *, step: int | None = None, bucket: int = 0) -> None:
+        """Replace, on every rank, each of the array's `nranks` chunks (as in `reduce_scatter`) by that of the rank of
+        the same number; in place. `reduce_scatter` and then this are an all-reduce. Dtypes as for `all_reduce`."""
+        self._reduction(array, "sum")
+        flat = self._flat(array)
+        self._algorithm.gather_chunks(flat, self._label(step, bucket))
+        if not array.flags.c_contiguous:
+            array[...] = flat.reshape(array.shape)
+
     def all_gather(self, array: Array) -> Array:
         """Every rank's `array` (equal shape and dtype), stacked in rank order: [nranks, *shape]."""
         self._check_open()

@@ -8,7 +8,16 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithm import ALL_GATHER, ALL_REDUCE, BROADCAST, OPERATIONS, REDUCE_SCATTER, Algorithm, Label
+from collective.algorithm import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    GATHER_CHUNKS,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    Algorithm,
+    Label,
+)
 from collective.ring import all_gather_steps, reduce_scatter_steps
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
 from common.buckets import chunk_bounds, segments
@@ -46,6 +55,10 @@ class RingAlgorithm(Algorithm):
 
     def all_gather(self, rows: Array, label: Label) -> None:
         self._all_gather(list(rows), label, ALL_GATHER + OPERATIONS * rows.dtype.num)
+
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        chunks = [flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)]
+        self._all_gather(chunks, label, GATHER_CHUNKS + OPERATIONS * flat.dtype.num)
 
     def broadcast(self, flat: Array, root: int, label: Label) -> None:
         for k, part in enumerate(cut(flat)):

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from collective.group import Group
 from common.arena import Arena, FloatArray
-from common.errors import LayoutMismatch
+from common.buckets import Bucket, chunk_bounds, words
+from common.errors import LayoutMismatch, UsageError
 from common.optimizers import Optimizer
 from common.overlap import BucketRunner
 from common.synchronizer import Synchronizer
@@ -22,13 +23,19 @@ __all__ = ["RingSynchronizer"]
 
 
 class RingSynchronizer(Synchronizer):
-    """All-reduces each bucket as it becomes final, then updates the whole arena with the rank's own optimizer."""
+    """All-reduces each bucket as it becomes final, then updates the whole arena with the rank's own optimizer.
+
+    Args:
+        shard_optimizer: each bucket is only reduce-scattered; a rank updates its chunk of every bucket, and then the
+            chunks are gathered. The same bits; optimizer time and state divided by nranks.
+    """
 
     scheme = "ring"
 
-    def __init__(self, group: Group, *, overlap: bool = True) -> None:
+    def __init__(self, group: Group, *, overlap: bool = True, shard_optimizer: bool = False) -> None:
         self._group = group
         self._overlap = overlap
+        self._sharded = shard_optimizer
         self._runner: BucketRunner | None = None
         self.backend, self.rank, self.nranks = group.backend, group.rank, group.nranks
 
@@ -39,7 +46,10 @@ class RingSynchronizer(Synchronizer):
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
         self._arena = arena
-        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
+        if self._sharded and optimizer is None:
+            raise UsageError("--shard-optimizer needs the built-in trainer: a program of your own updates by itself")
+        mine = [self._share_of(bucket) for bucket in arena.buckets] if self._sharded else [slice(None)]
+        self._updaters = [make_updater(optimizer, arena.parameters[s], arena.gradients[s]) for s in mine]
         self._step = 0
         self._runner = BucketRunner(len(arena.buckets), self._reduce, overlap=self._overlap)
 
@@ -51,7 +61,12 @@ class RingSynchronizer(Synchronizer):
 
     def finish(self, learning_rate: float) -> None:
         self._attached().finish()
-        self._updater.step(learning_rate)
+        for updater in self._updaters:
+            updater.step(learning_rate)
+        if self._sharded:
+            for number, bucket in enumerate(self._arena.buckets):
+                parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
+                self._group.gather_chunks(parameters, step=self._step, bucket=number)
         self._step += 1
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -70,7 +85,14 @@ class RingSynchronizer(Synchronizer):
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
-        self._group.all_reduce(gradients, "mean", step=self._step, bucket=bucket)
+        reduce = self._group.reduce_scatter if self._sharded else self._group.all_reduce
+        reduce(gradients, "mean", step=self._step, bucket=bucket)
+
+    def _share_of(self, bucket: Bucket) -> slice:
+        """What this rank updates of a bucket, in words: the chunk that reduce-scatter leaves with it."""
+        word = words(bucket.dtype)
+        start, stop = chunk_bounds(bucket.length // word, self.nranks)[self.rank]
+        return slice(bucket.start + start * word, bucket.start + stop * word)
 
     def _agree(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Compare what all ranks are about to do."""
@@ -78,6 +100,7 @@ class RingSynchronizer(Synchronizer):
             "layout": [[s.name, list(s.shape), s.dtype] for s in arena.layout.slots],
             "buckets": [[b.start, b.stop] for b in arena.buckets],
             "optimizer": [optimizer.name, asdict(optimizer)] if optimizer else [],
+            "sharding": [self._sharded],
         }
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         lengths = self._group.all_gather(np.array([text.size], np.int64))[:, 0]

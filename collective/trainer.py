@@ -34,6 +34,7 @@ def run(config: CollectiveTrainerConfig) -> None:
         lambda: RingSynchronizer(
             connect(config.rank, config.nranks, config.rendezvous, config.backend, timeout=config.timeout),
             overlap=config.overlap,
+            shard_optimizer=config.shard_optimizer,
         ),
     )
 

@@ -18,6 +18,7 @@ from collective.direct import SHORT_BYTES
 from collective.group import ALGORITHMS
 from collective.group import BACKENDS as CONNECT_BACKENDS
 from collective.transport import SEGMENT_BYTES
+from common.buckets import chunk_bounds
 from common.errors import (
     PeerError,
     PeerLost,
@@ -309,6 +310,37 @@ def check_random_all_reduce(groups, backend, nranks, size, case, seed):
     expected = reduced([sample(r, size, dtype, seed=seed) for r in range(nranks)], op)
     for result in groups.run(backend, nranks, body):
         assert_same_bits(result, expected)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "ordinary"])
+@pytest.mark.parametrize("size", [0, 1, 2, 47, 1009, 700_001])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@backends
+def test_scattered_chunks_are_gathered_to_an_all_reduce(groups, backend, nranks, size, shared):
+    def body(group):
+        array = filled(group, size, "float32", shared)
+        group.reduce_scatter(array, "mean")
+        group.gather_chunks(array)
+        return array
+
+    expected = reduced([sample(r, size, "float32") for r in range(nranks)], "mean")
+    for result in groups.run(backend, nranks, body):
+        assert_same_bits(result, expected)
+
+
+@backends
+def test_chunks_of_some_in_shared_memory_and_some_not_are_gathered(groups, backend):
+    def body(group):
+        array = filled(group, 300_000, "int64", group.rank == 1)[::2]
+        mine = slice(*chunk_bounds(array.size, 3)[group.rank])
+        kept = array[mine].copy()
+        group.gather_chunks(array)
+        return array, kept
+
+    results = groups.run(backend, 3, body)
+    expected = np.concatenate([kept for _, kept in results])
+    for array, _ in results:
+        assert_same_bits(array, expected)
 
 
 random_calls = given(

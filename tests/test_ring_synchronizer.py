@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("paddle")
 
 from collective.synchronizer import RingSynchronizer
-from common.errors import PeerLost
-from common.optimizers import SGD
-from tests.groups import BACKENDS, DEADLINE_S, mesh_groups
+from common.errors import PeerLost, UsageError
+from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
+from tests.groups import BACKENDS, DEADLINE_S, mesh_groups, on_threads
 from tests.synchronizer_contract import (
     BETWEEN_RANKS,
     BUCKETS,
@@ -44,6 +44,56 @@ def test_contract(check, backend, nranks):
 @pytest.mark.parametrize("check", BETWEEN_RANKS, ids=name_of)
 def test_contract_between_ranks(check, backend, nranks):
     check(job(backend, nranks), nranks)
+
+
+@everywhere
+@pytest.mark.parametrize("check", [c for c in CHECKS if "without_an_optimizer" not in c.__name__], ids=name_of)
+def test_contract_with_a_sharded_optimizer(check, backend, nranks):
+    groups = mesh_groups(backend, nranks)
+    check(lambda rank, _nranks: RingSynchronizer(groups[rank], shard_optimizer=True), nranks)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Momentum(weight_decay=0.5), Adagrad(), RMSProp(), Adam(), AdamW()])
+def test_a_sharded_optimizer_gives_the_same_bits_with_less_state(optimizer):
+    def train(shard):
+        groups = mesh_groups("shm", 3)
+
+        def one_rank(rank):
+            with RingSynchronizer(groups[rank], shard_optimizer=shard) as synchronizer:
+                arena = new_arena(synchronizer)
+                synchronizer.attach(arena, optimizer)
+                for step in range(4):
+                    arena.gradients[:] = np.random.default_rng([rank, step]).standard_normal(arena.gradients.size)
+                    synchronizer.finish(0.25)
+                state = sum(updater.state_elements() for updater in synchronizer._updaters)
+                return arena.parameters.tobytes(), state
+
+        return on_threads(3, one_rank)
+
+    whole, sharded = train(False), train(True)
+    assert {bits for bits, _ in whole} == {bits for bits, _ in sharded}
+    assert len({bits for bits, _ in sharded}) == 1
+    powers = 2 * BUCKETS if optimizer.name.startswith("adam") else 0  # of beta: two for each bucket
+    uneven = 2 * 16 * BUCKETS  # chunks are cut at multiples of 16 elements; two moments at most
+    assert max(state for _, state in sharded) <= whole[0][1] / 3 + powers + uneven
+
+
+def test_sharding_must_be_everyones():
+    groups = mesh_groups("shm", 2)
+    found = errors_of(
+        lambda rank, _nranks: RingSynchronizer(groups[rank], shard_optimizer=rank == 1),
+        2,
+        lambda synchronizer: synchronizer.attach(new_arena(synchronizer), SGD()),
+    )
+    assert any("disagree on the sharding" in str(error) for error in found)
+
+
+def test_there_must_be_an_optimizer_to_shard():
+    with (
+        RingSynchronizer(mesh_groups("memory", 1)[0], shard_optimizer=True) as synchronizer,
+        pytest.raises(UsageError, match="--shard-optimizer needs the built-in trainer"),
+    ):
+        synchronizer.attach(new_arena(synchronizer), None)
 
 
 @everywhere
