@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import select
 import socket
 import struct
 import threading
@@ -21,8 +20,8 @@ __all__ = ["TcpTransport"]
 FRAME = struct.Struct("<IIII")  # magic, payload bytes, checksum (0: none), reserved; the tag follows
 MAGIC = 0x47535931  # "GSY1"
 HEADER_BYTES = FRAME.size + Tag.FORMAT.size
-SOCKET_BUFFER_BYTES = 4 << 20
 POLL_S = 0.05
+SLICE = struct.pack("ll", 0, int(POLL_S * 1e6))  # a struct timeval: a sleeping rank looks so often whether somebody died
 
 
 class TcpTransport(Transport):
@@ -34,15 +33,13 @@ class TcpTransport(Transport):
         self.rank, self.nranks, self.timeout = mesh.rank, nranks, mesh.timeout
         self._mesh = mesh
         self._to_right, self._from_left = to_right, from_left
-        for connection in (to_right, from_left):
-            connection.setblocking(False)
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+        for connection in (to_right, from_left):  # blocking in the kernel, in slices; its buffers tune themselves
+            connection.setblocking(True)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, option, SLICE)
         self._header = bytearray(HEADER_BYTES)
         self._payload = np.empty(SEGMENT_BYTES, np.uint8)
         self._todo: queue.SimpleQueue[tuple[bytes, Array] | threading.Event | None] = queue.SimpleQueue()
-        self._writable = select.poll()
-        self._writable.register(to_right, select.POLLOUT)
         self._ending = False
         self._sender = threading.Thread(target=self._send_all, name="gradsync-tcp-send", daemon=True)
         self._sender.start()
@@ -91,27 +88,21 @@ class TcpTransport(Transport):
 
     def _fill(self, view: memoryview) -> None:
         """Receive exactly len(view) bytes; the deadline counts from the last byte that came."""
-        filled = 0
+        filled, deadline = 0, None
         while filled < len(view):
             try:
-                count = self._from_left.recv_into(view[filled:])
-            except BlockingIOError:
-                self._wait_readable()
+                count = self._from_left.recv_into(view[filled:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:  # a slice has passed and nothing came
+                self._mesh.check()  # a neighbour that left in good order may still have data on the way
+                deadline = deadline or time.monotonic() + self.timeout
+                if time.monotonic() > deadline:
+                    raise self._mesh.stalled(self.left, "waiting for data") from None
                 continue
             except OSError:
                 count = 0
             if not count:
                 self._left_is_gone()
-            filled += count
-
-    def _wait_readable(self) -> None:
-        deadline = time.monotonic() + self.timeout
-        while True:
-            if self._from_left in poll_readable([self._from_left, *self._mesh.sockets], POLL_S):
-                return
-            self._mesh.check()  # a neighbour that left in good order may still have data on the way
-            if time.monotonic() > deadline:
-                raise self._mesh.stalled(self.left, "waiting for data")
+            filled, deadline = filled + count, None
 
     def _left_is_gone(self) -> None:
         """The data socket closed: the mesh knows why, perhaps a moment later."""
@@ -134,8 +125,7 @@ class TcpTransport(Transport):
         while parts and not self._ending:
             try:
                 sent = self._to_right.sendmsg(parts)
-            except BlockingIOError:
-                self._writable.poll(POLL_S * 1000)
+            except BlockingIOError:  # a slice has passed
                 continue
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
