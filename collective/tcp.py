@@ -21,7 +21,7 @@ FRAME = struct.Struct("<IIII")  # magic, payload bytes, checksum (0: none), rese
 MAGIC = 0x47535931  # "GSY1"
 HEADER_BYTES = FRAME.size + Tag.FORMAT.size
 POLL_S = 0.05
-SLICE = struct.pack("ll", 0, int(POLL_S * 1e6))  # a struct timeval: a sleeping rank looks so often whether somebody died
+SLICE = struct.pack("ll", 0, int(POLL_S * 1e6))  # a struct timeval; a sleeping rank looks so often for the dead
 
 
 class TcpTransport(Transport):

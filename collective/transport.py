@@ -16,7 +16,7 @@ from common.memory import aligned_empty
 __all__ = ["SEGMENT_BYTES", "Array", "Tag", "Transport"]
 
 Array = npt.NDArray[Any]
-SEGMENT_BYTES = 1 << 18  # no message is larger; small enough to stay in L2 between receipt and addition
+SEGMENT_BYTES = 256 * 1024  # no message is larger; small enough to stay in L2 between receipt and addition
 
 
 @dataclass(frozen=True)
