@@ -8,7 +8,8 @@ of a size that is no multiple of 8, for which Paddle has another kernel. PartOpt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -89,7 +90,11 @@ class PartOptimizer:
                 self._paddle = make_paddle_optimizer(description, self._parameters)
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
-        """One update of what is used, at this learning rate."""
+        """One update of what is used, at this learning rate.
+
+        Raises:
+            UsageError: it needs something that the state loaded before does not have.
+        """
         if not self._parts:
             return
         for index, (part, parameter) in enumerate(zip(self._parts, self._parameters, strict=True)):
@@ -101,7 +106,7 @@ class PartOptimizer:
                 parameter.clear_gradient(False)
             self._attached[index] = wanted
         self._paddle.set_lr(learning_rate)
-        with paddle.utils.unique_name.guard():  # the first step names the moments
+        with fitting_state(), paddle.utils.unique_name.guard():  # the first step names the moments
             self._paddle.step()
 
     def state(self) -> list[Accumulator]:
@@ -131,11 +136,17 @@ class PartOptimizer:
             if index is not None:
                 missing = 0 if is_number(each.key) else self._values[index].size - each.values.size
                 tensors[each.key] = paddle.to_tensor(np.pad(each.values, (0, missing)))
-        try:
-            with paddle.utils.unique_name.guard():
-                self._paddle.set_state_dict(tensors)
-        except AssertionError as exc:
-            raise UsageError(f"the optimizer state does not fit the optimizer: {exc}") from exc
+        with fitting_state(), paddle.utils.unique_name.guard():
+            self._paddle.set_state_dict(tensors)
+
+
+@contextmanager
+def fitting_state() -> Iterator[None]:
+    """Paddle asserts that a state has what the optimizer needs: at once, or where that is not known yet at a step."""
+    try:
+        yield
+    except AssertionError as exc:
+        raise UsageError(f"the optimizer state does not fit the optimizer: {exc}") from exc
 
 
 def make_paddle_optimizer(description: Optimizer, parameters: Sequence[Any]) -> Any:

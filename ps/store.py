@@ -172,9 +172,9 @@ class Store:
             if difference := ending.difference(theirs):
                 mine, its, advice = difference
                 raise LayoutMismatch(f"rank {rank} {mine} at step {step}, rank {other} {its}; {advice}")
-        if self._used and len(used) != len(self._used):
+        if self._committed and len(used) != len(self._used):
             raise ProtocolError(f"rank {rank} told of {len(used)} parameters at step {step}, not {len(self._used)}")
-        self._used = bytes(a | b for a, b in zip(used, self._used, strict=True)) if self._used else used
+        self._used = bytes(a | b for a, b in zip(used, self._used, strict=True)) if self._committed else used
         self._committed[rank] = ending
         return len(self._committed) == self.nranks
 

@@ -19,6 +19,7 @@ from common.gradsync_pb2 import (
     Served,
     ServerMessage,
     StatePiece,
+    StateRequest,
     TrainerMessage,
 )
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
@@ -132,7 +133,7 @@ class TrainingGroup:
             elif kind == "state":
                 self._load_state(rank, message.state)
             elif kind == "state_request":
-                self._send_state(rank)
+                self._send_state(rank, message.state_request)
             elif kind == "goodbye":
                 self._leave(rank, message.goodbye.reason)
             else:
@@ -203,6 +204,7 @@ class TrainingGroup:
         data = data_of(chunk)
         if self._configuration is not None:
             store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
+            self._still_alive()
             return
         expected = store.shard.start + self._filled
         if rank != 0 or not data.size or chunk.start != expected or self._filled + data.size > store.shard.length:
@@ -259,11 +261,13 @@ class TrainingGroup:
         if rank != 0 or self._part_updater is None:
             raise ProtocolError(f"rank {rank} sent optimizer state at step {self.steps}, expected it from rank 0 only")
         self._loading.append(piece)
+        self._still_alive()
         if piece.last:
             state, self._loading = state_of(self._loading), []
             self._part_updater.load(state)
 
-    def _send_state(self, rank: int) -> None:
+    def _send_state(self, rank: int, request: StateRequest) -> None:
+        self._check_epoch(request.epoch, rank)
         if self._part_updater is None:
             raise ProtocolError(
                 f"rank {rank} asked for optimizer state at step {self.steps}, but there is no optimizer"

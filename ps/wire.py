@@ -114,7 +114,7 @@ def state_of(pieces: Sequence[StatePiece]) -> list[Accumulator]:
     """The state that such messages carry, the runs of each accumulator joined.
 
     Raises:
-        ProtocolError: a dtype that no accumulator has.
+        ProtocolError: a dtype that no accumulator has, or not a whole number of elements.
     """
     runs: dict[str, list[StatePiece]] = {}
     for piece in pieces:
@@ -125,6 +125,8 @@ def state_of(pieces: Sequence[StatePiece]) -> list[Accumulator]:
         head = of_key[0]
         if head.dtype not in DTYPES:
             raise ProtocolError(f"optimizer state {key} is {head.dtype!r}, not one of {', '.join(DTYPES)}")
-        values = np.frombuffer(b"".join(piece.data for piece in of_key), head.dtype)
-        found.append(Accumulator(key, head.slot, head.size, head.first, values))
+        data = b"".join(piece.data for piece in of_key)
+        if len(data) % np.dtype(head.dtype).itemsize:
+            raise ProtocolError(f"optimizer state {key} has {len(data)} bytes, not whole {head.dtype} data")
+        found.append(Accumulator(key, head.slot, head.size, head.first, np.frombuffer(data, head.dtype)))
     return found

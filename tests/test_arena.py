@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.arena import Arena, Layout, Slot, sha256_of_parameters
-from common.buckets import Bucket
+from common.buckets import Bucket, plan_buckets
 
 SHAPES = [("a", (3,)), ("scalar", ()), ("full", (16,)), ("one more", (17,)), ("matrix", (2, 5))]
 STARTS = [0, 16, 32, 48, 80]
@@ -46,6 +48,9 @@ def test_shapes_become_tuples_so_that_layouts_compare() -> None:
         (layout((2, 3), (4,), ()), "2 parameters against 3"),
         (layout(), "2 parameters against 0"),
         (Layout.of([("p0", (2, 3)), ("q", (4,))]), "parameter p1 [4] against q [4]"),
+        (layout((2, 3)).then([("p1", (4,))], "float64"), "parameter p1 [4] against p1 [4] float64"),
+        (Layout.of([("p0", (2, 3))], "float64"), "parameter p0 [2, 3] against p0 [2, 3] float64"),
+        (Layout(layout((2, 3), (4,)).slots, 48), "arenas of 32 against 48 words"),
     ],
 )
 def test_difference_names_the_first_disagreement(other: Layout, expected: str | None) -> None:
@@ -143,3 +148,91 @@ def test_digest_ignores_strides() -> None:
     matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
     fortran = np.asfortranarray(matrix)
     assert sha256_of_parameters([("m", matrix)]) == sha256_of_parameters([("m", fortran)])
+
+
+# ---- two dtypes -------------------------------------------------------------------------------------------------
+
+MIXED = Layout.of([("a", (3,)), ("b", (16,))]).then([("c", (2, 5)), ("d", ()), ("e", (8,))], "float64")
+
+
+def test_another_dtype_follows_on_a_cache_line_and_takes_two_words_an_element() -> None:
+    assert [slot.dtype for slot in MIXED.slots] == 2 * ["float32"] + 3 * ["float64"]
+    assert [(slot.start, slot.size, slot.stop) for slot in MIXED.slots[2:]] == [(32, 10, 52), (64, 1, 66), (80, 8, 96)]
+    assert MIXED.length == 96
+    assert MIXED.slots[:2] == Layout.of([("a", (3,)), ("b", (16,))]).slots
+
+
+def test_nothing_after_a_layout_is_the_layout() -> None:
+    assert MIXED.then([], "float64") == MIXED
+    assert Layout((), 0).then([], "float32") == Layout.of([])
+
+
+def test_a_float64_parameter_is_a_view_in_its_shape_and_type() -> None:
+    arena = Arena(MIXED)
+    for slot in MIXED.slots:
+        arena.parameter(slot)[...] = slot.start + 1 / 3
+        arena.gradient(slot)[...] = 1e300 if slot.dtype == "float64" else 1e30
+    for slot in MIXED.slots:
+        assert arena.parameter(slot).shape == slot.shape
+        assert (arena.parameter(slot) == np.dtype(slot.dtype).type(slot.start + 1 / 3)).all()
+        assert arena.parameter(slot).ctypes.data == arena.parameters.ctypes.data + 4 * slot.start
+        assert np.isfinite(arena.gradient(slot)).all()
+    padding = np.ones(MIXED.length, bool)
+    for slot in MIXED.slots:
+        padding[slot.start : slot.stop] = False
+    assert not arena.parameters[padding].any()
+
+
+def test_a_difference_the_other_way_round_names_the_dtype_too() -> None:
+    other = Layout.of([("a", (3,)), ("b", (16,)), ("c", (2, 5))])
+    assert MIXED.difference(other) == "parameter c [2, 5] float64 against c [2, 5]"
+    assert other.difference(MIXED) == "parameter c [2, 5] against c [2, 5] float64"
+    assert MIXED.difference(MIXED) is None
+
+
+def test_a_plan_of_two_dtypes() -> None:
+    """From the end; each dtype's first bucket is small, for it is its own plan."""
+    found = MIXED.plan(first_bytes=64, bucket_bytes=192)
+    assert found == (
+        Bucket(80, 96, "float64"),
+        Bucket(32, 80, "float64"),
+        Bucket(16, 32, "float32"),
+        Bucket(0, 16, "float32"),
+    )
+
+
+runs = st.lists(
+    st.tuples(st.sampled_from(["float32", "float64"]), st.lists(st.integers(1, 300), min_size=1, max_size=8)),
+    max_size=4,
+)
+
+
+@given(runs, st.integers(0, 4000), st.integers(0, 4000))
+def test_any_plan_covers_every_word_once_from_the_end_without_mixing_dtypes(
+    sizes: list[tuple[str, list[int]]], first: int, limit: int
+) -> None:
+    whole = Layout((), 0)
+    for number, (dtype, of_dtype) in enumerate(sizes):
+        whole = whole.then([(f"p{number}.{i}", [size]) for i, size in enumerate(of_dtype)], dtype)
+    plan = whole.plan(first_bytes=first, bucket_bytes=limit)
+    assert [b.stop for b in plan] == [whole.length, *(b.start for b in plan)][: len(plan)]
+    assert (plan[-1].start if plan else whole.length) == 0
+    starts = {slot.start for slot in whole.slots}
+    for bucket in plan:
+        assert bucket.start in starts
+        assert {slot.dtype for slot in whole.slots_between(bucket.start, bucket.stop)} == {bucket.dtype}
+        inside = whole.slots_between(bucket.start, bucket.stop)
+        assert len(inside) == 1 or 4 * bucket.length <= max(first, limit)
+
+
+@given(st.lists(st.integers(1, 300), max_size=8), st.integers(0, 4000), st.integers(0, 4000))
+def test_a_plan_of_one_dtype_is_that_of_its_starts(sizes: list[int], first: int, limit: int) -> None:
+    for dtype in ("float32", "float64"):
+        one = Layout.of([(f"p{i}", [size]) for i, size in enumerate(sizes)], dtype)
+        starts = [slot.start for slot in one.slots]
+        expected = plan_buckets(starts, one.length, first_bytes=first, bucket_bytes=limit, dtype=dtype)
+        assert one.plan(first_bytes=first, bucket_bytes=limit) == expected
+
+
+def test_an_arena_of_two_dtypes_is_planned_by_its_layout() -> None:
+    assert Arena(MIXED).buckets == (Bucket(32, 96, "float64"), Bucket(0, 32, "float32"))

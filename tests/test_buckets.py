@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.buckets import ALIGNMENT, Bucket, align, chunk_bounds, plan_buckets, segments
+from common.buckets import ALIGNMENT, Bucket, align, chunk_bounds, plan_buckets, segments, words
 
 PLANS = {
     "nothing": ([], 0, 64, 64, []),
@@ -56,6 +56,18 @@ def test_plan_table(name: str) -> None:
 def test_plan_counts_bytes_not_elements() -> None:
     assert len(plan_buckets([0, 16], 32, first_bytes=128, bucket_bytes=128)) == 1
     assert len(plan_buckets([0, 16], 32, first_bytes=127, bucket_bytes=127)) == 2
+
+
+def test_a_float64_takes_two_words_and_other_types_none() -> None:
+    assert (words("float32"), words("float64")) == (1, 2)
+    with pytest.raises(KeyError):
+        words("float16")
+
+
+def test_a_plan_tells_its_dtype_and_counts_words_alike() -> None:
+    plans = [plan_buckets([0, 16, 48], 64, first_bytes=64, bucket_bytes=256, dtype=d) for d in ("float32", "float64")]
+    assert [[(b.start, b.stop) for b in plan] for plan in plans] == 2 * [[(48, 64), (0, 48)]]
+    assert [{b.dtype for b in plan} for plan in plans] == [{"float32"}, {"float64"}]
 
 
 def test_default_limits_are_one_and_25_megabytes() -> None:

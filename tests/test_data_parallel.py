@@ -6,19 +6,26 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
 from common import backward  # noqa: E402
-from common.data_parallel import GradientAverage  # noqa: E402
+from common.arena import FloatArray  # noqa: E402
+from common.data_parallel import FINGERPRINT, GradientAverage, fingerprint  # noqa: E402
 from common.errors import PeerLost, UsageError  # noqa: E402
 from common.local import LocalSynchronizer  # noqa: E402
+from common.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
+from common.synchronizer import ServerUpdates  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -227,6 +234,444 @@ def test_what_cannot_be_synchronised_is_refused() -> None:
         GradientAverage(nn.ReLU(), synchronizer, first_bytes=1, bucket_bytes=1)
     with pytest.raises(UsageError, match=r"bfloat16: only float32 and float64 .*auto_cast\(level='O1'\)"):
         GradientAverage(nn.Linear(2, 2).to(dtype="bfloat16"), synchronizer, first_bytes=1, bucket_bytes=1)
+
+
+# ---- what the arena holds ---------------------------------------------------------------------------------------
+
+
+class Tied(nn.Layer):
+    """One weight by two names, as language models have it, and a float64 head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(6, 3).to(dtype="float64")
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.second(paddle.tanh(self.first(x))).astype("float64"))
+
+
+class Rank1(Twice):
+    """Rank 0's parameters, which all are one, arrive as the arena is attached."""
+
+    def attach(self, arena: Any, optimizer: Any) -> None:
+        super().attach(arena, optimizer)
+        for slot in arena.layout.slots:
+            arena.parameter(slot)[...] = 1
+
+
+@contextmanager
+def averaging(model: Any, synchronizer: Any) -> Iterator[GradientAverage]:
+    average = GradientAverage(model, synchronizer, first_bytes=64, bucket_bytes=64)
+    average.share_parameters()
+    backward.listen_to_backward(average)
+    try:
+        yield average
+    finally:
+        backward.forget(average)
+
+
+def test_sharing_gives_rank_0s_parameters_as_views_of_the_arena() -> None:
+    model, synchronizer = Tied(), Rank1()
+    with averaging(model, synchronizer):
+        arena = synchronizer.arena
+        values = dict(model.named_parameters())
+        assert sorted(slot.name for slot in arena.layout.slots[1:]) == sorted(values)
+        for slot in arena.layout.slots[1:]:
+            assert values[slot.name].data_ptr() == arena.parameters[slot.start :].ctypes.data
+            assert (values[slot.name].numpy() == 1).all()
+            arena.parameter(slot)[...] = 2 + slot.start
+            assert (values[slot.name].numpy() == 2 + slot.start).all()
+            assert str(values[slot.name].dtype) == f"paddle.{slot.dtype}"
+
+
+def test_optimizers_and_set_value_write_into_the_arena() -> None:
+    model, synchronizer = Tied(), Rank1()
+    with averaging(model, synchronizer):
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        for _ in range(2):
+            model(batch()).sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        model.first.bias.set_value(paddle.full([6], 7.0))
+        model.set_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+        values = dict(model.named_parameters())
+        for slot in synchronizer.arena.layout.slots[1:]:
+            np.testing.assert_array_equal(values[slot.name].numpy(), synchronizer.arena.parameter(slot))
+        np.testing.assert_array_equal(model.first.bias.numpy(), np.full(6, 8, np.float32))
+
+
+def test_a_tied_weight_is_one_parameter_with_the_sum_of_both_gradients() -> None:
+    paddle.seed(3)
+    model, synchronizer = Tied(), Twice()
+    reference = Tied()
+    reference.set_state_dict({k: v.clone() for k, v in model.state_dict().items()})
+    with averaging(model, synchronizer):
+        names = [slot.name for slot in synchronizer.arena.layout.slots]
+        assert sum(name.endswith("weight") for name in names) == 2  # the tied one and the head's
+        assert model.first.weight is model.second.weight
+        for each in (model, reference):
+            each(batch()).sum().backward()
+        np.testing.assert_array_equal(model.first.weight.grad.numpy(), 2 * reference.first.weight.grad.numpy())
+        assert len(synchronizer.marked) == len(set(synchronizer.marked))
+
+
+# ---- whether the program has changed something ------------------------------------------------------------------
+
+ROWS, WIDTH = FINGERPRINT
+EDGES = [n + d for n in (2 * WIDTH, 2 * WIDTH * ROWS, 5 * WIDTH * ROWS) for d in (-16, 0, 16)]
+lengths = st.one_of(st.integers(1, 40).map(lambda n: 16 * n), st.sampled_from(EDGES))  # as arenas have
+
+
+def values_in(length: int) -> FloatArray:
+    return np.random.default_rng(length).standard_normal(length).astype(np.float32)
+
+
+@settings(max_examples=60)
+@given(lengths, st.data())
+def test_a_fingerprint_shows_the_change_of_any_bit(length: int, data: st.DataObject) -> None:
+    array = values_in(length)
+    before = fingerprint(array)
+    assert fingerprint(array.copy()) == before
+    where = data.draw(st.sampled_from([0, length - 1, data.draw(st.integers(0, length - 1))]))
+    array.view(np.uint32)[where] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
+    assert fingerprint(array) != before
+
+
+@settings(max_examples=60)
+@given(lengths, st.data())
+def test_a_fingerprint_shows_values_that_have_changed_places(length: int, data: st.DataObject) -> None:
+    """Two, or two whole runs of them, as when the weights of two layers are exchanged."""
+    array = values_in(length)
+    before = fingerprint(array)
+    size = data.draw(st.sampled_from([1, 2, 8, length // 2, min(length // 2, 2 * WIDTH)]))
+    a = data.draw(st.integers(0, length - 2 * size))
+    b = data.draw(st.integers(a + size, length - size))
+    array[a : a + size], array[b : b + size] = array[b : b + size].copy(), array[a : a + size].copy()
+    assert fingerprint(array) != before
+
+
+@pytest.mark.parametrize("length", [16, 4096, 100_000])
+def test_a_fingerprint_shows_a_change_of_sign_or_scale_of_all(length: int) -> None:
+    array = values_in(length)
+    fingerprints = {fingerprint(array * np.float32(factor)) for factor in (1, -1, 0.5, 2, 0)}
+    assert len(fingerprints) == 5
+    assert fingerprint(array[::-1].copy()) not in fingerprints
+
+
+class Pair(ServerUpdates):
+    """This rank, and another one that gives gradients too, each all of one value.
+
+    By servers it updates as SGD does; otherwise it only averages.
+    """
+
+    scheme, backend, rank, nranks = "pair", "none", 0, 2
+
+    def __init__(self, *, serves_updates: bool) -> None:
+        self.serves_updates = serves_updates
+        self.theirs: list[tuple[str, bool]] = []  # for each backward: what it reaches, whether it adds to the average
+        self.ends: list[tuple[Any, ...]] = []
+        self.loaded: dict[str, Any] | None = None
+        self._count = 0
+
+    def attach(self, arena: Any, optimizer: Any) -> None:
+        self.arena, self._pushed = arena, {}
+        self._average = np.zeros_like(arena.gradients)
+
+    def mark_final(self, bucket: int) -> None:
+        where = self.arena.buckets[bucket]
+        self._pushed[bucket] = self.arena.gradients[where.start : where.stop].copy()
+
+    def _mean(self) -> FloatArray:
+        self._count += 1
+        reached, adds = self.theirs.pop(0)
+        other = self._average * adds
+        for number, slot in enumerate(self.arena.layout.slots[1:]):
+            if slot.name.startswith(tuple(reached.split())):
+                other[slot.start : slot.stop] += self._count + number
+                other[number] = 1  # in the slot that tells what was used
+        mean = other
+        for bucket, where in enumerate(self.arena.buckets):
+            part = slice(where.start, where.stop)
+            mean[part] = (self._pushed.pop(bucket, self.arena.gradients[part]) + other[part]) / 2
+        self._average = mean.copy()
+        return mean
+
+    def finish(self, learning_rate: float) -> None:
+        self.arena.gradients[...] = self._mean()
+        self.ends.append(("average",))
+
+    def configure(self, optimizer: Any, names: Any) -> None:
+        self.ends.append(("configure", optimizer.name))
+
+    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
+        mean = self._average if again else self._mean()
+        for number, slot in enumerate(self.arena.layout.slots[1:]):
+            if mean[number] > 0 or used[number + 1]:
+                where = slice(slot.start, slot.stop)
+                self.arena.parameters[where] -= np.float32(learning_rate) * mean[where]
+        self.ends.append(("update", again, replaced))
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_optimizer_state(self, state: Any) -> None:
+        self.loaded = dict(state)
+
+    def all_gather(self, values: Any) -> Any:
+        return np.stack([values, values])
+
+    def close(self, reason: str = "") -> None:
+        pass
+
+
+class Life:
+    """A program on rank 0 of two, with the other rank's part in it."""
+
+    def __init__(self, synchronizer: Pair, average: GradientAverage, model: Any) -> None:
+        self.synchronizer, self.average, self.model = synchronizer, average, model
+        self.optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())  # a power of two: no rounding
+        self.seed = 0
+
+    def backward(self, *, left: bool = True, theirs: str = "body left", adds: bool = False) -> None:
+        """Of both ranks; `theirs` is what the other one's reaches."""
+        if self.average.enabled:
+            self.synchronizer.theirs.append((theirs, adds))
+        self.seed += 1
+        self.model(batch(self.seed), left).sum().backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+
+
+@contextmanager
+def life(*, serves_updates: bool) -> Iterator[Life]:
+    paddle.seed(3)
+    model, synchronizer = Branches(), Pair(serves_updates=serves_updates)
+    with averaging(model, synchronizer) as average:
+        if serves_updates:
+            listen_to_steps(UpdateByServers(synchronizer, average, "auto"))
+        try:
+            yield Life(synchronizer, average, model)
+        finally:
+            stop_listening()
+
+
+def clear_gradients(each: Life) -> None:
+    each.model.clear_gradients()
+
+
+def clear_grad(each: Life) -> None:
+    each.optimizer.clear_grad()
+
+
+def drop_grad(each: Life) -> None:
+    each.optimizer.clear_grad(set_to_zero=False)
+
+
+def skipped(clear: Callable[[Life], None], **second: Any) -> Callable[[Life], None]:
+    """A step is left out, as after an overflow, and its gradients are thrown away."""
+
+    def program(each: Life) -> None:
+        each.backward(theirs="body right")
+        clear(each)
+        each.backward(**second)
+        each.step()
+
+    return program
+
+
+def two_backwards(each: Life) -> None:
+    each.backward()
+    each.backward(adds=True)
+    each.step()
+
+
+def two_backwards_of_other_parts(each: Life) -> None:
+    """What only the other rank has used in the first one counts in full."""
+    each.backward(left=True, theirs="body right")
+    each.backward(left=True, theirs="body right", adds=True)
+    each.step()
+
+
+def three_backwards_of_changing_parts(each: Life) -> None:
+    for number in range(3):
+        each.backward(left=number % 2 == 0, theirs="body right" if number == 1 else "body", adds=number > 0)
+    each.step()
+
+
+def another_model(each: Life) -> None:
+    each.backward()
+    nn.Linear(6, 2)(batch()).sum().backward()
+    each.step()
+
+
+def another_model_between_two(each: Life) -> None:
+    each.backward(theirs="body right")
+    nn.Linear(6, 2)(batch()).sum().backward()
+    each.backward(adds=True)
+    each.step()
+
+
+def no_sync_before(each: Life) -> None:
+    each.average.enabled = False
+    each.backward()
+    each.average.enabled = True
+    each.backward()
+    each.step()
+
+
+def weights_set(each: Life) -> None:
+    each.backward()
+    each.model.left.weight.set_value(paddle.full([5, 3], 0.25))
+    each.step()
+
+
+def weights_exchanged(each: Life) -> None:
+    each.backward()
+    left, right = each.model.left.weight.clone(), each.model.right.weight.clone()
+    each.model.left.weight.set_value(right)
+    each.model.right.weight.set_value(left)
+    each.step()
+
+
+PROGRAMS: dict[str, Callable[[Life], None]] = {
+    "skipped, clear_gradients": skipped(clear_gradients),
+    "skipped, clear_grad": skipped(clear_grad),
+    "skipped, clear_grad to none": skipped(drop_grad),
+    "skipped, then another part": skipped(clear_grad, left=False),
+    **{
+        function.__name__.replace("_", " "): function
+        for function in (
+            two_backwards,
+            two_backwards_of_other_parts,
+            three_backwards_of_changing_parts,
+            another_model,
+            another_model_between_two,
+            no_sync_before,
+            weights_set,
+            weights_exchanged,
+        )
+    },
+}
+
+
+def history_of(program: Callable[[Life], None], *, serves_updates: bool) -> list[dict[str, bytes]]:
+    """The parameters after each step: two as usual, the program, and one more."""
+    found = []
+    with life(serves_updates=serves_updates) as each:
+        for part in (None, None, program, None):
+            if part:
+                part(each)
+            else:
+                each.backward()
+                each.step()
+            found.append({name: p.numpy().tobytes() for name, p in each.model.named_parameters()})
+        assert any(end[0] == "update" for end in each.synchronizer.ends) == serves_updates
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_updates_by_servers_are_those_by_trainers_whatever_the_program_does(name: str) -> None:
+    by_servers, by_trainers = (history_of(PROGRAMS[name], serves_updates=s) for s in (True, False))
+    assert by_servers == by_trainers
+    assert len({tuple(values.values()) for values in by_servers}) == 4
+
+
+def test_the_average_that_backward_waited_for_is_used_again_at_the_first_step_only() -> None:
+    with life(serves_updates=True) as each:
+        for _ in range(2):
+            each.backward()
+            each.step()
+        two_backwards(each)
+        assert each.synchronizer.ends == [
+            ("average",),
+            ("configure", "sgd"),
+            ("update", True, False),
+            ("update", False, False),
+            ("average",),
+            ("update", False, False),
+        ]
+
+
+@pytest.fixture
+def served() -> Iterator[Life]:
+    """A program that has made two steps by servers, and a backward."""
+    with life(serves_updates=True) as each:
+        for _ in range(2):
+            each.backward()
+            each.step()
+        each.backward()
+        yield each
+
+
+PARAMETER_CHANGES: dict[str, Callable[[Any], object]] = {
+    "set_value": lambda m: m.left.bias.set_value(paddle.ones([3])),
+    "set_state_dict": lambda m: m.set_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
+    "data": lambda m: setattr(m.left.bias, "data", paddle.full([3], 5.0)),
+    "in place": lambda m: paddle.no_grad()(lambda: m.left.bias.add_(paddle.ones([3])))(),
+    "one bit": lambda m: m.left.bias.set_value(paddle.nextafter(m.left.bias, paddle.full([3], 9.0))),
+}
+
+
+@pytest.mark.parametrize("how", PARAMETER_CHANGES)
+def test_changed_parameters_are_noticed_once_and_are_views_again(served: Life, how: str) -> None:
+    average, model, arena = served.average, served.model, served.synchronizer.arena
+    assert not average.parameters_changed()
+    PARAMETER_CHANGES[how](model)
+    expected = {name: p.numpy().tobytes() for name, p in model.named_parameters()}
+    assert average.parameters_changed()
+    values = dict(model.named_parameters())
+    for slot in arena.layout.slots[1:]:
+        assert values[slot.name].data_ptr() == arena.parameters[slot.start :].ctypes.data
+        assert arena.parameter(slot).tobytes() == expected[slot.name]
+    average.parameters_updated()
+    assert not average.parameters_changed()
+
+
+@pytest.mark.parametrize("how", PARAMETER_CHANGES)
+def test_a_step_after_a_change_says_that_parameters_were_replaced(served: Life, how: str) -> None:
+    PARAMETER_CHANGES[how](served.model)
+    served.step()
+    assert served.synchronizer.ends[-1] == ("update", False, True)
+    served.backward()
+    served.step()
+    assert served.synchronizer.ends[-1] == ("update", False, False)
+
+
+def test_values_set_as_they_were_are_no_change(served: Life) -> None:
+    served.model.set_state_dict({k: v.clone() for k, v in served.model.state_dict().items()})
+    served.step()
+    assert served.synchronizer.ends[-1] == ("update", False, False)
+
+
+GRADIENT_CHANGES: dict[str, Callable[[Any], object]] = {
+    "scaled": lambda m: m.left.bias.grad.scale_(0.5),
+    "negated": lambda m: [p.grad.scale_(-1.0) for p in (m.left.bias, m.left.weight)],
+    "clipped": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
+    "replaced": lambda m: setattr(m.left.bias, "grad", paddle.ones([3])),
+    "cleared": lambda m: m.left.bias.clear_gradient(False),
+    "zeroed": lambda m: m.left.bias.clear_gradient(True),
+    "turned round": lambda m: m.left.weight.grad.set_value(m.left.weight.grad.flip(0)),
+}
+
+
+@pytest.mark.parametrize("how", GRADIENT_CHANGES)
+def test_changed_gradients_are_noticed(served: Life, how: str) -> None:
+    assert not served.average.gradients_changed()
+    GRADIENT_CHANGES[how](served.model)
+    assert served.average.gradients_changed()
+    with pytest.raises(UsageError, match=r"^the program changed gradients between backward and optimizer\.step\(\)"):
+        served.step()
+
+
+def test_looking_at_gradients_is_no_change(served: Life) -> None:
+    assert all(np.isfinite(value).all() for value in gradients(served.model).values() if value is not None)
+    assert sum(float((p.grad**2).sum()) for p in served.model.left.parameters()) > 0
+    assert not served.average.gradients_changed()
 
 
 def results_of(output: str) -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,13 +29,22 @@ EPOCH = 3
 
 
 class NumpySGD:
-    """The smallest updater: p -= lr * g."""
+    """The smallest updater: p -= lr * g, in the type of each bucket."""
 
     def __init__(self, store: Store) -> None:
         self.parameters, self.gradients = store.parameters, store.gradients  # kept by reference, as Paddle's do
+        parts = [shard_of_bucket(store.shard, bucket) for bucket in store._buckets]
+        self.slices = [
+            (slice(p.start - store.shard.start, p.stop - store.shard.start), b.dtype)
+            for p, b in zip(parts, store._buckets, strict=True)
+        ]
+        self.used: list[bytes] = []  # what it has been told of, step by step
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
-        self.parameters -= np.float32(learning_rate) * self.gradients
+        self.used.append(used)
+        for where, dtype in self.slices:
+            rate = np.dtype(dtype).type(learning_rate)
+            self.parameters[where].view(dtype)[...] -= rate * self.gradients[where].view(dtype)
 
 
 def rate_of(step: int) -> float:
@@ -39,35 +52,48 @@ def rate_of(step: int) -> float:
 
 
 @functools.cache
-def gradients_of(rank: int, step: int, length: int) -> FloatArray:
-    """Of mixed magnitudes, so that another order of summation gives other bits."""
+def gradients_of(rank: int, step: int, length: int, buckets: tuple[Bucket, ...] = ()) -> FloatArray:
+    """Words of mixed magnitudes, so that another order of summation gives other bits; float64 where a bucket is."""
     random = np.random.default_rng([rank, step, length])
-    return (random.standard_normal(length) * 10.0 ** random.integers(-3, 4, length)).astype(np.float32)
+    values = random.standard_normal(length) * 10.0 ** random.integers(-3, 4, length)
+    found = values.astype(np.float32)
+    for b in buckets:
+        if b.dtype == "float64":
+            found[b.start : b.stop] = values[b.start : b.start + b.length // 2].view(np.float32)
+    return found
 
 
 def initial_parameters(length: int) -> FloatArray:
     return np.random.default_rng(length).standard_normal(length).astype(np.float32)
 
 
-def canonical_mean(sources: list[FloatArray], bucket: Bucket) -> FloatArray:
-    """Float32 mean of a bucket: 16-element units dealt to N chunks, chunk c summed from rank c+1 round to c."""
-    nranks, units = len(sources), -(-bucket.length // 16)
-    chunk = np.arange(bucket.length) // 16 * nranks // max(units, 1)
-    mean = np.zeros(bucket.length, np.float32)
+def canonical_mean(sources: list[FloatArray], bucket: Bucket) -> npt.NDArray[Any]:
+    """A bucket's mean in its type: 16-element units dealt to N chunks, chunk c summed from rank c+1 round to c."""
+    values = [source[bucket.start : bucket.stop].view(bucket.dtype) for source in sources]
+    nranks, size = len(values), values[0].size
+    chunk = np.arange(size) // 16 * nranks // max(-(-size // 16), 1)
+    mean = np.zeros_like(values[0])
     for c in range(nranks):
-        total = sources[(c + 1) % nranks][bucket.start : bucket.stop].copy()
+        total = values[(c + 1) % nranks].copy()
         for i in range(2, nranks + 1):
-            total = total + sources[(c + i) % nranks][bucket.start : bucket.stop]
-        mean[chunk == c] = (total * np.float32(1.0 / nranks))[chunk == c]
+            total = total + values[(c + i) % nranks]
+        mean[chunk == c] = (total * total.dtype.type(1.0 / nranks))[chunk == c]
     return mean
+
+
+def updated(parameters: FloatArray, gradients_step: int, rate: float, nranks: int, buckets: list[Bucket]) -> FloatArray:
+    """The parameters after one update by the mean of that step's gradients."""
+    after, length = parameters.copy(), parameters.size
+    sources = [gradients_of(rank, gradients_step, length, tuple(buckets)) for rank in range(nranks)]
+    for b in buckets:
+        after[b.start : b.stop].view(b.dtype)[...] -= np.dtype(b.dtype).type(rate) * canonical_mean(sources, b)
+    return after
 
 
 def parameters_after(steps: int, nranks: int, buckets: list[Bucket], length: int) -> FloatArray:
     parameters = initial_parameters(length)
     for step in range(steps):
-        sources = [gradients_of(rank, step, length) for rank in range(nranks)]
-        for b in buckets:
-            parameters[b.start : b.stop] -= np.float32(rate_of(step)) * canonical_mean(sources, b)
+        parameters = updated(parameters, step, rate_of(step), nranks, buckets)
     return parameters
 
 
@@ -78,19 +104,19 @@ def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int) ->
 
 
 @contextmanager
-def refused(store: Store, kind: type[GradSyncError], text: str | None = None) -> Iterator[None]:
-    """The block raises exactly `kind`, and leaves the store as it was."""
+def refused(store: Store, *kinds: type[GradSyncError], text: str | None = None) -> Iterator[None]:
+    """The block raises exactly one of `kinds`, and leaves the store as it was."""
     before = copy.deepcopy(vars(store))
-    with pytest.raises(kind, match=text) as caught:
+    with pytest.raises(kinds, match=text) as caught:
         yield
-    assert type(caught.value) is kind
+    assert type(caught.value) in kinds
     np.testing.assert_equal(vars(store), before)
 
 
 def deliver(store: Store, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
     """Push the rest of a bucket in pieces, and reduce it if it was the last."""
     part = shard_of_bucket(store.shard, store._buckets[bucket])
-    gradients = gradients_of(rank, store.step, length)
+    gradients = gradients_of(rank, store.step, length, tuple(store._buckets))
     for start in range(part.start + store._delivered[rank][bucket], part.stop, piece):
         data = gradients[start : min(start + piece, part.stop)]
         if store.push(rank, EPOCH, store.step, bucket, start, data):
@@ -195,14 +221,14 @@ ILLEGAL: dict[str, tuple[type[GradSyncError], str, Callable[[Store], object]]] =
 def test_what_cannot_be_right_is_refused(name: str) -> None:
     kind, text, act = ILLEGAL[name]
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
-    with refused(store, kind, f"rank 0 .*{text}"):
+    with refused(store, kind, text=f"rank 0 .*{text}"):
         act(store)
 
 
 def test_an_element_twice_is_refused() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
     store.push(1, EPOCH, 0, 0, 48, one)
-    with refused(store, ProtocolError, "rank 1 pushed words 48..49.*expected them from 49"):
+    with refused(store, ProtocolError, text="rank 1 pushed words 48..49.*expected them from 49"):
         store.push(1, EPOCH, 0, 0, 48, one)
 
 
@@ -226,7 +252,7 @@ def test_a_commit_with_one_element_missing_is_refused() -> None:
     deliver(store, 0, 0, LENGTH)
     deliver(store, 0, 1, LENGTH)
     store.push(0, EPOCH, 0, 2, 0, np.ones(15, np.float32))
-    with refused(store, ProtocolError, "rank 0 committed step 0 after 69 of 70 words"):
+    with refused(store, ProtocolError, text="rank 0 committed step 0 after 69 of 70 words"):
         store.commit(0, EPOCH, 0, Ending(0.1))
 
 
@@ -241,25 +267,312 @@ def committed_by_rank_0() -> Store:
 
 def test_anything_after_a_commit_is_refused() -> None:
     store = committed_by_rank_0()
-    with refused(store, ProtocolError, "rank 0 sent more after committing step 0"):
+    with refused(store, ProtocolError, text="rank 0 sent more after committing step 0"):
         store.push(0, EPOCH, 0, 0, 70, np.empty(0, np.float32))
-    with refused(store, ProtocolError, "rank 0 sent more after committing step 0"):
+    with refused(store, ProtocolError, text="rank 0 sent more after committing step 0"):
         store.commit(0, EPOCH, 0, Ending(0.1))
 
 
 def test_another_learning_rate_is_refused_naming_both() -> None:
     store = committed_by_rank_0()
-    with refused(store, LayoutMismatch, r"rank 1 has learning rate 0\.2 at step 0, rank 0 has 0\.1"):
+    with refused(store, LayoutMismatch, text=r"rank 1 has learning rate 0\.2 at step 0, rank 0 has 0\.1"):
         store.commit(1, EPOCH, 0, Ending(0.2))
 
 
 def test_the_step_before_is_refused_after_an_update() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
     play_step(store, LENGTH)
-    with refused(store, ProtocolError, "rank 0 sent step 0, this is step 1"):
+    with refused(store, ProtocolError, text="rank 0 sent step 0, this is step 1"):
         store.commit(0, EPOCH, 0, Ending(0.1))
-    with refused(store, ProtocolError, "rank 0 sent step 0, this is step 1"):
+    with refused(store, ProtocolError, text="rank 0 sent step 0, this is step 1"):
         store.push(0, EPOCH, 0, 2, 0, one)
+
+
+# ---- how a step ends --------------------------------------------------------------------------------------------
+
+UPDATE, AVERAGE, AGAIN, REPLACED = (
+    Ending(0.1),
+    Ending(0.0, update=False),
+    Ending(0.1, again=True),
+    Ending(0.1, replaced=True),
+)
+
+
+def push_all(store: Store) -> None:
+    for rank in range(store.nranks):
+        for bucket in range(len(store._buckets)):
+            deliver(store, rank, bucket, LENGTH)
+
+
+def end(store: Store, ending: Ending, *, used: dict[int, bytes] | None = None) -> NumpySGD:
+    """All commit; the step ends as they said."""
+    updater, step = NumpySGD(store), store.step
+    for rank in reversed(range(store.nranks)):
+        complete = store.commit(rank, EPOCH, step, ending, (used or {}).get(rank, b""))
+        assert complete == (rank == 0)
+    assert store.ending == ending
+    if ending.update:
+        store.update(updater)
+    else:
+        store.average()
+    assert store.step == step + 1
+    return updater
+
+
+def new_values(step: int, length: int) -> FloatArray:
+    """What the program gives the parameters at a step."""
+    return np.random.default_rng([77, step]).standard_normal(length).astype(np.float32)
+
+
+def replace(store: Store, values: FloatArray, *, piece: int = 10**9) -> None:
+    for start in range(store.shard.start, store.shard.stop, piece):
+        store.replace(0, EPOCH, store.step, start, values[start : min(start + piece, store.shard.stop)])
+
+
+def test_an_average_leaves_parameters_alone_and_can_be_read() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 3, LENGTH)
+    push_all(store)
+    updater = end(store, AVERAGE)
+    assert updater.used == []
+    assert store.parameters.tobytes() == initial_parameters(LENGTH).tobytes()
+    sources = [gradients_of(rank, 0, LENGTH) for rank in range(3)]
+    for bucket in PLAN:
+        assert store.gradients[bucket.start : bucket.stop].tobytes() == canonical_mean(sources, bucket).tobytes()
+
+
+def test_an_average_can_be_used_again_once() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    push_all(store)
+    end(store, AVERAGE)
+    end(store, AGAIN)
+    expected = updated(initial_parameters(LENGTH), 0, 0.1, 2, PLAN)
+    assert store.parameters.tobytes() == expected.tobytes()
+    with refused(store, ProtocolError, text="^rank 1 wants to use an average again at step 2, but there is none$"):
+        store.commit(1, EPOCH, 2, AGAIN)
+    push_all(store)
+    end(store, UPDATE)
+    assert store.parameters.tobytes() == updated(expected, 2, 0.1, 2, PLAN).tobytes()
+
+
+def test_the_last_of_two_averages_is_the_one_used_again() -> None:
+    store = make_store(Shard(16, 48), PLAN, 2, LENGTH)
+    for _ in range(2):
+        push_all(store)
+        end(store, AVERAGE)
+    end(store, AGAIN)
+    assert store.parameters.tobytes() == updated(initial_parameters(LENGTH), 1, 0.1, 2, PLAN)[16:48].tobytes()
+
+
+def test_an_average_that_was_not_used_is_gone_after_an_update() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
+    for ending in (AVERAGE, UPDATE):
+        push_all(store)
+        end(store, ending)
+    with refused(store, ProtocolError, text="^rank 0 wants to use an average again at step 2, but there is none$"):
+        store.commit(0, EPOCH, 2, AGAIN)
+
+
+def test_replaced_parameters_are_taken_before_the_update_not_earlier() -> None:
+    store = make_store(Shard(16, 70), PLAN, 2, LENGTH)
+    old, new = store.parameters.tobytes(), new_values(0, LENGTH)
+    replace(store, new, piece=7)
+    push_all(store)
+    assert store.commit(0, EPOCH, 0, REPLACED) is False
+    assert store.parameters.tobytes() == old
+    assert store.commit(1, EPOCH, 0, REPLACED) is True
+    assert store.parameters.tobytes() == old
+    store.update(NumpySGD(store))
+    assert store._replacement is None  # its memory is given back
+    after = updated(new, 0, 0.1, 2, PLAN)[16:70]
+    assert store.parameters.tobytes() == after.tobytes()
+    push_all(store)
+    end(store, UPDATE)  # they are taken once
+    expected = updated(updated(new, 0, 0.1, 2, PLAN), 1, 0.1, 2, PLAN)[16:70]
+    assert store.parameters.tobytes() == expected.tobytes()
+
+
+def test_replacement_and_average_used_again_go_together() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    push_all(store)
+    end(store, AVERAGE)
+    replace(store, new_values(1, LENGTH))
+    end(store, Ending(0.1, replaced=True, again=True))
+    assert store.parameters.tobytes() == updated(new_values(1, LENGTH), 0, 0.1, 2, PLAN).tobytes()
+
+
+def test_a_server_without_a_slice_ends_steps_in_every_way() -> None:
+    store = make_store(Shard(LENGTH, LENGTH), PLAN, 2, LENGTH)
+    for ending in (UPDATE, AVERAGE, AGAIN, REPLACED, Ending(0.1)):
+        end(store, ending)
+    assert store.step == 5
+
+
+def test_a_parameter_is_used_if_any_rank_has_used_it() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 3, LENGTH)
+    push_all(store)
+    updater = end(store, UPDATE, used={0: b"\0\1\0\0", 1: b"\0\0\0\1", 2: b"\0\1\0\0"})
+    assert updater.used == [b"\0\1\0\1"]
+    push_all(store)
+    updater = end(store, UPDATE, used={0: b"\1\0\0\0", 1: b"\0\0\0\0", 2: b"\0\0\0\0"})
+    assert updater.used == [b"\1\0\0\0"]  # nothing of the step before
+    push_all(store)
+    assert end(store, UPDATE).used == [b""]
+
+
+DISAGREEMENTS: dict[str, tuple[Ending, Ending, str]] = {
+    "update against average": (
+        UPDATE,
+        AVERAGE,
+        "ran another backward before optimizer.step() at step {step}, rank {other} called optimizer.step() after a "
+        "backward; all ranks must do the same",
+    ),
+    "average against update": (
+        AVERAGE,
+        UPDATE,
+        "called optimizer.step() after a backward at step {step}, rank {other} ran another backward before "
+        "optimizer.step(); all ranks must do the same",
+    ),
+    "learning rate": (
+        UPDATE,
+        Ending(0.3),
+        "has learning rate 0.3 at step {step}, rank {other} has 0.1; give all trainers the same --lr and scheduler",
+    ),
+    "replaced against kept": (
+        UPDATE,
+        REPLACED,
+        "changed its parameters at step {step}, rank {other} kept its parameters; load the same state on all ranks",
+    ),
+    "kept against replaced": (
+        REPLACED,
+        UPDATE,
+        "kept its parameters at step {step}, rank {other} changed its parameters; load the same state on all ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_another_ending_is_refused_saying_what_both_did(name: str) -> None:
+    first, second, text = DISAGREEMENTS[name]
+    store = make_store(Shard(0, LENGTH), PLAN, 3, LENGTH)
+    push_all(store)
+    replace(store, new_values(0, LENGTH))
+    assert store.commit(0, EPOCH, 0, first) is False
+    with refused(store, LayoutMismatch, text=f"^rank 2 {re.escape(text.format(step=0, other=0))}$"):
+        store.commit(2, EPOCH, 0, second)
+
+
+@pytest.mark.parametrize(("first", "second"), [(UPDATE, AGAIN), (AGAIN, UPDATE)])
+def test_with_and_without_another_backward_is_refused(first: Ending, second: Ending) -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    push_all(store)
+    end(store, AVERAGE)
+    for rank, ending in enumerate((first, second)):
+        if not ending.again:
+            for bucket in range(3):
+                deliver(store, rank, bucket, LENGTH)
+    store.commit(0, EPOCH, 1, first)
+    words = {UPDATE: "after a backward", AGAIN: "without another backward"}
+    text = f"{words[second]} at step 1, rank 0 called optimizer.step() {words[first]}; all ranks must do the same"
+    with refused(store, LayoutMismatch, text=rf"^rank 1 called optimizer\.step\(\) {re.escape(text)}$"):
+        store.commit(1, EPOCH, 1, second)
+
+
+def test_another_number_of_parameters_is_refused() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 3, LENGTH)
+    push_all(store)
+    store.commit(1, EPOCH, 0, UPDATE, b"\1\1\0")
+    with refused(store, ProtocolError, text="^rank 0 told of 2 parameters at step 0, not 3$"):
+        store.commit(0, EPOCH, 0, UPDATE, b"\1\1")
+    with refused(store, ProtocolError, text="^rank 2 told of 0 parameters at step 0, not 3$"):
+        store.commit(2, EPOCH, 0, UPDATE)
+
+
+def test_a_mask_after_one_that_stands_for_all_is_refused() -> None:
+    """Otherwise what the first has used would be left out."""
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    push_all(store)
+    store.commit(0, EPOCH, 0, UPDATE)
+    with refused(store, ProtocolError, text="^rank 1 told of 2 parameters at step 0, not 0$"):
+        store.commit(1, EPOCH, 0, UPDATE, b"\0\1")
+
+
+def test_an_average_to_be_used_again_is_refused_with_pushes() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    push_all(store)
+    end(store, AVERAGE)
+    deliver(store, 1, 2, LENGTH)
+    with refused(store, ProtocolError, text="^rank 1 committed step 1 after 16 of 70 words$"):
+        store.commit(1, EPOCH, 1, AGAIN)
+
+
+def test_an_average_to_be_used_again_without_an_update_is_refused() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
+    push_all(store)
+    end(store, AVERAGE)
+    with refused(store, ProtocolError, text="^rank 0 wants to use an average again at step 1, but there is none$"):
+        store.commit(0, EPOCH, 1, Ending(0.1, update=False, again=True))
+
+
+def test_a_replacement_must_be_whole_from_rank_0_and_in_order() -> None:
+    store, values = make_store(Shard(16, 48), PLAN, 2, LENGTH), new_values(0, LENGTH)
+    push_all(store)
+    with refused(store, ProtocolError, text="^rank 0 replaced 0 of 32 words at step 0$"):
+        store.commit(0, EPOCH, 0, REPLACED)
+    with refused(store, ProtocolError, text="^rank 1 sent parameters from word 16, expected 16 from rank 0$"):
+        store.replace(1, EPOCH, 0, 16, values[16:48])
+    with refused(store, ProtocolError, text="^rank 0 sent parameters from word 17, expected 16 from rank 0$"):
+        store.replace(0, EPOCH, 0, 17, values[17:18])
+    with refused(store, ProtocolError, text="^rank 0 sent parameters from word 16, expected 16 from rank 0$"):
+        store.replace(0, EPOCH, 0, 16, values[16:49])
+    store.replace(0, EPOCH, 0, 16, values[16:20])
+    with refused(store, ProtocolError, text="^rank 0 sent parameters from word 16, expected 20 from rank 0$"):
+        store.replace(0, EPOCH, 0, 16, values[16:20])
+    with refused(store, ProtocolError, text="^rank 0 replaced 4 of 32 words at step 0$"):
+        store.commit(0, EPOCH, 0, REPLACED)
+    store.replace(0, EPOCH, 0, 20, values[20:48])
+    with refused(store, ProtocolError, text="^rank 0 sent parameters from word 48, expected 48 from rank 0$"):
+        store.replace(0, EPOCH, 0, 48, values[48:49])
+    store.commit(0, EPOCH, 0, REPLACED)
+    with refused(store, ProtocolError, text="^rank 0 sent more after committing step 0$"):
+        store.replace(0, EPOCH, 0, 16, values[16:48])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "kind", "text"),
+    [
+        (2, 0, StaleEpoch, "^rank 0 sent a message of epoch 2, this is epoch 3$"),
+        (EPOCH, 1, ProtocolError, "^rank 0 sent step 1, this is step 0$"),
+    ],
+)
+def test_a_replacement_of_another_time_is_refused(epoch: int, step: int, kind: type[GradSyncError], text: str) -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    with refused(store, kind, text=text):
+        store.replace(0, epoch, step, 0, one)
+
+
+# ---- two dtypes -------------------------------------------------------------------------------------------------
+
+MIXED = [Bucket(160, 224, "float64"), Bucket(96, 160, "float64"), Bucket(32, 96), Bucket(0, 32)]
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("servers", [1, 2, 3, 5, 14, 20])
+def test_float64_is_averaged_in_float64_wherever_a_shard_cuts_it(nranks: int, servers: int) -> None:
+    stores = [make_store(shard, MIXED, nranks, 224) for shard in plan_shards(224, servers)]
+    for _ in range(3):
+        for store in stores:
+            play_step(store, 224, piece=7)
+    together = np.concatenate([store.parameters for store in stores])
+    assert together.tobytes() == parameters_after(3, nranks, MIXED, 224).tobytes()
+
+
+def test_the_model_of_these_tests_tells_float64_from_float32() -> None:
+    sources = [gradients_of(rank, 0, 224, tuple(MIXED)) for rank in range(3)]
+    mean = canonical_mean(sources, MIXED[0])
+    assert mean.dtype == np.float64
+    assert (mean != mean.astype(np.float32)).all()
+    wide = [source[160:224].view(np.float64) for source in sources]
+    np.testing.assert_allclose(mean, np.mean(wide, axis=0), rtol=1e-9, atol=1e-12)
 
 
 # ---- any order, any pieces, any sizes ---------------------------------------------------------------------------
@@ -273,8 +586,23 @@ def plans(draw: st.DrawFn) -> tuple[int, list[Bucket]]:
     return length, [Bucket(a, b) for a, b in pairwise(edges)][::-1]
 
 
+@st.composite
+def mixed_plans(draw: st.DrawFn) -> tuple[int, list[Bucket]]:
+    """As of arenas: cut at cache lines, each bucket of either dtype."""
+    units = sorted(draw(st.sets(st.integers(1, 9), max_size=4)))
+    edges = [16 * unit for unit in [0, *units]]
+    dtypes = st.sampled_from(["float32", "float64"])
+    return edges[-1], [Bucket(a, b, draw(dtypes)) for a, b in pairwise(edges)][::-1]
+
+
 @settings(max_examples=40, deadline=None)
-@given(plans(), st.integers(1, 4), st.integers(1, 5), st.randoms(use_true_random=False), st.integers(1, 60))
+@given(
+    st.one_of(plans(), mixed_plans()),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+    st.integers(1, 60),
+)
 def test_arrival_order_and_piece_sizes_never_matter(
     plan: tuple[int, list[Bucket]], nranks: int, servers: int, random: Random, piece: int
 ) -> None:
@@ -293,29 +621,55 @@ def test_arrival_order_and_piece_sizes_never_matter(
     assert together.tobytes() == parameters_after(1, nranks, buckets, length).tobytes()
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Trainers of several servers push and commit as they like; each server is compared with the whole model."""
+USED = 3  # parameters that the masks of the machine tell of
 
-    @initialize(plan=plans(), nranks=st.integers(1, 4), servers=st.integers(1, 4))
-    def begin(self, plan: tuple[int, list[Bucket]], nranks: int, servers: int) -> None:
+
+def mask_of(rank: int, step: int) -> bytes:
+    return np.random.default_rng([rank, step]).integers(0, 2, USED).astype(np.uint8).tobytes()
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Trainers of several servers push, replace parameters and end steps as they like, all in the same way; each server
+    is compared with the whole model. How steps end is drawn once, and repeats."""
+
+    @initialize(
+        plan=st.one_of(plans(), mixed_plans()),
+        nranks=st.integers(1, 4),
+        servers=st.integers(1, 4),
+        kinds=st.lists(st.sampled_from(["update", "average", "replaced", "again", "again, replaced"]), min_size=1),
+    )
+    def begin(self, plan: tuple[int, list[Bucket]], nranks: int, servers: int, kinds: list[str]) -> None:
+        self.kinds = kinds
         self.length, self.buckets = plan
         self.nranks = nranks
         self.stores = [make_store(s, self.buckets, nranks, self.length) for s in plan_shards(self.length, servers)]
         self.models = [initial_parameters(self.length)]
-        self.begin_steps()
-
-    def begin_steps(self) -> None:
+        self.endings: list[Ending] = []
         self.sent = [self.nothing_sent() for _ in self.stores]
+        self.replaced = [0 for _ in self.stores]
         self.committed: list[set[int]] = [set() for _ in self.stores]
 
     def nothing_sent(self) -> list[list[int]]:
         return [[0] * len(self.buckets) for _ in range(self.nranks)]
 
+    def ending(self, step: int) -> Ending:
+        while len(self.endings) <= step:
+            at = len(self.endings)
+            kind, averaged = self.kinds[at % len(self.kinds)], at > 0 and not self.endings[-1].update
+            self.endings.append(
+                Ending(0.0, update=False)
+                if kind == "average"
+                else Ending(rate_of(at), replaced="replaced" in kind, again=averaged and "again" in kind)
+            )
+        return self.endings[step]
+
     def part(self, server: int, bucket: int) -> Shard:
         return shard_of_bucket(self.stores[server].shard, self.buckets[bucket])
 
     def left(self, server: int, rank: int, bucket: int) -> int:
-        return self.part(server, bucket).length - self.sent[server][rank][bucket]
+        """Words still to be pushed."""
+        again = self.ending(self.stores[server].step).again
+        return 0 if again else self.part(server, bucket).length - self.sent[server][rank][bucket]
 
     def open_ranks(self) -> list[tuple[int, int]]:
         pairs = [(s, r) for s in range(len(self.stores)) for r in range(self.nranks)]
@@ -325,32 +679,67 @@ class StoreMachine(RuleBasedStateMachine):
         triples = [(s, r, b) for s, r in self.open_ranks() for b in range(len(self.buckets))]
         return [triple for triple in triples if self.left(*triple)]
 
+    def to_replace(self, server: int) -> int:
+        """Words of the parameters that rank 0 has still to send to this server before it commits."""
+        store = self.stores[server]
+        return store.shard.length - self.replaced[server] if self.ending(store.step).replaced else 0
+
+    def replacing(self) -> list[int]:
+        return [s for s in range(len(self.stores)) if 0 not in self.committed[s] and self.to_replace(s)]
+
     def ready(self) -> list[tuple[int, int]]:
-        waiting = {(s, r) for s, r, _ in self.pending()}
+        waiting = {(s, r) for s, r, _ in self.pending()} | {(s, 0) for s in self.replacing()}
         return [pair for pair in self.open_ranks() if pair not in waiting]
 
     def push(self, server: int, rank: int, bucket: int, size: int) -> None:
         store, sent = self.stores[server], self.sent[server]
         start = self.part(server, bucket).start + sent[rank][bucket]
-        data = gradients_of(rank, store.step, self.length)[start : start + size]
+        data = gradients_of(rank, store.step, self.length, tuple(self.buckets))[start : start + size]
         complete = store.push(rank, EPOCH, store.step, bucket, start, data)
         sent[rank][bucket] += size
         assert complete == (size > 0 and not any(self.left(server, r, bucket) for r in range(self.nranks)))
         if complete:
             store.reduce(bucket)
 
-    def commit(self, server: int, rank: int) -> None:
+    def replace(self, server: int, size: int) -> None:
         store = self.stores[server]
-        complete = store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
+        start = store.shard.start + self.replaced[server]
+        store.replace(0, EPOCH, store.step, start, new_values(store.step, self.length)[start : start + size])
+        self.replaced[server] += size
+
+    def commit(self, server: int, rank: int) -> None:
+        store, ending = self.stores[server], self.ending(self.stores[server].step)
+        complete = store.commit(rank, EPOCH, store.step, ending, mask_of(rank, store.step))
         self.committed[server].add(rank)
         assert complete == (len(self.committed[server]) == self.nranks)
-        if complete:
-            store.update(NumpySGD(store))
-            self.sent[server], self.committed[server] = self.nothing_sent(), set()
+        assert store.ending == ending
+        if not complete:
+            return
+        updater, step = NumpySGD(store), store.step
+        if ending.update:
+            store.update(updater)
+            masks = [np.frombuffer(mask_of(r, step), np.uint8) for r in range(self.nranks)]
+            assert updater.used == [np.bitwise_or.reduce(masks).tobytes()]
+        else:
+            store.average()
+            self.compare_average(store, step)
+        self.sent[server], self.committed[server], self.replaced[server] = self.nothing_sent(), set(), 0
+
+    def compare_average(self, store: Store, step: int) -> None:
+        sources = [gradients_of(rank, step, self.length, tuple(self.buckets)) for rank in range(self.nranks)]
+        mean = np.zeros(self.length, np.float32)
+        for b in self.buckets:
+            mean[b.start : b.stop].view(b.dtype)[...] = canonical_mean(sources, b)
+        assert store.gradients.tobytes() == mean[store.shard.start : store.shard.stop].tobytes()
 
     def model(self, step: int) -> FloatArray:
         while len(self.models) <= step:
-            self.models.append(parameters_after(len(self.models), self.nranks, self.buckets, self.length))
+            done = len(self.models) - 1
+            ending, parameters = self.ending(done), self.models[-1]
+            if ending.update:
+                base = new_values(done, self.length) if ending.replaced else parameters
+                parameters = updated(base, done - ending.again, ending.learning_rate, self.nranks, self.buckets)
+            self.models.append(parameters)
         return self.models[step]
 
     @precondition(lambda self: self.pending())
@@ -359,12 +748,20 @@ class StoreMachine(RuleBasedStateMachine):
         server, rank, bucket = data.draw(st.sampled_from(self.pending()))
         self.push(server, rank, bucket, data.draw(st.integers(0, self.left(server, rank, bucket))))
 
+    @precondition(lambda self: self.replacing())
+    @rule(data=st.data())
+    def replace_a_piece(self, data: st.DataObject) -> None:
+        server = data.draw(st.sampled_from(self.replacing()))
+        self.replace(server, data.draw(st.integers(0, self.to_replace(server))))
+
     @precondition(lambda self: self.open_ranks())
     @rule(data=st.data())
-    def push_the_rest_and_commit(self, data: st.DataObject) -> None:
+    def send_the_rest_and_commit(self, data: st.DataObject) -> None:
         server, rank = data.draw(st.sampled_from(self.open_ranks()))
         for bucket in data.draw(st.permutations(range(len(self.buckets)))):
             self.push(server, rank, bucket, self.left(server, rank, bucket))
+        if rank == 0:
+            self.replace(server, self.to_replace(server))
         self.commit(server, rank)
 
     @precondition(lambda self: self.ready())
@@ -375,18 +772,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), epoch=st.sampled_from([0, EPOCH - 1, EPOCH + 1]))
     def another_epoch(self, data: st.DataObject, epoch: int) -> None:
         store, rank = data.draw(st.sampled_from(self.stores)), data.draw(st.integers(0, self.nranks - 1))
-        with refused(store, StaleEpoch):
-            store.push(rank, epoch, store.step, 0, store.shard.start, one)
-        with refused(store, StaleEpoch):
-            store.commit(rank, epoch, store.step, Ending(rate_of(store.step)))
+        self.refuse_all(store, StaleEpoch, rank, epoch, store.step)
 
     @rule(data=st.data(), offset=st.sampled_from([-1, 1, 7]))
     def another_step(self, data: st.DataObject, offset: int) -> None:
         store, rank = data.draw(st.sampled_from(self.stores)), data.draw(st.integers(0, self.nranks - 1))
-        with refused(store, ProtocolError):
-            store.push(rank, EPOCH, store.step + offset, 0, store.shard.start, one)
-        with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step + offset, Ending(rate_of(store.step)))
+        self.refuse_all(store, ProtocolError, rank, EPOCH, store.step + offset)
+
+    def refuse_all(self, store: Store, kind: type[GradSyncError], rank: int, epoch: int, step: int) -> None:
+        with refused(store, kind):
+            store.push(rank, epoch, step, 0, store.shard.start, one)
+        with refused(store, kind):
+            store.commit(rank, epoch, step, Ending(rate_of(store.step)))
+        with refused(store, kind):
+            store.replace(rank, epoch, step, store.shard.start, one)
 
     @precondition(lambda self: self.pending())
     @rule(data=st.data())
@@ -404,32 +803,65 @@ class StoreMachine(RuleBasedStateMachine):
         with refused(store, ProtocolError):
             store.push(rank, EPOCH, store.step, len(self.buckets), at, one)
 
+    @precondition(lambda self: self.open_ranks())
+    @rule(data=st.data())
+    def wrong_parameters(self, data: st.DataObject) -> None:
+        server, rank = data.draw(st.sampled_from(self.open_ranks()))
+        store = self.stores[server]
+        at = store.shard.start + self.replaced[server]
+        with refused(store, ProtocolError):
+            store.replace(rank, EPOCH, store.step, at + 1, one)
+        with refused(store, ProtocolError):
+            store.replace(rank, EPOCH, store.step, at, np.ones(store.shard.stop - at + 1, np.float32))
+        if rank:
+            with refused(store, ProtocolError):
+                store.replace(rank, EPOCH, store.step, at, one[:0])
+
     @precondition(lambda self: self.pending())
     @rule(data=st.data())
     def commit_with_pushes_missing(self, data: st.DataObject) -> None:
         server, rank, _ = data.draw(st.sampled_from(self.pending()))
         store = self.stores[server]
         with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
+            store.commit(rank, EPOCH, store.step, self.ending(store.step), mask_of(rank, store.step))
+
+    @precondition(lambda self: any((s, 0) not in {(s, r) for s, r, _ in self.pending()} for s in self.replacing()))
+    @rule(data=st.data())
+    def commit_with_parameters_missing(self, data: st.DataObject) -> None:
+        pushing = {(s, r) for s, r, _ in self.pending()}
+        server = data.draw(st.sampled_from([s for s in self.replacing() if (s, 0) not in pushing]))
+        store = self.stores[server]
+        with refused(store, ProtocolError, text="rank 0 replaced"):
+            store.commit(0, EPOCH, store.step, self.ending(store.step), mask_of(0, store.step))
 
     @precondition(lambda self: any(self.committed))
     @rule(data=st.data())
     def more_after_a_commit(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from([s for s, ranks in enumerate(self.committed) if ranks]))
         rank, store = data.draw(st.sampled_from(sorted(self.committed[server]))), self.stores[server]
-        with refused(store, ProtocolError):
-            store.push(rank, EPOCH, store.step, 0, store.shard.start, one)
-        with refused(store, ProtocolError):
-            store.commit(rank, EPOCH, store.step, Ending(rate_of(store.step)))
+        self.refuse_all(store, ProtocolError, rank, EPOCH, store.step)
 
     @precondition(lambda self: any(self.committed[server] for server, _ in self.ready()))
-    @rule(data=st.data())
-    def another_learning_rate(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), what=st.sampled_from(["learning_rate", "update", "replaced", "again", "used"]))
+    def disagree(self, data: st.DataObject, what: str) -> None:
+        """With those who have committed, on any part of how the step ends."""
         pairs = [(server, rank) for server, rank in self.ready() if self.committed[server]]
         server, rank = data.draw(st.sampled_from(pairs))
-        store = self.stores[server]
-        with refused(store, LayoutMismatch):
-            store.commit(rank, EPOCH, store.step, Ending(2 * rate_of(store.step)))
+        store, mask = self.stores[server], mask_of(rank, self.stores[server].step)
+        ending = self.ending(store.step)
+        if what == "used":
+            with refused(store, ProtocolError):
+                store.commit(rank, EPOCH, store.step, ending, mask + b"\1")
+            return
+        other = {
+            "learning_rate": dataclasses.replace(ending, learning_rate=ending.learning_rate + 0.5),
+            "update": dataclasses.replace(ending, update=not ending.update),
+            "replaced": dataclasses.replace(ending, replaced=not ending.replaced),
+            "again": dataclasses.replace(ending, again=not ending.again),
+        }[what]
+        impossible = what == "again" or (what == "update" and ending.again) or (what == "replaced" and rank == 0)
+        with refused(store, LayoutMismatch, *[ProtocolError] * impossible):
+            store.commit(rank, EPOCH, store.step, other, mask)
 
     @invariant()
     def every_server_has_its_slice_of_the_model(self) -> None:
@@ -437,7 +869,9 @@ class StoreMachine(RuleBasedStateMachine):
             expected = self.model(store.step)[store.shard.start : store.shard.stop]
             assert store.parameters.tobytes() == expected.tobytes()
             assert store.waiting_for() == [r for r in range(self.nranks) if r not in self.committed[server]]
+            assert not store.padded_parameters[store.shard.length :].any()
+            assert not store.padded_gradients[store.shard.length :].any()
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

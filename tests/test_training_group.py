@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -27,12 +27,23 @@ from common.errors import (
     UsageError,
     error_from_name,
 )
-from common.gradsync_pb2 import Chunk, Commit, Gather, Goodbye, Hello, ServerMessage, TrainerMessage
-from common.optimizers import SGD, Adam, Optimizer
-from common.updater import Updater, make_updater
+from common.gradsync_pb2 import (
+    Chunk,
+    Commit,
+    Configure,
+    Gather,
+    Goodbye,
+    Hello,
+    ServerMessage,
+    StatePiece,
+    StateRequest,
+    TrainerMessage,
+)
+from common.optimizers import SGD, Adam, Momentum, Optimizer
+from common.updater import Accumulator, Part, StatefulUpdater, Updater, make_updater
 from ps.shards import plan_shards, shard_of_bucket
 from ps.training_group import Outbox, TrainingGroup
-from ps.wire import chunks, data_of, describe
+from ps.wire import chunks, data_of, describe, optimizer_message, state_of, state_pieces
 
 SHAPES = [("w", (5, 9)), ("b", (9,)), ("v", (3,))]
 LAYOUT = Layout.of(SHAPES)  # 48 + 16 + 16 elements
@@ -56,10 +67,45 @@ def numpy_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients
     return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
 
 
+class NumpyMomentum:
+    """v = v / 2 + g; p -= lr * v, for each part that is used."""
+
+    def __init__(self, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]) -> None:
+        self.parameters, self.gradients, self.parts = parameters, gradients, parts
+        self.velocity: dict[str, FloatArray] = {}
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
+        for part in self.parts:
+            if not used or used[part.slot]:
+                gradients = self.gradients[part.start : part.stop]
+                v = self.velocity.get(part.name, np.zeros(part.count, np.float32)) / np.float32(2) + gradients
+                self.velocity[part.name] = v
+                self.parameters[part.start : part.stop] -= np.float32(learning_rate) * v
+
+    def state(self) -> list[Accumulator]:
+        parts = [part for part in self.parts if part.name in self.velocity]
+        return [Accumulator(f"{p.name}_v", p.slot, p.size, p.first, self.velocity[p.name].copy()) for p in parts]
+
+    def load(self, state: Sequence[Accumulator]) -> None:
+        given = {each.key.removesuffix("_v"): each.values for each in state}
+        for part in self.parts:
+            if part.name not in given:
+                raise UsageError(f"the optimizer state does not fit the optimizer: {part.name} not found")
+            self.velocity[part.name] = given[part.name]
+
+
+def numpy_part_updater(
+    optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]
+) -> StatefulUpdater:
+    """Stands in for `make_part_updater`."""
+    return NumpyMomentum(parameters, gradients, parts)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ps.training_group.make_updater", numpy_updater)
+        patch.setattr("ps.training_group.make_part_updater", numpy_part_updater)
         yield
 
 
@@ -431,6 +477,340 @@ def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPa
     setting.failed(UsageError, "Paddle is not installed")
 
 
+# ---- the optimizer of a user's program --------------------------------------------------------------------------
+
+NAMES = ["w", "b", ""]  # the last slot is no parameter, and is never updated
+
+
+def configure_message(rank: int, optimizer: Optimizer | None = None, names: Sequence[str] = NAMES) -> TrainerMessage:
+    named = optimizer_message(optimizer or Momentum())
+    return TrainerMessage(configure=Configure(rank=rank, optimizer=named, names=names))
+
+
+def state_message(piece: StatePiece) -> TrainerMessage:
+    return TrainerMessage(state=piece)
+
+
+def request_message(epoch: int = 0) -> TrainerMessage:
+    return TrainerMessage(state_request=StateRequest(epoch=epoch))
+
+
+def update_message(step: int, **fields: object) -> TrainerMessage:
+    return TrainerMessage(commit=Commit(step=step, learning_rate=RATE, update=True, **fields))
+
+
+def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[Outbox] = ()) -> Setting:
+    """As `running`, but with the optimizer still to be named."""
+    setting = Setting(TrainingGroup(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
+    for rank in range(nranks):
+        enter(setting.group, register_message(rank, optimizer=None), setting.inboxes[rank])
+    setting.say(0, parameters_message(0, parameters_of(0)))
+    return setting
+
+
+def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[Outbox] = ()) -> Setting:
+    setting = registered(nranks, timeout=timeout, inboxes=inboxes)
+    for rank in reversed(range(nranks)):
+        setting.say(rank, configure_message(rank))
+    return setting
+
+
+def update(setting: Setting, step: int, ranks: Iterable[int] = (1, 0), **fields: object) -> None:
+    for rank in ranks:
+        setting.push_all(rank, step)
+        setting.say(rank, update_message(step, **fields))
+
+
+class Momenta:
+    """The parameters and velocities that two ranks' group must have."""
+
+    def __init__(self) -> None:
+        self.parameters, self.velocity = parameters_of(0), np.zeros(LAYOUT.length, np.float32)
+
+    def update(self, step: int, used: bytes = b"\1\1\0") -> None:
+        mean = (gradients_of(0, step) + gradients_of(1, step)) * np.float32(0.5)
+        for slot, name, use in zip(LAYOUT.slots, NAMES, used, strict=True):
+            if name and use:
+                where = slice(slot.start, slot.stop)
+                self.velocity[where] = self.velocity[where] / np.float32(2) + mean[where]
+                self.parameters[where] -= np.float32(RATE) * self.velocity[where]
+
+    def state(self) -> dict[str, bytes]:
+        slots = LAYOUT.slots[:2]
+        return {f"{slot.name}_v": self.velocity[slot.start : slot.stop].tobytes() for slot in slots}
+
+
+def served(inbox: Inbox, step: int) -> FloatArray:
+    found = np.full(LAYOUT.length, np.nan, np.float32)
+    inbox.parameters(step, found)
+    return found
+
+
+def states(inbox: Inbox) -> list[dict[str, bytes]]:
+    """The optimizer states that have arrived whole."""
+    found, begun = [], []
+    for message in inbox.of_kind("state"):
+        begun.append(message.state)
+        if message.state.last:
+            found.append({each.key: each.values.tobytes() for each in state_of(begun)})
+            begun = []
+    assert not begun
+    return found
+
+
+def test_a_named_optimizer_updates_what_is_used() -> None:
+    setting, expected = configured(2), Momenta()
+    update(setting, 0)
+    expected.update(0)
+    update(setting, 1, used=b"\0\1\1")
+    expected.update(1, b"\0\1\0")
+    setting.push_all(0, 2)
+    setting.say(0, update_message(2, used=b"\1\0\0"))
+    setting.push_all(1, 2)
+    setting.say(1, update_message(2, used=b"\0\1\0"))
+    expected.update(2)
+    for inbox in setting.inboxes:
+        assert served(inbox, 3).tobytes() == expected.parameters.tobytes()
+
+
+def test_averages_and_updates_follow_each_other() -> None:
+    setting, expected = registered(2), Momenta()
+    for rank in (0, 1):
+        setting.step(rank, 0, update=False)
+    for rank in (0, 1):  # as a program's first optimizer.step() does
+        setting.say(rank, configure_message(rank))
+        setting.say(rank, update_message(1, again=True))
+    expected.update(0)
+    update(setting, 2)
+    expected.update(2)
+    mean = (gradients_of(0, 0) + gradients_of(1, 0)) * np.float32(0.5)
+    for inbox in setting.inboxes:
+        assert served(inbox, 1).tobytes() == mean.tobytes()
+        assert served(inbox, 3).tobytes() == expected.parameters.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (configure_message(1, Adam()), r"Momentum\(.*\) against Adam\(.*\); make the same optimizer on all ranks$"),
+        (configure_message(1, Momentum(momentum=0.5)), r".*momentum=0\.9.* against Momentum\(.*momentum=0\.5"),
+        (configure_message(1, None, ["w", "c", ""]), r"other parameter names against Momentum\("),
+    ],
+    ids=["optimizer", "setting", "names"],
+)
+def test_trainers_that_name_different_optimizers_are_told(second: TrainerMessage, text: str) -> None:
+    setting = registered(2)
+    setting.say(0, configure_message(0))
+    setting.say(1, second)
+    setting.failed(LayoutMismatch, f"^rank 0 and rank 1 disagree on the optimizer: {text}")
+
+
+def without_optimizer() -> TrainerMessage:
+    return TrainerMessage(configure=Configure(rank=1, names=NAMES))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [configure_message(1, None, NAMES[:2]), configure_message(1, None, [*NAMES, "x"]), without_optimizer()],
+    ids=["a name too few", "a name too many", "no optimizer"],
+)
+def test_a_wrong_configuration_fails_all(message: TrainerMessage) -> None:
+    setting = registered(2)
+    setting.say(1, message)
+    setting.failed(ProtocolError, "^rank 1 sent a wrong configuration at step 0$")
+
+
+def test_a_configuration_beside_a_registered_optimizer_fails_all() -> None:
+    setting = running(2)
+    setting.say(1, configure_message(1))
+    setting.failed(ProtocolError, "^rank 1 sent a wrong configuration at step 0$")
+
+
+def test_a_configuration_of_another_epoch_fails_all() -> None:
+    setting = registered(2)
+    setting.say(1, TrainerMessage(configure=Configure(epoch=4, rank=1, names=NAMES)))
+    setting.failed(StaleEpoch, "^rank 1 sent a message of epoch 4, this is epoch 0$")
+
+
+@pytest.mark.parametrize("message", [configure_message(1), state_message(StatePiece(last=True))])
+def test_an_optimizer_before_anyone_registered_is_refused(message: TrainerMessage) -> None:
+    setting = open_group(2)
+    with pytest.raises(ProtocolError, match=r"^rank 1 sent (data before registering|optimizer state at step 0)"):
+        setting.group.handle(1, message)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_update_without_naming_an_optimizer_fails_all(rank: int) -> None:
+    setting = registered(2)
+    setting.say(1 - rank, configure_message(1 - rank))
+    setting.push_all(rank, 0)
+    setting.say(rank, update_message(0))
+    setting.failed(ProtocolError, f"^rank {rank} asked for an update at step 0 without naming an optimizer$")
+
+
+def test_an_unknown_optimizer_fails_all() -> None:
+    setting, message = registered(2), configure_message(0)
+    message.configure.optimizer.name = "adamm"
+    setting.say(0, message)
+    setting.failed(UsageError, "unknown optimizer 'adamm'; did you mean 'adam'")
+
+
+# ---- its state --------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_told_to_whoever_asks_whenever_it_asks() -> None:
+    setting, expected = configured(2), Momenta()
+    setting.say(1, request_message())  # there is none yet
+    update(setting, 0)
+    expected.update(0)
+    first = expected.state()
+    setting.say(1, request_message())
+    setting.push_all(0, 1)
+    setting.say(0, request_message())  # after its pushes
+    setting.say(0, update_message(1))
+    setting.say(1, request_message())  # while the other waits for it
+    setting.push_all(1, 1)
+    setting.say(1, request_message())
+    setting.say(1, update_message(1))
+    expected.update(1)
+    setting.say(0, request_message())
+    assert states(setting.inboxes[0]) == [first, expected.state()]
+    assert states(setting.inboxes[1]) == [{}, first, first, first]
+
+
+def test_a_state_told_is_that_of_its_moment_for_a_slow_reader() -> None:
+    setting = configured(2, inboxes=[Inbox(), Outbox()])
+    update(setting, 0)
+    expected = Momenta()
+    expected.update(0)
+    setting.say(1, request_message())
+    update(setting, 1)
+    setting.group.fail(PeerLost("end of test"))
+    pieces = [m.state for m in setting.inboxes[1] if m.WhichOneof("kind") == "state"]
+    assert {each.key: each.values.tobytes() for each in state_of(pieces)} == expected.state()
+
+
+def test_a_state_asked_for_where_there_is_none_fails_all() -> None:
+    setting = registered(2)
+    setting.say(1, request_message())
+    setting.failed(ProtocolError, "^rank 1 asked for optimizer state at step 0, but there is no optimizer$")
+
+
+def test_a_state_asked_for_in_another_epoch_fails_all() -> None:
+    setting = configured(2)
+    setting.say(1, request_message(epoch=3))
+    setting.failed(StaleEpoch, "^rank 1 sent a message of epoch 3, this is epoch 0$")
+
+
+def loaded(velocity: FloatArray) -> list[Accumulator]:
+    slots = LAYOUT.slots[:2]
+    return [Accumulator(f"{s.name}_v", i, s.size, 0, velocity[s.start : s.stop]) for i, s in enumerate(slots)]
+
+
+@pytest.mark.parametrize("limit", [4, 12, 400])
+def test_a_state_of_many_pieces_is_loaded_when_the_last_has_come(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.wire.CHUNK_BYTES", limit)
+    setting, expected = configured(2), Momenta()
+    update(setting, 0)
+    expected.update(0)
+    before = expected.state()
+    expected.velocity = np.arange(LAYOUT.length, dtype=np.float32)
+    *pieces, last = state_pieces(loaded(expected.velocity), epoch=0)
+    assert len(pieces) == {4: 54, 12: 18, 400: 2}[limit]
+    for piece in pieces:
+        setting.say(0, state_message(piece))
+    setting.say(1, request_message())
+    setting.say(0, state_message(last))
+    setting.say(1, request_message())
+    assert states(setting.inboxes[1]) == [before, expected.state()]
+    update(setting, 1)
+    expected.update(1)
+    assert served(setting.inboxes[1], 2).tobytes() == expected.parameters.tobytes()
+
+
+def test_a_state_can_be_loaded_before_the_first_update_and_twice() -> None:
+    setting, expected = configured(2), Momenta()
+    for factor in (3, 5):
+        expected.velocity = factor * np.arange(LAYOUT.length, dtype=np.float32)
+        for piece in state_pieces(loaded(expected.velocity), epoch=0):
+            setting.say(0, state_message(piece))
+    update(setting, 0)
+    expected.update(0)
+    assert served(setting.inboxes[0], 1).tobytes() == expected.parameters.tobytes()
+
+
+def test_a_state_from_another_rank_than_0_fails_all() -> None:
+    setting = configured(2)
+    setting.say(1, state_message(StatePiece(last=True)))
+    setting.failed(ProtocolError, "^rank 1 sent optimizer state at step 0, expected it from rank 0 only$")
+
+
+def test_a_state_of_another_epoch_fails_all() -> None:
+    setting = configured(2)
+    setting.say(0, state_message(StatePiece(epoch=2, last=True)))
+    setting.failed(StaleEpoch, "^rank 0 sent a message of epoch 2, this is epoch 0$")
+
+
+def test_a_state_with_something_missing_is_a_usage_error_to_all() -> None:
+    setting = configured(3)
+    for piece in state_pieces(loaded(np.ones(LAYOUT.length, np.float32))[:1], epoch=0):
+        setting.say(0, state_message(piece))
+    setting.failed(UsageError, "^the optimizer state does not fit the optimizer: b not found$")
+
+
+def test_a_state_of_an_unknown_dtype_fails_all() -> None:
+    setting = configured(2)
+    setting.say(0, state_message(StatePiece(key="w_v", dtype="object", size=45, data=b"abcd")))
+    setting.say(0, state_message(StatePiece(last=True)))
+    setting.failed(ProtocolError, "^optimizer state w_v is 'object', not one of float32, float64$")
+
+
+# ---- parameters sent again --------------------------------------------------------------------------------------
+
+
+def test_parameters_sent_again_are_those_that_the_update_begins_with() -> None:
+    setting, expected = configured(2), Momenta()
+    update(setting, 0)
+    expected.update(0)
+    new = parameters_of(9)
+    for start in (0, 33):
+        stop = 33 if start == 0 else LAYOUT.length
+        setting.say(0, TrainerMessage(parameters=Chunk(step=1, start=start, data=new[start:stop].tobytes())))
+    update(setting, 1, replaced=True)
+    expected.parameters = new
+    expected.update(1)
+    for inbox in setting.inboxes:
+        assert served(inbox, 2).tobytes() == expected.parameters.tobytes()
+
+
+def test_parameters_sent_again_do_not_change_those_that_a_slow_trainer_still_reads() -> None:
+    """Rank 0 goes on, replaces them and commits before rank 1 has drawn what was served."""
+    setting = configured(2, inboxes=[Inbox(), Outbox()])
+    update(setting, 0)
+    expected = Momenta()
+    expected.update(0)
+    setting.say(0, TrainerMessage(parameters=Chunk(step=1, data=parameters_of(9).tobytes())))
+    update(setting, 1, ranks=[0], replaced=True)
+    setting.group.fail(PeerLost("end of test"))
+    drawn = [m.parameters for m in setting.inboxes[1] if m.WhichOneof("kind") == "parameters"]
+    found = np.concatenate([data_of(chunk) for chunk in drawn if chunk.step == 1])
+    assert found.tobytes() == expected.parameters.tobytes()
+
+
+@pytest.mark.parametrize(("rank", "start"), [(1, 0), (0, 5)])
+def test_parameters_sent_again_must_be_rank_0s_from_the_start(rank: int, start: int) -> None:
+    setting = configured(2)
+    setting.say(rank, parameters_message(start, np.ones(1, np.float32)))
+    setting.failed(ProtocolError, f"^rank {rank} sent parameters from word {start}, expected 0 from rank 0$")
+
+
+def test_replacing_without_sending_parameters_fails_all() -> None:
+    setting = configured(2)
+    setting.push_all(0, 0)
+    setting.say(0, update_message(0, replaced=True))
+    setting.failed(ProtocolError, "^rank 0 replaced 0 of 80 words at step 0$")
+
+
 # ---- messages that cannot be right ------------------------------------------------------------------------------
 
 
@@ -748,6 +1128,23 @@ def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.Mo
     assert not setting.inboxes[0].of_kind("failure")
     clock.advance(11.0)
     setting.failed(PeerStalled, "^rank 1 did not take part in step 0 for 10 s")
+
+
+def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("ps.training_group.time", clock)
+    monkeypatch.setattr("ps.wire.CHUNK_BYTES", 60)
+    setting = configured(2, timeout=10.0)
+    update(setting, 0, ranks=[1], replaced=True)
+    for start in range(0, 80, 16):
+        clock.advance(9.0)
+        setting.say(0, parameters_message(start, np.ones(16, np.float32)))
+    for piece in state_pieces(loaded(np.ones(LAYOUT.length, np.float32)), epoch=0):
+        clock.advance(9.0)
+        setting.say(0, state_message(piece))
+    assert not setting.inboxes[0].of_kind("failure")
+    clock.advance(11.0)
+    setting.failed(PeerStalled, "^rank 0 did not take part in step 0 for 10 s")
 
 
 # ---- what happens before training -------------------------------------------------------------------------------
