@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -177,8 +179,8 @@ class DirectAlgorithm(Algorithm):
     def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
         where = self._board.locate(flat)
         place = PLACE.pack(*where) if where else ELSEWHERE
-        if place == ELSEWHERE:
-            self._copy_in(flat, 0)
+        if not where:
+            self._copy_in(flat, self._cuts(flat)[0])
         notes = self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes, place=place)
         places = [note[-PLACE.size :] for note in notes]
         if ELSEWHERE in places:
@@ -210,38 +212,31 @@ class DirectAlgorithm(Algorithm):
     # Arrays elsewhere
 
     def _reduce_staged(self, flat: Array, reduction: Reduction, operation: int, places: list[bytes]) -> None:
-        """Piece p is a section's length of each chunk; those that lie in shared memory are read there even so."""
+        """Arrays of other ranks that do lie in shared memory are read there even so."""
         located = {r: self._array_of(r, place, flat) for r, place in enumerate(places) if place != ELSEWHERE}
         located[self.rank] = flat
-        for p in range(self._pieces(flat)):
-            if places[self.rank] == ELSEWHERE:
-                self._copy_in(flat, p + 1)
-            own = self._piece(flat, self.rank, p)
-            inputs = [
-                self._piece(located[r], self.rank, p) if r in located else self._posted(r, self.rank, own)
-                for r in self._order
-            ]
+        cuts = self._cuts(flat)
+        for piece, following in zip_longest(cuts, cuts[1:]):
+            if places[self.rank] == ELSEWHERE and following:
+                self._copy_in(flat, following)
+            mine = piece[self.rank]
+            own = flat[mine]
+            inputs = [located[r][mine] if r in located else self._posted(r, self.rank, own) for r in self._order]
             reduction.reduce(inputs, (self._posting(self.rank, own), own), self._scratch)
             self._board.meet()
             if operation == ALL_REDUCE:
                 for chunk in self._others:
-                    part = self._piece(flat, chunk, p)
+                    part = flat[piece[chunk]]
                     part[...] = self._posted(chunk, chunk, part)
 
-    def _copy_in(self, flat: Array, p: int) -> None:
-        """Post this rank's piece p of the chunks that others reduce; nothing after the last one."""
+    def _cuts(self, flat: Array) -> list[list[slice]]:
+        return cut_pieces(flat.size, self.nranks, self._section // flat.itemsize)
+
+    def _copy_in(self, flat: Array, piece: list[slice]) -> None:
+        """Post this rank's values of the chunks that others reduce."""
         for chunk in self._others:
-            part = self._piece(flat, chunk, p)
+            part = flat[piece[chunk]]
             self._posting(chunk, part)[...] = part
-
-    def _pieces(self, flat: Array) -> int:
-        longest = max(b - a for a, b in chunk_bounds(flat.size, self.nranks))
-        return -(-longest * flat.itemsize // self._section)
-
-    def _piece(self, flat: Array, chunk: int, p: int) -> Array:
-        start, stop = chunk_bounds(flat.size, self.nranks)[chunk]
-        length = self._section // flat.itemsize
-        return flat[min(start + p * length, stop) : min(start + (p + 1) * length, stop)]
 
     def _posting(self, chunk: int, like: Array) -> Array:
         """This rank's section for a chunk, to be written before the coming meeting."""
@@ -266,6 +261,22 @@ class DirectAlgorithm(Algorithm):
         if a >= b:
             return
         data.view(np.uint8)[a:b] = self._board.halves[1 - self._board.turn][rank][: b - a]
+
+
+@lru_cache(maxsize=MAX_PLANS)
+def cut_pieces(length: int, nranks: int, limit: int) -> list[list[slice]]:
+    """Where each chunk's part of every piece lies: the first `limit` elements of each chunk, the next ones, ...
+
+    >>> cut_pieces(64, 3, 20)
+    [[slice(0, 20, None), slice(32, 48, None), slice(48, 64, None)],
+     [slice(20, 32, None), slice(48, 48, None), slice(64, 64, None)]]
+    """
+    bounds = chunk_bounds(length, nranks)
+    longest = max(stop - start for start, stop in bounds)
+    return [
+        [slice(min(start + at, stop), min(start + at + limit, stop)) for start, stop in bounds]
+        for at in range(0, longest, limit)
+    ]
 
 
 def remember(kept: dict[tuple[object, ...], T], key: tuple[object, ...], value: T) -> T:
