@@ -655,7 +655,7 @@ GRADIENT_CHANGES: dict[str, Callable[[Any], object]] = {
     "replaced": lambda m: setattr(m.left.bias, "grad", paddle.ones([3])),
     "cleared": lambda m: m.left.bias.clear_gradient(False),
     "zeroed": lambda m: m.left.bias.clear_gradient(True),
-    "turned round": lambda m: m.left.weight.grad.set_value(m.left.weight.grad.flip(0)),
+    "moved along": lambda m: m.left.weight.grad.set_value(m.left.weight.grad.roll(1, 0)),
 }
 
 
