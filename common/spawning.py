@@ -74,8 +74,8 @@ class Spawned:
     def join(self) -> None:
         """Wait for all ranks; see `spawn`."""
         try:
-            while any(p.is_alive() for p in self.processes):
-                wait([p.sentinel for p in self.processes if p.is_alive()])
+            while alive := [p.sentinel for p in self.processes if p.is_alive()]:
+                wait(alive)
                 if any(p.exitcode for p in self.processes):
                     wait_for_all(self.processes, SETTLE_S)
                     break

@@ -12,8 +12,6 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from collective.group import Group
-from collective.memory import make_memory_ring
 from collective.synchronizer import RingSynchronizer
 from common import rpc
 from common.arena import Arena, FloatArray, Layout
@@ -26,7 +24,7 @@ from common.updater import PADDING, is_number, parts_of
 from ps.client import Client
 from ps.servicer import ParameterServer
 from ps.synchronizer import ServerSynchronizer
-from tests.groups import on_threads, outcomes_of, reduced, sample
+from tests.groups import mesh_groups, on_threads, outcomes_of, reduced, sample
 from tests.synchronizer_contract import BETWEEN_RANKS, CHECKS, Check, Make, check_overlap_changes_no_bits, name_of
 
 STEPS = 5
@@ -113,8 +111,8 @@ def train(synchronizer: Synchronizer, optimizer: Optimizer) -> list[FloatArray]:
 
 
 def ring_parameters(nranks: int, optimizer: Optimizer) -> list[list[FloatArray]]:
-    transports = make_memory_ring(nranks)
-    return on_threads(nranks, lambda rank: train(RingSynchronizer(Group(transports[rank])), optimizer))
+    groups = mesh_groups("memory", nranks)
+    return on_threads(nranks, lambda rank: train(RingSynchronizer(groups[rank]), optimizer))
 
 
 def server_parameters(nranks: int, servers: int, optimizer: Optimizer) -> list[list[FloatArray]]:

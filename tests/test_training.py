@@ -336,19 +336,17 @@ def test_the_default_memory_is_aligned() -> None:
 def test_ranks_with_other_flags_are_refused(field: str, value: int, text: str) -> None:
     from dataclasses import replace
 
-    from collective.group import Group
-    from collective.memory import make_memory_ring
     from collective.synchronizer import RingSynchronizer
     from common.errors import LayoutMismatch
     from common.training import check_same_flags
-    from tests.groups import on_threads
+    from tests.groups import mesh_groups, on_threads
 
-    transports = make_memory_ring(2)
+    groups = mesh_groups("memory", 2)
 
     def body(rank: int) -> str:
         config = TrainingConfig() if rank == 0 else replace(TrainingConfig(), **{field: value})
         with pytest.raises(LayoutMismatch) as caught:
-            check_same_flags(config, RingSynchronizer(Group(transports[rank])))
+            check_same_flags(config, RingSynchronizer(groups[rank]))
         return str(caught.value)
 
     for told in on_threads(2, body):
