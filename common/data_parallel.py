@@ -56,6 +56,9 @@ class GradientAverage:
         self._has_gradient = [False] * len(self._named)
         self._error: BaseException | None = None
         self._fired: set[int] = set()
+        self._marked: set[int] = set()  # buckets that this backward has declared final
+        self._early: set[int] = set()  # buckets that may be marked during backward; known after the first one
+        self._twice: set[int] = set()  # buckets in which one backward reaches a parameter more than once
         self._servers_update = self._order_agreed = False
         self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
         self._pushed = self._averaged = False  # what has become of the last backward's gradients
@@ -85,6 +88,7 @@ class GradientAverage:
         if self._pushed:  # an earlier backward since the last step: its average is what this one adds to
             self._take_average(kept)
         self._fired.clear()
+        self._marked.clear()
         self._waiting_for = list(self._per_bucket)
         self._became_final: list[int] = []
         for index, ((_, p), slot) in enumerate(zip(self._named, self._slots, strict=True)):
@@ -129,6 +133,8 @@ class GradientAverage:
         if self._error:
             error, self._error = self._error, None
             raise error
+        if self._fired:
+            self._early = set(range(self._last_bucket)) - self._twice
         if self._fired and self.enabled:
             self._mark_used()
             if self._servers_update:
@@ -155,8 +161,9 @@ class GradientAverage:
     def _agree_on_order(self) -> None:
         """After the first backward: buckets start in the order in which they became final on rank 0."""
         if not self._order_agreed:
-            rest = [bucket for bucket in range(len(self._arena.buckets)) if bucket not in self._became_final]
-            everyones = self._synchronizer.all_gather(np.array([*self._became_final, *rest]))
+            early = [bucket for bucket in self._became_final if bucket in self._early]
+            rest = [bucket for bucket in range(len(self._arena.buckets)) if bucket not in early]
+            everyones = self._synchronizer.all_gather(np.array([*early, *rest]))
             self._synchronizer.launch_in(everyones[0].tolist())
             self._order_agreed = True
 
@@ -164,8 +171,8 @@ class GradientAverage:
         return self._arena.gradients[: len(self._named)]
 
     def _push_rest(self) -> None:
-        for bucket, waiting in enumerate(self._waiting_for):
-            if waiting or bucket == self._last_bucket:
+        for bucket in range(len(self._arena.buckets)):
+            if bucket not in self._marked:
                 self._synchronizer.mark_final(bucket)
         self._pushed = True
 
@@ -187,14 +194,27 @@ class GradientAverage:
             self._arena.gradient(self._slots[index])[...] = p.grad.numpy()
             self._attach(p, self._slots[index])
         self._has_gradient[index] = True
+        bucket = self._bucket_of[index]
         if index in self._fired:
+            self._reached_again(self._named[index][0], bucket)
             return
         self._fired.add(index)
-        bucket = self._bucket_of[index]
         self._waiting_for[bucket] -= 1
-        if self._waiting_for[bucket] == 0 and self.enabled and bucket != self._last_bucket:
+        if self._waiting_for[bucket] == 0:
             self._became_final.append(bucket)
-            self._synchronizer.mark_final(bucket)
+            if self.enabled and bucket in self._early:
+                self._marked.add(bucket)
+                self._synchronizer.mark_final(bucket)
+
+    def _reached_again(self, name: str, bucket: int) -> None:
+        """Recomputation runs backwards within backward, each of which reaches the weights that it shares with others.
+        The first backward shows where that is; such buckets wait for the end of backward."""
+        self._twice.add(bucket)
+        if bucket in self._marked:
+            raise UsageError(
+                f"backward reached parameter {name} again after its gradient was sent, as it did not before: "
+                "use layers that are recomputed and share weights in the first backward too"
+            )
 
     @property
     def _last_bucket(self) -> int:
@@ -225,7 +245,7 @@ class GradientAverage:
 
     def push(self) -> bool:
         if not (self._pushed or self._averaged):  # backward under no_sync, or a second step
-            self._waiting_for = [1] * len(self._per_bucket)
+            self._marked.clear()
             self._used_slot()[...] = self._has_gradient
             self._push_rest()
         return self._pushed

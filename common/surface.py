@@ -136,11 +136,11 @@ class Surface:
         if op not in REDUCTIONS:
             raise ValueError(f"op must be one of ReduceOp's (got {op!r})")
         gathered = self._joined().all_gather(tensor.numpy())
-        tensor.set_value(REDUCTIONS[op](gathered).reshape(tensor.shape))
+        tensor.set_value(np.asarray(REDUCTIONS[op](gathered)))  # of a tensor without dimensions NumPy makes a number
 
     def broadcast(self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True) -> None:
         """Replace a Paddle tensor by rank `src`'s."""
-        tensor.set_value(self._joined().all_gather(tensor.numpy())[src])
+        tensor.set_value(np.asarray(self._joined().all_gather(tensor.numpy())[src]))
 
     def all_gather(self, tensor_list: list[Any], tensor: Any, group: Any = None, sync_op: bool = True) -> None:
         """Append every rank's tensor to `tensor_list`, in rank order."""

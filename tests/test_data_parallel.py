@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
+from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from common import backward  # noqa: E402
 from common.arena import FloatArray  # noqa: E402
@@ -176,6 +177,10 @@ def test_a_backward_of_another_model_changes_nothing(wrapped: Any) -> None:
 def test_buckets_are_marked_during_backward_last_layer_first(wrapped: Any) -> None:
     model, average, synchronizer = wrapped
     model(batch()).sum().backward()
+    assert synchronizer.marked == []  # the first one shows whether some parameter is reached more than once
+    for _ in range(2):
+        synchronizer.marked.clear()
+        model(batch()).sum().backward()
     layout, buckets = average._arena.layout, average._arena.buckets
     order = [layout.slots_between(buckets[b].start, buckets[b].stop)[0].name for b in synchronizer.marked]
     assert order.index("left.weight") < order.index("body.weight")
@@ -216,6 +221,7 @@ def test_buckets_start_in_the_order_of_the_first_backward(wrapped: Any) -> None:
 
 def test_an_error_of_the_scheme_reaches_the_caller_of_backward_as_itself(wrapped: Any) -> None:
     model, _, synchronizer = wrapped
+    model(batch()).sum().backward()
     synchronizer.fail_with = PeerLost("rank 1 died")
     with pytest.raises(PeerLost, match="rank 1 died"):
         model(batch()).sum().backward()
@@ -315,7 +321,64 @@ def test_a_tied_weight_is_one_parameter_with_the_sum_of_both_gradients() -> None
         for each in (model, reference):
             each(batch()).sum().backward()
         np.testing.assert_array_equal(model.first.weight.grad.numpy(), 2 * reference.first.weight.grad.numpy())
+        model(batch()).sum().backward()
         assert len(synchronizer.marked) == len(set(synchronizer.marked))
+
+
+class Repeated(nn.Layer):
+    """Blocks that share a weight, recomputed in backward or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(6, 6), nn.LayerList([nn.Linear(6, 6) for _ in range(3)])
+        for block in self.blocks[1:]:
+            block.weight = self.blocks[0].weight
+        self.recomputed, self.used = True, 3
+
+    def forward(self, x: Any, left: bool = True) -> Any:
+        x = self.first(x)
+        for block in self.blocks[: self.used]:
+            x = paddle.tanh(recompute(block, x) if self.recomputed else block(x))
+        return x
+
+
+def repeated(*, serves_updates: bool, recomputed: bool) -> list[dict[str, bytes]]:
+    found = []
+    with life(Repeated, serves_updates=serves_updates) as each:
+        each.model.recomputed = recomputed
+        for _ in range(4):
+            each.backward(theirs="first")
+            each.step()
+            found.append({name: p.numpy().tobytes() for name, p in each.model.named_parameters()})
+    return found
+
+
+@pytest.mark.parametrize("serves_updates", [True, False])
+def test_recomputed_blocks_that_share_weights_train_as_others_do(serves_updates: bool) -> None:
+    expected = repeated(serves_updates=serves_updates, recomputed=False)
+    assert repeated(serves_updates=serves_updates, recomputed=True) == expected
+
+
+def test_buckets_not_shared_are_marked_early_beside_those_that_are() -> None:
+    model, synchronizer = Repeated(), Twice()
+    with averaging(model, synchronizer) as average:
+        for _ in range(2):
+            model(batch()).sum().backward()
+        names = [{s.name for s in average._arena.layout.slots_between(b.start, b.stop)} for b in average._arena.buckets]
+        marked = [names[bucket] for bucket in synchronizer.marked]
+        assert {"blocks.2.bias"} in marked
+        assert not any("blocks.0.weight" in each for each in marked)
+
+
+def test_weights_shared_by_recomputed_blocks_only_later_are_refused() -> None:
+    model, synchronizer = Repeated(), Twice()
+    with averaging(model, synchronizer):
+        model.used = 1
+        model(batch()).sum().backward()
+        model.used = 3
+        text = r"^backward reached parameter blocks\.0\.weight again after its gradient was sent"
+        with pytest.raises(UsageError, match=text):
+            model(batch()).sum().backward()
 
 
 # ---- whether the program has changed something ------------------------------------------------------------------
@@ -382,6 +445,7 @@ class Pair(ServerUpdates):
 
     def mark_final(self, bucket: int) -> None:
         where = self.arena.buckets[bucket]
+        assert bucket not in self._pushed
         self._pushed[bucket] = self.arena.gradients[where.start : where.stop].copy()
 
     def _mean(self) -> FloatArray:
@@ -390,7 +454,7 @@ class Pair(ServerUpdates):
         other = self._average * adds
         for number, slot in enumerate(self.arena.layout.slots[1:]):
             if slot.name.startswith(tuple(reached.split())):
-                other[slot.start : slot.stop] += self._count + number
+                other[slot.start : slot.stop] += (self._count + number) / 8
                 other[number] = 1  # in the slot that tells what was used
         mean = other
         for bucket, where in enumerate(self.arena.buckets):
@@ -432,7 +496,7 @@ class Life:
 
     def __init__(self, synchronizer: Pair, average: GradientAverage, model: Any) -> None:
         self.synchronizer, self.average, self.model = synchronizer, average, model
-        self.optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())  # a power of two: no rounding
+        self.optimizer = paddle.optimizer.SGD(2**-6, parameters=model.parameters())  # a power of two: no rounding
         self.seed = 0
 
     def backward(self, *, left: bool = True, theirs: str = "body left", adds: bool = False) -> None:
@@ -440,7 +504,7 @@ class Life:
         if self.average.enabled:
             self.synchronizer.theirs.append((theirs, adds))
         self.seed += 1
-        self.model(batch(self.seed), left).sum().backward()
+        (self.model(batch(self.seed), left) ** 2).sum().backward()
 
     def step(self) -> None:
         self.optimizer.step()
@@ -448,9 +512,9 @@ class Life:
 
 
 @contextmanager
-def life(*, serves_updates: bool) -> Iterator[Life]:
+def life(kind: Callable[[], Any] = Branches, *, serves_updates: bool) -> Iterator[Life]:
     paddle.seed(3)
-    model, synchronizer = Branches(), Pair(serves_updates=serves_updates)
+    model, synchronizer = kind(), Pair(serves_updates=serves_updates)
     with averaging(model, synchronizer) as average:
         if serves_updates:
             listen_to_steps(UpdateByServers(synchronizer, average, "auto"))

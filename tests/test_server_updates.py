@@ -24,12 +24,16 @@ optim = paddle.optimizer
 
 
 def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int = 1, update: str = "auto") -> Any:
-    """(exit code, RESULT lines, everything said)."""
+    """(exit code, RESULT lines, everything said); scheme "paddle" is Paddle itself, unchanged."""
     log = folder / f"{scheme}{servers}"
-    flags = ["--servers", str(servers), "--update", update] if scheme == "ps" else []
+    launcher = {
+        "ps": ["ps.run", "--nranks", "2", "--servers", str(servers), "--update", update],
+        "collective": ["collective.run", "--nranks", "2"],
+        "paddle": ["paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"],
+    }[scheme]
     worker = [str(ROOT / "benchmarks" / "script_worker.py"), scheme, str(folder / "record"), str(program), *arguments]
     done = subprocess.run(
-        [sys.executable, "-m", f"{scheme}.run", "--nranks", "2", *flags, "--log-dir", str(log), *worker],
+        [sys.executable, "-m", *launcher, "--log_dir" if scheme == "paddle" else "--log-dir", str(log), *worker],
         capture_output=True,
         text=True,
         timeout=100,

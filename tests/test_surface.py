@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 
 import collective
 import ps
 from common.cli import split_script
 from common.errors import UsageError
+from common.local import LocalSynchronizer
 from common.names import PUBLIC, SERVER_SIDE
 from common.placement import placement_from
 
@@ -149,3 +152,56 @@ def test_a_contradictory_environment_is_named(env: dict[str, str], text: str) ->
 )
 def test_the_script_is_the_first_python_file(args: list[str], expected: tuple[list[str], list[str]]) -> None:
     assert split_script(args) == expected
+
+
+# ---- metrics ----------------------------------------------------------------------------------------------------
+
+
+class TwoRanks(LocalSynchronizer):
+    """The other rank has three times this one's values."""
+
+    def all_gather(self, values: Any) -> Any:
+        return np.stack([values, 3 * values])
+
+
+def surface() -> Any:
+    from common.surface import Surface
+
+    return Surface("test", lambda placement: TwoRanks())
+
+
+SHAPES = [(), (1,), (4,), (2, 3)]  # a loss has none: []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize(("op", "factor"), [("SUM", 4), ("MAX", 3), ("MIN", 1), ("PROD", 6), ("AVG", 2)])
+def test_all_reduce_keeps_shape_and_type(op: str, factor: int, dtype: str, shape: tuple[int, ...]) -> None:
+    paddle = pytest.importorskip("paddle")
+    tensor = paddle.full(shape, 2, dtype)
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    assert dist.all_reduce(tensor, getattr(dist.ReduceOp, op)) is None
+    assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"paddle.{dtype}")
+    assert (tensor.numpy() == 2 * factor).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_broadcast_and_all_gather_keep_the_shape(shape: tuple[int, ...]) -> None:
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    tensor, everyone = paddle.full(shape, 2.0), []
+    dist.all_gather(everyone, tensor)
+    assert [(tuple(each.shape), float(each.sum())) for each in everyone] == [
+        (shape, 2.0 * factor * max(1, int(np.prod(shape)))) for factor in (1, 3)
+    ]
+    dist.broadcast(tensor, src=1)
+    assert tuple(tensor.shape) == shape
+    assert (tensor.numpy() == 6).all()
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    paddle = pytest.importorskip("paddle")
+    with pytest.raises(ValueError, match="op must be one of ReduceOp's"):
+        surface().all_reduce(paddle.ones([1]), 17)
