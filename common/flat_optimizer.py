@@ -8,6 +8,7 @@ of a size that is no multiple of 8, for which Paddle has another kernel. PartOpt
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -46,7 +47,7 @@ class FlatOptimizer:
         self._empty = parameters.size == 0  # a server may own nothing
         if self._empty:
             return
-        with paddle.utils.unique_name.guard():
+        with fresh_names():
             self._parameter = parameter_on(parameters, "flat")
             self._parameter._copy_gradient_from(as_tensor(gradients))  # attaches, despite its name
             self._paddle = make_paddle_optimizer(description, [self._parameter])
@@ -56,7 +57,7 @@ class FlatOptimizer:
         if self._empty:
             return
         self._paddle.set_lr(learning_rate)
-        with paddle.utils.unique_name.guard():  # the first step names the moments
+        with fresh_names():  # the first step names the moments
             self._paddle.step()
 
     def state_elements(self) -> int:
@@ -86,7 +87,7 @@ class PartOptimizer:
         self._parameters = [parameter_on(v, part.name) for v, part in zip(self._values, parts, strict=True)]
         self._attached = [False] * len(parts)
         if parts:
-            with paddle.utils.unique_name.guard():
+            with fresh_names():
                 self._paddle = make_paddle_optimizer(description, self._parameters)
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
@@ -106,7 +107,7 @@ class PartOptimizer:
                 parameter.clear_gradient(False)
             self._attached[index] = wanted
         self._paddle.set_lr(learning_rate)
-        with fitting_state(), paddle.utils.unique_name.guard():  # the first step names the moments
+        with fitting_state(), fresh_names():  # the first step names the moments
             self._paddle.step()
 
     def state(self) -> list[Accumulator]:
@@ -136,8 +137,19 @@ class PartOptimizer:
             if index is not None:
                 missing = 0 if is_number(each.key) else self._values[index].size - each.values.size
                 tensors[each.key] = paddle.to_tensor(np.pad(each.values, (0, missing)))
-        with fitting_state(), paddle.utils.unique_name.guard():
+        with fitting_state(), fresh_names():
             self._paddle.set_state_dict(tensors)
+
+
+_naming = threading.RLock()
+
+
+@contextmanager
+def fresh_names() -> Iterator[None]:
+    """Names of accumulators end in 0, whatever was made before. Paddle counts for the whole process, in which several
+    servers may live."""
+    with _naming, paddle.utils.unique_name.guard():
+        yield
 
 
 @contextmanager
