@@ -121,11 +121,12 @@ def reduce_bucket(
             (one server's slice) is reduced.
     """
     nranks = len(sources)
-    scale = mean_scale(nranks, out.dtype)
+    if nranks == 1:
+        out[start:stop] = sources[0][start:stop]
+        return
+    mean = Reduction.of("mean", out.dtype, nranks)
+    scratch = np.empty(BLOCK, out.dtype)  # for `out` may be a source that is not the first
     for chunk, (a, b) in enumerate(chunk_bounds(bucket_length, nranks)):
         order = canonical_ranks(chunk, nranks)
         for i, j in segments(max(bucket_start + a, start), min(bucket_start + b, stop), BLOCK):
-            total = sources[order[0]][i:j].copy()
-            for rank in order[1:]:
-                total += sources[rank][i:j]
-            np.multiply(total, scale, out=out[i:j])
+            mean.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i], out[i:j]), scratch)

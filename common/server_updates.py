@@ -74,7 +74,7 @@ class UpdateByServers:
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
             self._synchronizer.load_optimizer_state(
-                {self._on_the_wire(k): np.asarray(v.numpy()) for k, v in state.items()}
+                {self._on_the_wire(k): np.asarray(v) for k, v in state.items()}  # of tensors or arrays
             )
         pushed = self._steps.push()
         self._synchronizer.update(

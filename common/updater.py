@@ -61,7 +61,7 @@ class Part:
     from `first` on of the `size` elements of slot number `slot`."""
 
     slot: int
-    name: str  # Paddle's name of the parameter
+    name: str  # with which the keys of its state begin
     start: int
     stop: int
     first: int
