@@ -11,6 +11,7 @@ from benchmarks.contestants import SCHEMES, Contestant, line_up
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
 from common.errors import UsageError, choose
+from ps.client import DATA_PLANES
 
 __all__ = ["CompareConfig"]
 
@@ -27,6 +28,8 @@ class CompareConfig(TrainingConfig):
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"
     """Numbers of parameter servers, separated by commas."""
+    data_planes: str = "shm,grpc"
+    """What carries the gradients to parameter servers, separated by commas: shm, grpc."""
     backends: str = "shm,tcp"
     """Back ends of the ring, separated by commas: shm, tcp."""
     repetitions: int = 3
@@ -44,6 +47,8 @@ class CompareConfig(TrainingConfig):
         super().__post_init__()
         for name in self.backends.split(","):
             choose("backend", name, [b for b in BACKENDS if b != "auto"])
+        for name in self.data_planes.split(","):
+            choose("data plane", name, [p for p in DATA_PLANES if p != "auto"])
         if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
@@ -53,7 +58,8 @@ class CompareConfig(TrainingConfig):
         nranks = numbers("nranks", self.nranks)
         for count in nranks:
             check_rank(0, count)
-        return line_up(self.schemes.split(","), nranks, self.backends.split(","), numbers("servers", self.servers))
+        servers = numbers("servers", self.servers)
+        return line_up(self.schemes.split(","), nranks, self.backends.split(","), servers, self.data_planes.split(","))
 
 
 def numbers(flag: str, text: str) -> list[int]:

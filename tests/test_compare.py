@@ -45,8 +45,8 @@ def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 7
-    assert len({certificate["schemes"][n] for n in ("local N=1", "ps N=1", "ring/shm N=1")}) == 1
+    assert len(certificate["schemes"]) == 8
+    assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
     assert len({v for n, v in certificate["schemes"].items() if n.endswith("N=3") or "S=2" in n}) == 1
     assert certificate["groups"][1]["whole_batch"]["within"]
 

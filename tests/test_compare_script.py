@@ -33,7 +33,7 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "script.json").read_text())
     assert found["certificate"]["identical"]
     assert found["certificate"]["against_paddle"] == {"paddle N=2": {"5": 0.0, "20": 0.0}}
-    assert [r["contestant"] for r in found["runs"]] == ["ps N=2", "ring/shm N=2", "paddle N=2"]
+    assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
     assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
 
