@@ -34,7 +34,7 @@ from common.gradsync_pb2 import (
     StateRequest,
     TrainerMessage,
 )
-from common.memory import Segment, SegmentPool, aligned_empty
+from common.memory import ALIGNMENT_BYTES, Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
@@ -164,6 +164,7 @@ class Client:
         self.rank, self.nranks, self.timeout, self.epoch = rank, nranks, timeout, 0
         self._pool, self._others_memory = SegmentPool(), OthersMemory()
         self._common: tuple[Segment, int] | None = None  # the parameters of all trainers, and where they are mapped
+        self._told_of_gradients = False
         self._staging: FloatArray | None = None  # a copy of gradients that the servers do not reach
         self.servers = tuple(servers)
         self.step = 0
@@ -171,7 +172,7 @@ class Client:
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
-        self._gradients: FloatArray = np.empty(0, np.float32)
+        self.gradients: FloatArray = np.empty(0, np.float32)  # what is pushed, or after `average`, the mean
         self._channels = ExitStack()
         try:
             for index, address in enumerate(servers):
@@ -187,10 +188,16 @@ class Client:
         return "+".join(sorted({"grpc" if s.plane.refusal else "shm" for s in self._sessions}, reverse=True))
 
     def empty(self, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-        """An uninitialised 1-D array, 64-byte aligned, that servers of this host reach without a copy."""
-        if self._asked_plane == "grpc":
-            return aligned_empty(count, dtype)
+        """A new 1-D array of zeros, 64-byte aligned, that servers of this host reach without a copy."""
         return self._pool.empty(count, dtype)
+
+    def shared_words(self, array: npt.NDArray[Any], count: int) -> FloatArray | None:
+        """`count` words from where an array from `empty` begins; None: it is none, or not so many follow."""
+        where = self._pool.locate(array)
+        if where is None or where[1] % ALIGNMENT_BYTES:
+            return None
+        segment = self._pool.segments[where[0]]
+        return segment.array(where[1], count, np.float32) if where[1] + 4 * count <= segment.nbytes else None
 
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
@@ -202,7 +209,7 @@ class Client:
         Raises:
             UsageError: the data plane is to be shm, and a server cannot be reached so.
         """
-        self._arena, self._buckets, self._gradients = arena, arena.buckets, arena.gradients
+        self._arena, self._buckets, self.gradients = arena, arena.buckets, arena.gradients
         for session, shard in zip(self._sessions, plan_shards(arena.layout.length, len(self.servers)), strict=True):
             session.shard, session.served = shard, arena.parameters
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
@@ -220,12 +227,14 @@ class Client:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
         has returned."""
         where = self._buckets[bucket]
+        if not self._told_of_gradients:
+            self._tell_of_gradients()
         if self._staging is not None:
-            self._staging[where.start : where.stop] = self._gradients[where.start : where.stop]
+            self._staging[where.start : where.stop] = self.gradients[where.start : where.stop]
         for session in self._sessions:
             part = shard_of_bucket(session.shard, where)
             if session.plane.refusal:
-                gradients = self._gradients[part.start : part.stop]
+                gradients = self.gradients[part.start : part.stop]
                 pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
                 session.send(TrainerMessage(gradients=piece) for piece in pieces)
             elif part.length:
@@ -250,7 +259,7 @@ class Client:
     def average(self) -> None:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
-        self._end_step(Commit(), self._arena.gradients)
+        self._end_step(Commit(), self.gradients)
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
@@ -369,9 +378,20 @@ class Client:
         if near and all(session.plane.in_place for session in near):
             self._have_parameters_in_common(near)
         self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
-        place = place_of(self._gradients, self._pool)
-        if near and self._gradients.size and not place.HasField("memory"):
-            self._staging = self._pool.empty(self._gradients.size)
+
+    def gradients_in(self, array: FloatArray) -> None:
+        """Push from this array, of the arena's length, from now on, and have averages written there."""
+        if array.ctypes.data != self.gradients.ctypes.data:
+            self.gradients, self._told_of_gradients = array, False
+
+    def _tell_of_gradients(self) -> None:
+        """Let the servers that read gradients in place know where that is."""
+        self._told_of_gradients = True
+        near = [session for session in self._sessions if not session.plane.refusal]
+        place = place_of(self.gradients, self._pool)
+        self._staging = None
+        if near and self.gradients.size and not place.HasField("memory"):
+            self._staging = self._pool.empty(self.gradients.size)
             place = place_of(self._staging, self._pool)
         for session in near:
             session.send([TrainerMessage(gradients_at=place)])
