@@ -13,6 +13,7 @@ from common.errors import GradSyncError, PeerLost, RendezvousError
 from common.gradsync_pb2 import JoinReply, JoinRequest, ServerMessage, TrainerMessage
 from common.memory import SegmentPool
 from common.rendezvous import GRACE, Roster
+from ps.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.training_group import Outbox, TrainingGroup, tell
 
 __all__ = ["JOIN", "SERVICE", "SESSION", "ParameterServer"]
@@ -36,9 +37,7 @@ class ParameterServer:
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
             ),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, TrainerMessage.FromString, ServerMessage.SerializeToString
-            ),
+            "Session": grpc.stream_stream_rpc_method_handler(self._session, read_trainer, to_bytes),
         }
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
         self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
@@ -88,21 +87,23 @@ class ParameterServer:
         index, count = self._shard
         return JoinReply(shard=index, shards=count)
 
-    def _session(self, messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
+    def _session(
+        self, received: Iterator[Frame[TrainerMessage]], context: grpc.ServicerContext
+    ) -> Iterator[ServerMessage | Outgoing]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
         outbox = Outbox()
-        reader = threading.Thread(target=self._read, args=(messages, outbox), name="gradsync-reader", daemon=True)
+        reader = threading.Thread(target=self._read, args=(received, outbox), name="gradsync-reader", daemon=True)
         reader.start()
         yield from outbox
 
-    def _read(self, messages: Iterator[TrainerMessage], outbox: Outbox) -> None:
+    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: Outbox) -> None:
         """Feed one trainer's messages to the group until its stream ends."""
         rank = None
         try:
-            rank = self._group.enter(next(messages), outbox)
-            for message in messages:
-                self._group.handle(rank, message)
+            rank = self._group.enter(next(received).message, outbox)
+            for frame in received:
+                self._group.handle(rank, frame.message, frame.words)
         except GradSyncError as exc:
             self._group.fail(exc)
             if rank is None:

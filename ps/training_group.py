@@ -36,10 +36,11 @@ from common.gradsync_pb2 import (
 )
 from common.memory import SegmentPool, aligned_empty
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
+from ps.frames import Outgoing, frames
 from ps.shards import plan_shards
 from ps.shared_memory import OthersMemory, Unreachable, place_of
 from ps.store import Ending, Store
-from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
+from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
 __all__ = ["Outbox", "TrainingGroup", "tell"]
 
@@ -50,15 +51,15 @@ class Outbox:
     """Messages for one trainer, in order; some are made only when they are about to be sent."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Iterable[ServerMessage] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Iterable[ServerMessage | Outgoing] | None] = queue.SimpleQueue()
 
-    def put(self, messages: Iterable[ServerMessage]) -> None:
+    def put(self, messages: Iterable[ServerMessage | Outgoing]) -> None:
         self._queue.put(messages)
 
     def end(self) -> None:
         self._queue.put(None)
 
-    def __iter__(self) -> Iterator[ServerMessage]:
+    def __iter__(self) -> Iterator[ServerMessage | Outgoing]:
         while (messages := self._queue.get()) is not None:
             yield from messages
 
@@ -138,8 +139,9 @@ class TrainingGroup:
             if len(self._outboxes) < self.nranks:
                 self._someone_waits()
 
-    def handle(self, rank: int, message: TrainerMessage) -> None:
-        """Any later message of a trainer. Raises what `fail` is then to be called with."""
+    def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
+        """Any later message of a trainer, perhaps with the words of its chunk apart. Raises what `fail` is then to be
+        called with."""
         kind = message.WhichOneof("kind")
         with self._lock:
             if self._failure:
@@ -147,10 +149,10 @@ class TrainingGroup:
             if kind == "register" and rank not in self._registered:
                 self._register(rank, message.register)
             elif kind == "parameters":
-                self._take_parameters(rank, message.parameters)
+                self._take_parameters(rank, message.parameters, words)
             elif kind == "gradients":
                 chunk, store = message.gradients, self._running(rank)
-                data = chunk.size if chunk.size and not chunk.data else data_of(chunk)
+                data = words if words is not None else chunk.size or data_of(chunk)
                 if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
                     store.reduce(chunk.bucket)
                 self._still_alive()
@@ -281,10 +283,10 @@ class TrainingGroup:
             raise ProtocolError(f"the gradients of rank {rank} cannot be read at step {self.steps}: {exc}") from exc
         store.read_in_place(rank, whole[store.shard.start : store.shard.stop])
 
-    def _take_parameters(self, rank: int, chunk: Chunk) -> None:
+    def _take_parameters(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
         store = self._running(rank)
         self._check_epoch(chunk.epoch, rank)
-        data = data_of(chunk)
+        data = data_of(chunk) if words is None else words
         if self._configuration is not None:
             store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
             self._still_alive()
@@ -365,8 +367,8 @@ class TrainingGroup:
         served = Served(epoch=self.epoch, step=store.step)
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
-                pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
-                outbox.put(ServerMessage(parameters=piece) for piece in pieces)
+                label = {"epoch": self.epoch, "step": store.step}
+                outbox.put(frames(ServerMessage, "parameters", served_array, first=store.shard.start, **label))
             outbox.put([ServerMessage(served=served)])
         self._nobody_waits()
 
