@@ -32,11 +32,13 @@ from common.gradsync_pb2 import (
     ServerMessage,
     StatePiece,
     StateRequest,
+    StatusReply,
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.frames import Outgoing, frames
+from ps.pace import Pace
 from ps.shards import plan_shards
 from ps.shared_memory import OthersMemory, Unreachable, place_of
 from ps.store import Ending, Store
@@ -111,7 +113,9 @@ class TrainingGroup:
         self._gathering: dict[int, bytearray] = {}  # what each trainer has sent of the gather under way
         self._gathered: set[int] = set()  # whose part is complete
         self._gone: set[int] = set()
+        self._pace = Pace(nranks)
         self._failure: GradSyncError | None = None
+        self._stop: GradSyncError | None = None  # to fail with when the step is complete
         self._over = False
         self._waiting_since: float | None = None
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
@@ -153,6 +157,7 @@ class TrainingGroup:
             elif kind == "gradients":
                 chunk, store = message.gradients, self._running(rank)
                 data = words if words is not None else chunk.size or data_of(chunk)
+                self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
                 if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
                     store.reduce(chunk.bucket)
                 self._still_alive()
@@ -182,6 +187,40 @@ class TrainingGroup:
     def fail(self, error: GradSyncError) -> None:
         with self._lock:
             self._fail(error)
+
+    def status(self) -> StatusReply:
+        """How the training goes."""
+        with self._lock:
+            training = "training" if self._updater is not None else "waiting for trainers"
+            state = str(self._failure) if self._failure else "complete" if self._over else training
+            index, count = self.shard
+            reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=self.steps, state=state)
+            reply.parameters = self._store.shard.length if self._store else 0
+            for rank in sorted(self._outboxes):
+                plane = self._planes.get(rank)
+                reply.trainers.add(
+                    rank=rank,
+                    data_plane="" if plane is None else "grpc" if plane.refusal else "shm",
+                    steps=self._pace.steps[rank],
+                    times_last=self._pace.times_last[rank],
+                    lag=self._pace.lag(rank),
+                    bytes_pushed=self._pace.pushed[rank],
+                    bytes_served=self._pace.served[rank],
+                    left=rank in self._gone,
+                )
+            return reply
+
+    def straggler(self) -> str:
+        """Which trainer the others waited for most often, in words; "" if there is no telling."""
+        with self._lock:
+            return self._pace.straggler()
+
+    def stop_after_step(self, error: GradSyncError) -> None:
+        """Fail with this error as soon as no step is half committed."""
+        with self._lock:
+            self._stop = error
+            if self._store is None or len(self._store.waiting_for()) == self.nranks:
+                self._fail(error)
 
     def close(self) -> None:
         """Give trainers' memory back, when nobody is heard any longer."""
@@ -305,6 +344,7 @@ class TrainingGroup:
             raise ProtocolError(f"rank {rank} asked for an update at step {commit.step} without naming an optimizer")
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
         complete = store.commit(rank, commit.epoch, commit.step, ending, commit.used)
+        self._pace.committed(rank, time.monotonic(), last=complete)
         self._someone_waits()
         if complete and commit.update and self._updater:
             store.update(self._updater)
@@ -367,10 +407,13 @@ class TrainingGroup:
         served = Served(epoch=self.epoch, step=store.step)
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
+                self._pace.served[rank] += served_array.nbytes
                 label = {"epoch": self.epoch, "step": store.step}
                 outbox.put(frames(ServerMessage, "parameters", served_array, first=store.shard.start, **label))
             outbox.put([ServerMessage(served=served)])
         self._nobody_waits()
+        if self._stop:
+            self._fail(self._stop)
 
     def _gather(self, rank: int, gather: Gather) -> None:
         self._check_epoch(gather.epoch, rank)
