@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.certificate import certify, require_identical
 from benchmarks.config import CompareConfig
@@ -20,6 +19,7 @@ from benchmarks.environment import describe_environment
 from benchmarks.html_report import to_html
 from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
+from benchmarks.progress import progress
 from benchmarks.report import print_terminal, to_markdown
 from common.entry import check_writable
 from common.errors import CertificateFailed
@@ -55,17 +55,12 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
     }
+    rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
     with (
         tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
-        progress_bar(console) as progress,
+        progress(console, rounds) as on_run,
         WorkerPool(max(c.nranks for c in contestants), max(c.servers for c in contestants)) as pool,
     ):
-        rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
-        task = progress.add_task("", total=rounds)
-
-        def on_run(what: str) -> None:
-            progress.update(task, advance=1, description=what)
-
         results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
         results["runs"] = []
         if results["certificate"]["passed"]:
@@ -93,15 +88,3 @@ def write_report(results: dict[str, Any], folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / "report.md").write_text(to_markdown(results))
     (folder / "report.html").write_text(to_html(results))
-
-
-def progress_bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
