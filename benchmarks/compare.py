@@ -8,15 +8,18 @@ import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.certificate import certify, require_identical
+from benchmarks.cluster import ClusterConfig
 from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.html_report import to_html
+from benchmarks.link import measure_link
 from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
@@ -56,17 +59,36 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
         "environment": describe_environment(),
     }
     rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
+    ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
     with (
         tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
         progress(console, rounds) as on_run,
-        WorkerPool(max(c.nranks for c in contestants), max(c.servers for c in contestants)) as pool,
+        config.cluster.make() as hosts,
+        WorkerPool(ranks, servers, hosts) as pool,
     ):
         results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
         results["runs"] = []
         if results["certificate"]["passed"]:
+            streams = measure_link(config.cluster, hosts)
             results["runs"] = measured(pool, contestants, config, on_run)
+            streams += measure_link(config.cluster, hosts)
+            if streams:
+                results["cluster"] = {**(config.cluster.describe() or {}), "stream_bytes_per_s": median(streams)}
+                for contestant, run in zip(contestants, results["runs"], strict=True):
+                    seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=ranks)
+                    run["least_sync_ms"] = 1e3 * seconds
     results["missing"] = {}
     return results
+
+
+def least_seconds(
+    contestant: Contestant, run: dict[str, Any], cluster: ClusterConfig, rate: float, *, first_server: int
+) -> float:
+    """The least time in which the network can carry what a step moves."""
+    nbytes, nranks = run["parameter_bytes"], contestant.nranks
+    if contestant.scheme == "ps":
+        return cluster.round_seconds(nbytes, rate, nranks, contestant.servers, first_server=first_server)
+    return cluster.ring_seconds(nbytes, rate, nranks)
 
 
 def measured(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
+from benchmarks.cluster import ClusterConfig
 from benchmarks.contestants import SCHEMES, Contestant, line_up
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
@@ -27,14 +28,15 @@ class CompareConfig(TrainingConfig):
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"
     """Numbers of parameter servers, separated by commas."""
-    backends: str = "shm,tcp"
-    """Back ends of the ring, separated by commas: shm, tcp."""
+    backends: str | None = None
+    """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     repetitions: int = 3
     """How often each contestant is measured; medians are reported."""
     warmup_steps: int = 3
     """Steps at the start of every training that are not timed."""
     out: Path = Path("out/compare")
     """Folder for results.json, report.md and report.html."""
+    cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
     json: tyro.conf.Suppress[Path | None] = None
     save: tyro.conf.Suppress[Path | None] = None
     log_dir: tyro.conf.Suppress[Path | None] = None
@@ -42,8 +44,10 @@ class CompareConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.backends.split(","):
+        for name in self._backends():
             choose("backend", name, [b for b in BACKENDS if b != "auto"])
+            if name == "shm" and self.cluster.hosts is not None:
+                raise UsageError("backend shm does not reach other hosts; leave --backends out, or say tcp")
         if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
@@ -53,7 +57,11 @@ class CompareConfig(TrainingConfig):
         nranks = numbers("nranks", self.nranks)
         for count in nranks:
             check_rank(0, count)
-        return line_up(self.schemes.split(","), nranks, self.backends.split(","), numbers("servers", self.servers))
+        return line_up(self.schemes.split(","), nranks, self._backends(), numbers("servers", self.servers))
+
+    def _backends(self) -> list[str]:
+        usual = "shm,tcp" if self.cluster.hosts is None else "tcp"
+        return (self.backends or usual).split(",")
 
 
 def numbers(flag: str, text: str) -> list[int]:

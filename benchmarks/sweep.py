@@ -17,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.cluster import Hosts
 from benchmarks.environment import describe_environment
+from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import load_peer
 from benchmarks.progress import progress
@@ -100,7 +101,7 @@ def measure_all(
             for group in groups if repetition % 2 == 0 else reversed(groups):
                 measured.add(group, nbytes, config.seconds)
         if link is not None:
-            measured.add(link, config.link_bytes, config.seconds)
+            measured.add(link, link_bytes(config.cluster), config.seconds)
     return measured
 
 
@@ -129,9 +130,10 @@ def rows_of(
     rows = []
     rate = 0.0
     if config.cluster.hosts is not None:
-        times = measured.medians["link", config.link_bytes]
-        rows.append(row_of("link", nranks, config.link_bytes, times, 0, None))
-        rate = config.link_bytes / median(times)
+        nbytes = link_bytes(config.cluster)
+        times = measured.medians["link", nbytes]
+        rows.append(row_of("link", nranks, nbytes, times, 0, None))
+        rate = nbytes / median(times)
 
     def bound(backend: str, nbytes: int) -> float | None:
         """The least time, in seconds."""

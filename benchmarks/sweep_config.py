@@ -18,7 +18,6 @@ __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 
 UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 OPS = ("all_reduce",)
-LINK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +63,6 @@ class SweepConfig:
     @property
     def _possible(self) -> tuple[str, ...]:
         return ON_ONE_HOST if self.cluster.hosts is None else BETWEEN_HOSTS
-
-    @property
-    def link_bytes(self) -> int:
-        """What is sent to measure a link: enough that what a link lets pass at once does not count."""
-        return max(*self.bytes, 4 * int(LINK_S * min(self.cluster.links()) / 4))
 
     @property
     def bytes(self) -> list[int]:
