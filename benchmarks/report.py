@@ -224,9 +224,9 @@ def _network(results: Results) -> list[str]:
     lines = [f"Emulated: {cluster['words']}. {stream}; from that, the least time for the bytes that a step moves:"]
     for run in results["runs"]:
         if least := run["least_sync_ms"]:
-            exposed = run["sync_ms"]["p50"]
-            share = f"{least / exposed:.0%}" if exposed > least else "the rest is hidden behind backward"
-            lines.append(f"{run['contestant']}: {least:.1f} ms, exposed sync {exposed:.1f} ms ({share}).")
+            blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
+            share = f"{least / blocked:.0%}" if blocked > least else "the rest is hidden behind backward"
+            lines.append(f"{run['contestant']}: {least:.1f} ms; wait and sync {blocked:.1f} ms ({share}).")
     return lines
 
 
