@@ -111,9 +111,8 @@ def load(path: Path) -> dict[str, Any]:
     ):
         raise DataError(f"{path} holds no results of compare or sweep")
     if results["schema"] != SCHEMA:
-        raise DataError(
-            f"{path} has schema {results['schema']}, this version reads {SCHEMA}; use the version of GradSync that wrote it"
-        )
+        versions = f"has schema {results['schema']}, this version reads {SCHEMA}"
+        raise DataError(f"{path} {versions}; use the version of GradSync that wrote it")
     if "certificate" in results and not results["runs"]:
         raise GradSyncError(f"{path}: the certificate failed, so there is no speed to compare")
     try:
