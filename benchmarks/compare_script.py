@@ -157,7 +157,7 @@ def launcher(contestant: Contestant, config: CompareScriptConfig, log: Path) -> 
     nranks, timeout = str(contestant.nranks), str(config.timeout)
     if contestant.scheme == "ps":
         flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
-        return ["-m", "ps.run", *flags]
+        return ["-m", "ps.run", "--data-plane", contestant.backend, *flags]
     if contestant.scheme == "ring":
         flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
         return ["-m", "collective.run", *flags]

@@ -12,6 +12,7 @@ from benchmarks.contestants import SCHEMES, Contestant, line_up
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
 from common.errors import UsageError, choose
+from ps.client import DATA_PLANES
 
 __all__ = ["CompareConfig"]
 
@@ -28,6 +29,9 @@ class CompareConfig(TrainingConfig):
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"
     """Numbers of parameter servers, separated by commas."""
+    data_planes: str | None = None
+    """What carries the gradients to parameter servers, separated by commas: shm, grpc. (default: both; between emulated
+    hosts grpc)"""
     backends: str | None = None
     """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     repetitions: int = 3
@@ -44,10 +48,13 @@ class CompareConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self._backends():
+        backends, data_planes = self._backends()
+        for name in backends:
             choose("backend", name, [b for b in BACKENDS if b != "auto"])
-            if name == "shm" and self.cluster.hosts is not None:
-                raise UsageError("backend shm does not reach other hosts; leave --backends out, or say tcp")
+        for name in data_planes:
+            choose("data plane", name, [p for p in DATA_PLANES if p != "auto"])
+        if self.cluster.hosts is not None and "shm" in (*backends, *data_planes):
+            raise UsageError("shm does not reach other hosts; leave --backends and --data-planes out")
         if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
@@ -57,11 +64,14 @@ class CompareConfig(TrainingConfig):
         nranks = numbers("nranks", self.nranks)
         for count in nranks:
             check_rank(0, count)
-        return line_up(self.schemes.split(","), nranks, self._backends(), numbers("servers", self.servers))
+        servers = numbers("servers", self.servers)
+        backends, data_planes = self._backends()
+        return line_up(self.schemes.split(","), nranks, backends, servers, data_planes)
 
-    def _backends(self) -> list[str]:
-        usual = "shm,tcp" if self.cluster.hosts is None else "tcp"
-        return (self.backends or usual).split(",")
+    def _backends(self) -> tuple[list[str], list[str]]:
+        """Of rings, and the data planes of parameter servers."""
+        usual = ("shm,tcp", "shm,grpc") if self.cluster.hosts is None else ("tcp", "grpc")
+        return (self.backends or usual[0]).split(","), (self.data_planes or usual[1]).split(",")
 
 
 def numbers(flag: str, text: str) -> list[int]:

@@ -24,19 +24,23 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """As people read it: "ring/tcp N=4", "ps N=2 S=2"."""
-        backend = f"/{self.backend}" if self.scheme == "ring" else ""
+        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2"."""
+        backend = f"/{self.backend}" if self.scheme in ("ps", "ring") else ""
         servers = f" S={self.servers}" if self.servers > 1 else ""
         return f"{self.scheme}{backend} N={self.nranks}{servers}"
 
 
 def line_up(
-    schemes: Sequence[str], nranks: Sequence[int], backends: Sequence[str], servers: Sequence[int]
+    schemes: Sequence[str],
+    nranks: Sequence[int],
+    backends: Sequence[str],
+    servers: Sequence[int],
+    data_planes: Sequence[str],
 ) -> list[Contestant]:
     """Every sensible combination, by number of ranks.
 
     `local` takes part with one rank only. One rank has nobody to talk to, so there one server and the first back end
-    stand for all.
+    or data plane stand for all; the other data planes take part with the first number of servers only.
 
     Raises:
         UsageError: an unknown scheme.
@@ -48,7 +52,8 @@ def line_up(
             if scheme == "local" and count == 1:
                 found.append(Contestant("local", "none", 1))
             elif scheme == "ps":
-                found += [Contestant("ps", "grpc", count, s) for s in (servers if count > 1 else servers[:1])]
+                pairs = [(data_planes[0], s) for s in servers] + [(plane, servers[0]) for plane in data_planes[1:]]
+                found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
             elif scheme == "ring":
                 found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]
     return found

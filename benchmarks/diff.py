@@ -20,7 +20,7 @@ from common.errors import DataError, GradSyncError, UsageError
 __all__ = ["Change", "DiffConfig", "Figure", "changes", "diff", "figures", "load"]
 
 SCHEMA = 1
-OURS = ("shm", "shm-copied", "tcp", "ps")  # backends of a sweep
+OURS = ("shm", "shm-copied", "tcp", "ps-shm", "ps-grpc")  # backends of a sweep
 KEYS = {"schema", "created", "environment"}
 COLOURS = {"slower": "red", "faster": "green"}
 

@@ -26,8 +26,9 @@ COLUMNS = (
 # Warm is the parameter server, cool the ring; all are apart for colour-blind eyes, and on white as on black.
 KNOWN = {
     "local": "#7f8894",
-    "ps": "#c77700",
-    "ps S=2": "#cc3311",
+    "ps/shm": "#c77700",
+    "ps/shm S=2": "#cc3311",
+    "ps/grpc": "#8c564b",
     "ring/shm": "#0077bb",
     "ring/tcp": "#1aa0b8",
 }

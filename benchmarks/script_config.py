@@ -26,6 +26,8 @@ class CompareScriptConfig:
     """Numbers of ranks, separated by commas."""
     servers: int = 1
     """Number of parameter servers."""
+    data_plane: str = "shm"
+    """What carries the gradients to them: shm or grpc."""
     backend: str = "shm"
     """Back end of the ring: shm or tcp."""
     repetitions: int = 3
@@ -43,6 +45,7 @@ class CompareScriptConfig:
         for scheme in self.schemes.split(","):
             choose("scheme", scheme, SCRIPT_SCHEMES)
         choose("backend", self.backend, ("shm", "tcp"))
+        choose("data plane", self.data_plane, ("shm", "grpc"))
         if self.repetitions < 1 or self.warmup_steps < 0 or self.servers < 1:
             raise UsageError("--repetitions and --servers must be at least 1, --warmup-steps at least 0")
 
@@ -51,7 +54,7 @@ class CompareScriptConfig:
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
             backends = {
-                "ps": ("grpc", self.servers),
+                "ps": (self.data_plane, self.servers),
                 "ring": (self.backend, 0),
                 **dict.fromkeys(PADDLE_SCHEMES, ("gloo", 0)),
             }

@@ -75,10 +75,7 @@ def measure_ranks(
     """The rows of one number of ranks; between emulated hosts the first is the link's."""
     ranks, servers = range(nranks), range(nranks, nranks + config.servers)
     with Job() as job, ExitStack() as groups:
-        started = [
-            groups.enter_context(MeasuredGroup(job, name, hosts, ranks, servers=servers if name == "ps" else ()))
-            for name in backends
-        ]
+        started = [groups.enter_context(MeasuredGroup(job, name, hosts, ranks, servers=servers)) for name in backends]
         link = (
             groups.enter_context(MeasuredGroup(job, "link", hosts, config.cluster.slowest()))
             if hosts.emulated
@@ -137,7 +134,7 @@ def rows_of(
 
     def bound(backend: str, nbytes: int) -> float | None:
         """The least time, in seconds."""
-        if backend == "ps" and rate:
+        if backend == "ps-grpc" and rate:
             return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
         if rate:
             return config.cluster.ring_seconds(nbytes, rate, nranks)

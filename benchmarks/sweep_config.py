@@ -33,7 +33,7 @@ class SweepConfig:
     backends: str | None = None
     """What to measure, separated by commas; what is not installed is named as absent. (default: all that can run)"""
     servers: int = 1
-    """Number of parameter servers of backend ps."""
+    """Number of parameter servers, of backends ps-shm and ps-grpc."""
     repetitions: int = 5
     """Rounds; in each, every backend is measured in turn. Medians over rounds are reported."""
     seconds: float = 0.2

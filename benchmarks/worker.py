@@ -80,7 +80,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
         from ps.client import Client
         from ps.synchronizer import ServerSynchronizer
 
-        client = Client(job["servers"], job["rank"], job["nranks"], timeout=timeout)
+        client = Client(job["servers"], job["rank"], job["nranks"], timeout=timeout, data_plane=job["backend"])
         return ServerSynchronizer(client, overlap=job["training"]["overlap"])
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from bisect import bisect_right
 from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
-
 from collective.mesh import Mesh
-from collective.transport import Array
-from common.memory import Segment
+from common.memory import Segment, SegmentPool
 
 __all__ = ["CONTROL", "SharedSegments"]
 
@@ -26,45 +20,17 @@ class SharedSegments:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._mine: list[Segment] = []
-        self._by_address: list[tuple[int, int]] = []  # (address, number), sorted
+        self._mine = SegmentPool()
+        self.create, self.empty, self.locate = self._mine.create, self._mine.empty, self._mine.locate
         self._theirs: dict[tuple[int, int], Segment] = {}
         self._shared: set[tuple[int, int]] = set()  # (rank, number of mine)
-
-    def create(self, nbytes: int) -> Segment:
-        """A new segment of this rank.
-
-        Raises:
-            SharedMemoryTooSmall: the machine has not so much memory free.
-        """
-        segment = Segment(nbytes)
-        self._by_address.append((segment.address, len(self._mine)))
-        self._by_address.sort()
-        self._mine.append(segment)
-        return segment
-
-    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """An uninitialised 1-D array in a segment of its own."""
-        return self.create(count * np.dtype(dtype).itemsize).array(0, count, dtype)
-
-    def locate(self, array: Array) -> tuple[int, int] | None:
-        """(segment number, offset in bytes) of a contiguous array in this rank's segments; None elsewhere."""
-        if not array.size:
-            return None
-        address = ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # half the time of array.ctypes.data
-        at = bisect_right(self._by_address, (address, len(self._mine))) - 1
-        if at < 0:
-            return None
-        start, number = self._by_address[at]
-        offset = address - start
-        return (number, offset) if offset + array.nbytes <= self._mine[number].nbytes else None
 
     def share(self, number: int, ranks: Iterable[int]) -> None:
         """Let other ranks map a segment of this one's; sent once to each."""
         for rank in ranks:
             if (rank, number) not in self._shared:
                 self._shared.add((rank, number))
-                segment = self._mine[number]
+                segment = self._mine.segments[number]
                 self._mesh.share(rank, number, segment.nbytes, segment.descriptor)
 
     def of(self, rank: int, number: int) -> Segment:
@@ -74,7 +40,7 @@ class SharedSegments:
             PeerLost, PeerStalled: the owner did not.
         """
         if rank == self._mesh.rank:
-            return self._mine[number]
+            return self._mine.segments[number]
         if (rank, number) not in self._theirs:
             descriptor, nbytes = self._mesh.take_segment(rank, number, "mapping its memory")
             self._theirs[rank, number] = Segment(nbytes, descriptor=descriptor)
@@ -82,5 +48,6 @@ class SharedSegments:
 
     def close(self) -> None:
         """Give all descriptors back; arrays that are still used keep their memory."""
-        for segment in [*self._mine, *self._theirs.values()]:
+        self._mine.close()
+        for segment in self._theirs.values():
             segment.close()

@@ -11,6 +11,7 @@ from common.errors import UsageError, choose
 
 __all__ = [
     "BACKEND_VARIABLE",
+    "DATA_PLANE_VARIABLE",
     "INSECURE_VARIABLE",
     "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
@@ -26,6 +27,7 @@ RENDEZVOUS_VARIABLE = "GRADSYNC_RENDEZVOUS"  # where the ranks of a ring meet
 SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
+DATA_PLANE_VARIABLE = "GRADSYNC_DATA_PLANE"  # what carries gradients to parameter servers
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"  # 1: listen to other hosts although nothing is encrypted
 OVERLAP_VARIABLE = "GRADSYNC_OVERLAP"  # 0: synchronise only when backward is done
 UPDATE_VARIABLE = "GRADSYNC_UPDATE"  # who applies a user's optimizer where there are parameter servers
@@ -41,6 +43,7 @@ class Placement:
     rendezvous: str = ""
     servers: tuple[str, ...] = ()
     backend: str = "auto"
+    data_plane: str = "auto"
     timeout: float = 30.0
     insecure: bool = False
     overlap: bool = True
@@ -67,6 +70,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         rendezvous=env.get(RENDEZVOUS_VARIABLE) or meeting_place(endpoints),
         servers=tuple(parse_addresses(servers)) if servers else (),
         backend=env.get(BACKEND_VARIABLE, "auto"),
+        data_plane=env.get(DATA_PLANE_VARIABLE, "auto"),
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
         overlap=env.get(OVERLAP_VARIABLE, "1") != "0",

@@ -19,7 +19,7 @@ from common import __version__, rpc
 from common.arena import Arena, FloatArray
 from common.buckets import Bucket
 from common.config import check_rank
-from common.errors import GradSyncError, PeerStalled, ProtocolError, UsageError, error_from_name
+from common.errors import GradSyncError, PeerStalled, ProtocolError, UsageError, choose, error_from_name
 from common.gradsync_pb2 import (
     Chunk,
     Commit,
@@ -28,20 +28,25 @@ from common.gradsync_pb2 import (
     Hello,
     JoinReply,
     JoinRequest,
+    Plane,
     ServerMessage,
     StatePiece,
     StateRequest,
     TrainerMessage,
 )
+from common.memory import ALIGNMENT_BYTES, Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
+from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.wire import chunks, data_of, describe, optimizer_message, pieces, state_of, state_pieces
 
-__all__ = ["Client"]
+__all__ = ["DATA_PLANES", "Client"]
 
+DATA_PLANES = ("auto", "shm", "grpc")
+PROBE_BYTES = 64
 FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note
 
 
@@ -58,6 +63,9 @@ class Session:
         self.error: GradSyncError | None = None
         self.shard = Shard(0, 0)
         self.served: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
+        self.plane = Plane(refusal="not asked")  # how data travel; known when the first parameters have arrived
+        self.parameters: FloatArray | None = None  # of the shard, in the server's memory, if they are to be copied
+        self.gradients: FloatArray | None = None  # likewise the average
         self._changed = changed
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage] | None] = queue.SimpleQueue()
         self._leaving = False
@@ -105,6 +113,8 @@ class Session:
         with self._changed:
             if kind == "served":
                 self.version = message.served.step
+            elif kind == "plane":
+                self.plane = message.plane
             elif kind == "gathered":
                 self._gathering += message.gathered.data
                 if len(self._gathering) == message.gathered.size:
@@ -138,20 +148,31 @@ class Client:
 
     Every blocking method waits at most `timeout` seconds for the other processes.
 
+    Args:
+        data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
+            host; "grpc", in messages; "auto": shm with each server that can reach this process's memory.
+
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
     """
 
-    def __init__(self, servers: Sequence[str], rank: int, nranks: int, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self, servers: Sequence[str], rank: int, nranks: int, *, timeout: float = 30.0, data_plane: str = "auto"
+    ) -> None:
         check_rank(rank, nranks)
+        self._asked_plane = choose("data plane", data_plane, DATA_PLANES)
         self.rank, self.nranks, self.timeout, self.epoch = rank, nranks, timeout, 0
+        self._pool, self._others_memory = SegmentPool(), OthersMemory()
+        self._common: tuple[Segment, int] | None = None  # the parameters of all trainers, and where they are mapped
+        self._told_of_gradients = False
+        self._staging: FloatArray | None = None  # a copy of gradients that the servers do not reach
         self.servers = tuple(servers)
         self.step = 0
         self._gathers = 0
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
-        self._gradients: FloatArray = np.empty(0, np.float32)
+        self.gradients: FloatArray = np.empty(0, np.float32)  # what is pushed, or after `average`, the mean
         self._channels = ExitStack()
         try:
             for index, address in enumerate(servers):
@@ -161,29 +182,64 @@ class Client:
             self.close(f"{type(exc).__name__}: {exc}")
             raise
 
+    @property
+    def data_plane(self) -> str:
+        """What carries the data: "shm", "grpc", or "shm+grpc" where it is not the same with all servers."""
+        return "+".join(sorted({"grpc" if s.plane.refusal else "shm" for s in self._sessions}, reverse=True))
+
+    def empty(self, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """A new 1-D array of zeros, 64-byte aligned, that servers of this host reach without a copy."""
+        return self._pool.empty(count, dtype)
+
+    def shared_words(self, array: npt.NDArray[Any], count: int) -> FloatArray | None:
+        """`count` words from where an array from `empty` begins; None: it is none, or not so many follow."""
+        where = self._pool.locate(array)
+        if where is None or where[1] % ALIGNMENT_BYTES:
+            return None
+        segment = self._pool.segments[where[0]]
+        return segment.array(where[1], count, np.float32) if where[1] + 4 * count <= segment.nbytes else None
+
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
 
         The arena is used by every later call, and must outlive the client. Without an optimizer there is none until
-        `configure`, and steps end with `average`.
+        `configure`, and steps end with `average`. With one, parameters from `empty` may become memory common to all
+        trainers of the host, which only servers may write to.
+
+        Raises:
+            UsageError: the data plane is to be shm, and a server cannot be reached so.
         """
-        self._arena, self._buckets, self._gradients = arena, arena.buckets, arena.gradients
-        shards = plan_shards(arena.layout.length, len(self.servers))
-        for session, shard in zip(self._sessions, shards, strict=True):
+        self._arena, self._buckets, self.gradients = arena, arena.buckets, arena.gradients
+        for session, shard in zip(self._sessions, plan_shards(arena.layout.length, len(self.servers)), strict=True):
             session.shard, session.served = shard, arena.parameters
-            session.send([TrainerMessage(register=describe(arena, optimizer, rank=self.rank, epoch=self.epoch))])
+        message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
+        if self._asked_plane != "grpc":
+            message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
+            if optimizer and (place := place_of(arena.parameters, self._pool)).HasField("memory"):
+                message.parameters.CopyFrom(place)
+        for session in self._sessions:
+            session.send([TrainerMessage(register=message)])
         self._send_parameters()
         self._wait(lambda session: session.version >= 0, "registering")
+        self._share_memory()
 
     def push(self, bucket: int) -> None:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
         has returned."""
         where = self._buckets[bucket]
+        if not self._told_of_gradients:
+            self._tell_of_gradients()
+        if self._staging is not None:
+            self._staging[where.start : where.stop] = self.gradients[where.start : where.stop]
         for session in self._sessions:
             part = shard_of_bucket(session.shard, where)
-            gradients = self._gradients[part.start : part.stop]
-            pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
-            session.send(TrainerMessage(gradients=piece) for piece in pieces)
+            if session.plane.refusal:
+                gradients = self.gradients[part.start : part.stop]
+                pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
+                session.send(TrainerMessage(gradients=piece) for piece in pieces)
+            elif part.length:
+                words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
+                session.send([TrainerMessage(gradients=words)])
 
     def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
@@ -203,7 +259,7 @@ class Client:
     def average(self) -> None:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
-        self._end_step(Commit(), self._arena.gradients)
+        self._end_step(Commit(), self.gradients)
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
@@ -273,9 +329,17 @@ class Client:
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
         goodbye = TrainerMessage(goodbye=Goodbye(epoch=self.epoch, reason=reason))
+        if reason and (heard := next((session.error for session in self._sessions if session.error), None)):
+            goodbye.goodbye.because.kind, goodbye.goodbye.because.message = type(heard).__name__, str(heard)
+        if self._common:  # what this process writes from now on is its own affair
+            segment, address = self._common
+            segment.lay_over(address, private=True)
+            self._common = None
         while self._sessions:
             self._sessions.pop().close(goodbye)
         self._channels.close()
+        self._others_memory.close()
+        self._pool.close()
 
     def __enter__(self) -> Client:
         return self
@@ -294,6 +358,69 @@ class Client:
         placed.sort(key=lambda each: (kinds.index(each[0][len(self._names[each[1]]) :]), each[1]))
         return [key for key, _ in placed]
 
+    def _share_memory(self) -> None:
+        """Find out where the servers have their data, and tell where the gradients are."""
+        near = [session for session in self._sessions if not session.plane.refusal]
+        for session in self._sessions:
+            if session.plane.refusal and self._asked_plane == "shm":
+                raise UsageError(
+                    f"{session.name} and rank {self.rank} cannot share memory: {session.plane.refusal}; "
+                    "use --data-plane auto or grpc"
+                )
+        try:
+            for session in near:
+                session.parameters = self._others_memory.array(session.plane.parameters, session.shard.length)
+                session.gradients = self._others_memory.array(session.plane.gradients, session.shard.length)
+        except Unreachable as exc:
+            raise UsageError(
+                f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
+            ) from exc
+        if near and all(session.plane.in_place for session in near):
+            self._have_parameters_in_common(near)
+        self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
+
+    def gradients_in(self, array: FloatArray) -> None:
+        """Push from this array, of the arena's length, from now on, and have averages written there."""
+        if array.ctypes.data != self.gradients.ctypes.data:
+            self.gradients, self._told_of_gradients = array, False
+
+    def _tell_of_gradients(self) -> None:
+        """Let the servers that read gradients in place know where that is."""
+        self._told_of_gradients = True
+        near = [session for session in self._sessions if not session.plane.refusal]
+        place = place_of(self.gradients, self._pool)
+        self._staging = None
+        if near and self.gradients.size and not place.HasField("memory"):
+            self._staging = self._pool.empty(self.gradients.size)
+            place = place_of(self._staging, self._pool)
+        for session in near:
+            session.send([TrainerMessage(gradients_at=place)])
+
+    def _have_parameters_in_common(self, near: Sequence[Session]) -> None:
+        """Map rank 0's parameters in the place of the arena's, if servers have all of them there."""
+        parameters = self._arena.parameters
+        where = self._pool.locate(parameters)
+        if self.rank == 0 and where:
+            self._common = self._pool.segments[where[0]], self._pool.segments[where[0]].address
+            for session in near:
+                session.parameters = None
+            return
+        common = {session.plane.parameters.memory.SerializeToString(deterministic=True) for session in near}
+        offsets = {session.plane.parameters.offset - 4 * session.shard.start for session in near}
+        whole = (len(near), len(common), offsets) == (len(self._sessions), 1, {0})
+        if whole and where and where[1] == 0:
+            mine, theirs = self._pool.segments[where[0]], self._others_memory.segment(near[0].plane.parameters.memory)
+            if mine.nbytes == theirs.nbytes:
+                theirs.lay_over(mine.address)
+                self._common = theirs, mine.address
+                for session in near:
+                    session.parameters = None
+
+    def _copy_out(self, out: FloatArray, of_sessions: Sequence[FloatArray | None]) -> None:
+        for session, source in zip(self._sessions, of_sessions, strict=True):
+            if source is not None:
+                out[session.shard.start : session.shard.stop] = source
+
     def _send_parameters(self) -> None:
         """Rank 0's parameters are everybody's."""
         if self.rank != 0:
@@ -310,6 +437,7 @@ class Client:
             session.served = served
             session.send([TrainerMessage(commit=commit)])
         self._wait(lambda session: session.version > self.step, f"waiting for the result of step {self.step}")
+        self._copy_out(served, [s.parameters if commit.update else s.gradients for s in self._sessions])
         self.step += 1
 
     def _settled(self, done: Any) -> bool:

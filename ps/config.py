@@ -13,6 +13,7 @@ from common.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addr
 from common.errors import UsageError, choose
 from common.hosts import HostsConfig
 from common.placement import UPDATE_CHOICES
+from ps.client import DATA_PLANES
 from ps.shards import parse_shard
 
 __all__ = ["RunConfig", "ServerConfig", "TrainerConfig"]
@@ -58,9 +59,12 @@ class TrainerConfig(TrainingConfig):
     """Number of trainers."""
     servers: str = "127.0.0.1:8500"
     """HOST:PORT of every server, separated by commas, in the order of their --shard."""
+    data_plane: str = "auto"
+    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose("data plane", self.data_plane, DATA_PLANES)
         check_rank(self.rank, self.nranks)
         parse_addresses(self.servers)
 
@@ -77,12 +81,15 @@ class RunConfig(TrainingConfig):
     """Number of servers."""
     update: str = "auto"
     """Who applies the optimizer of your own program: server, trainer, or auto (servers where they can)."""
+    data_plane: str = "auto"
+    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
         choose("update", self.update, UPDATE_CHOICES)
+        choose("data plane", self.data_plane, DATA_PLANES)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if self.servers > MOST_PROCESSES:

@@ -110,7 +110,13 @@ class ServerSurface(Surface):
 def join(placement: Placement) -> Synchronizer:
     if not placement.servers:
         raise UsageError("no parameter server is known; start the program with python -m ps.run script.py")
-    client = Client(placement.servers, placement.rank, placement.nranks, timeout=placement.timeout)
+    client = Client(
+        placement.servers,
+        placement.rank,
+        placement.nranks,
+        timeout=placement.timeout,
+        data_plane=placement.data_plane,
+    )
     return ServerSynchronizer(client, overlap=placement.overlap)
 
 

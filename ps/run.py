@@ -9,7 +9,13 @@ from common.addresses import address_after
 from common.cli import run_command, split_script
 from common.hosts import Node, find_node, start_ranks
 from common.launch import Job, flags_of, start_servers
-from common.placement import OVERLAP_VARIABLE, SERVERS_VARIABLE, TIMEOUT_VARIABLE, UPDATE_VARIABLE
+from common.placement import (
+    DATA_PLANE_VARIABLE,
+    OVERLAP_VARIABLE,
+    SERVERS_VARIABLE,
+    TIMEOUT_VARIABLE,
+    UPDATE_VARIABLE,
+)
 from ps.config import RunConfig
 
 __all__ = ["main"]
@@ -30,6 +36,7 @@ def run(config: RunConfig, script: list[str]) -> None:
             SERVERS_VARIABLE: servers,
             TIMEOUT_VARIABLE: str(config.timeout),
             OVERLAP_VARIABLE: str(int(config.overlap)),
+            DATA_PLANE_VARIABLE: config.data_plane,
         }
         if config.update != "auto":
             environment[UPDATE_VARIABLE] = config.update

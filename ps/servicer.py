@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
 from common import rpc
 from common.errors import GradSyncError, PeerLost, RendezvousError
 from common.gradsync_pb2 import JoinReply, JoinRequest, ServerMessage, TrainerMessage
+from common.memory import SegmentPool
 from common.rendezvous import GRACE, Roster
 from ps.training_group import Outbox, TrainingGroup, tell
 
@@ -38,7 +40,8 @@ class ParameterServer:
                 self._session, TrainerMessage.FromString, ServerMessage.SerializeToString
             ),
         }
-        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout)
+        self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
+        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
         try:
             self._server, self.address = rpc.serve(address, SERVICE, handlers, threads=2 * nranks + 2)
         except GradSyncError as exc:
@@ -63,6 +66,9 @@ class ParameterServer:
         self._roster.let_latecomers_hear()
         self._group.fail(PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training"))
         self._server.stop(FAREWELL_S).wait()
+        self._helper.shutdown()
+        self._group.close()
+        self._pool.close()
 
     def __enter__(self) -> ParameterServer:
         return self

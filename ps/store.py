@@ -13,11 +13,13 @@ missing) is refused with an error and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 from common.arena import FloatArray
-from common.buckets import Bucket, words
+from common.buckets import ALIGNMENT, Bucket, words
 from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
 from common.reduction import reduce_bucket
@@ -25,6 +27,8 @@ from common.updater import PADDING, Updater
 from ps.shards import Shard, shard_of_bucket
 
 __all__ = ["Ending", "Store"]
+
+WORTH_HELP = 1 << 18  # words of a bucket; handing a smaller one's half to another thread takes longer than adding it
 
 
 @dataclass(frozen=True)
@@ -66,35 +70,71 @@ class Store:
     Args:
         shard: the slice of the arena; every `start` below counts from the arena's start, not the slice's.
         buckets: the whole arena's bucket plan.
+        empty: makes its arrays.
+        helper: a thread on which half of a large bucket is reduced.
 
     All positions and sizes are in words of 4 bytes.
 
-    Memory: the shard's parameters and one gradient buffer a trainer.
+    Memory: the shard's parameters, the averaged gradients and one gradient buffer a trainer, except for those whose
+    gradients lie elsewhere (`read_in_place`); without such trainers the average takes the place of rank 0's.
     """
 
-    def __init__(self, shard: Shard, buckets: Sequence[Bucket], nranks: int, *, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        buckets: Sequence[Bucket],
+        nranks: int,
+        *,
+        epoch: int = 0,
+        empty: Callable[[int], FloatArray] = aligned_empty,
+        helper: ThreadPoolExecutor | None = None,
+    ) -> None:
         self.shard, self.nranks, self.epoch = shard, nranks, epoch
         self.step = 0
-        self.padded_parameters: FloatArray = padded(shard.length)
-        self.parameters = self.padded_parameters[: shard.length]
+        self._empty, self._helper = empty, helper
         self._replacement: FloatArray | None = None  # parameters that rank 0 has sent, used from the next update on
         self._averaged = False  # `gradients` holds the average of the step before, not used yet
         self._used = b""  # which parameters some trainer's backward has reached
         self._replaced = 0  # words of the replacement that have arrived
-        self.padded_gradients: FloatArray = padded(shard.length)
-        others: list[FloatArray] = [aligned_empty(shard.length) for _ in range(nranks - 1)]
-        self._contributions = [self.padded_gradients[: shard.length], *others]
+        self._elsewhere: dict[int, FloatArray] = {}  # contributions that are read where the trainer has them
+        self._here: dict[int, FloatArray] = {}
         self._buckets = list(buckets)
         self._parts = [shard_of_bucket(shard, bucket) for bucket in buckets]
         self._begin_step()
 
-    @property
+    @cached_property
+    def padded_parameters(self) -> FloatArray:
+        """The shard's parameters, and PADDING zeros."""
+        return self._padded()
+
+    @cached_property
+    def parameters(self) -> FloatArray:
+        """The shard's parameters."""
+        return self.padded_parameters[: self.shard.length]
+
+    @cached_property
+    def padded_gradients(self) -> FloatArray:
+        """The averaged gradients, and PADDING zeros."""
+        return self._padded()
+
+    @cached_property
     def gradients(self) -> FloatArray:
         """Where the averaged gradients of the shard are found once all buckets are reduced."""
-        return self._contributions[0]
+        return self.padded_gradients[: self.shard.length]
 
-    def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray) -> bool:
+    def keep_parameters_in(self, array: FloatArray) -> None:
+        """Before anything else is done with them: the shard's parameters are to lie in this memory (not padded)."""
+        self.parameters = array
+
+    def read_in_place(self, rank: int, array: FloatArray) -> None:
+        """A trainer's gradients of the shard lie in this memory, from now on: what it pushes is not copied."""
+        self._elsewhere[rank] = array
+
+    def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:
         """Take gradients of one trainer, in ascending order within a bucket.
+
+        Args:
+            data: the words; or how many, of a trainer whose gradients are read in place.
 
         Returns:
             True if with this all trainers have delivered the bucket: the caller then calls `reduce`.
@@ -106,30 +146,46 @@ class Store:
         if not 0 <= bucket < len(self._parts):
             raise ProtocolError(f"rank {rank} pushed bucket {bucket} of {len(self._parts)} at step {step}")
         part, done = self._parts[bucket], self._delivered[rank][bucket]
-        if start != part.start + done or start + data.size > part.stop:
+        size = data if isinstance(data, int) else data.size
+        if start != part.start + done or start + size > part.stop:
             raise ProtocolError(
-                f"rank {rank} pushed words {start}..{start + data.size} of bucket {bucket} at step {step}, "
+                f"rank {rank} pushed words {start}..{start + size} of bucket {bucket} at step {step}, "
                 f"expected them from {part.start + done} up to {part.stop}"
             )
-        at = start - self.shard.start
-        self._contributions[rank][at : at + data.size] = data
-        self._delivered[rank][bucket] += data.size
-        if data.size and start + data.size == part.stop:
+        if isinstance(data, int) != (rank in self._elsewhere):
+            raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
+        if not isinstance(data, int):
+            at = start - self.shard.start
+            self._contribution(rank)[at : at + size] = data
+        self._delivered[rank][bucket] += size
+        if size and start + size == part.stop:
             self._complete[bucket] += 1
-        return bool(data.size) and self._complete[bucket] == self.nranks
+        return bool(size) and self._complete[bucket] == self.nranks
 
     def reduce(self, bucket: int) -> None:
-        """Average a bucket that all trainers have delivered; the result replaces rank 0's contribution."""
+        """Average a bucket that all trainers have delivered."""
         whole, part = self._buckets[bucket], self._parts[bucket]
         word, base = words(whole.dtype), self.shard.start
-        reduce_bucket(
-            [source.view(whole.dtype) for source in self._contributions],
-            self.gradients.view(whole.dtype),
-            bucket_start=(whole.start - base) // word,
-            bucket_length=whole.length // word,
-            start=(part.start - base) // word,
-            stop=(part.stop - base) // word,
-        )
+        sources = [self._contribution(rank).view(whole.dtype) for rank in range(self.nranks)]
+        mean = self.gradients.view(whole.dtype)
+
+        def reduce_between(start: int, stop: int) -> None:
+            reduce_bucket(
+                sources,
+                mean,
+                bucket_start=(whole.start - base) // word,
+                bucket_length=whole.length // word,
+                start=(start - base) // word,
+                stop=(stop - base) // word,
+            )
+
+        if self._helper is None or part.length < WORTH_HELP:
+            reduce_between(part.start, part.stop)
+            return
+        middle = part.start + part.length // 2 // ALIGNMENT * ALIGNMENT
+        second = self._helper.submit(reduce_between, middle, part.stop)
+        reduce_between(part.start, middle)
+        second.result()
 
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
         """Take parameters that the program has given other values, in ascending order; used from the next update on,
@@ -200,6 +256,10 @@ class Store:
         self.step += 1
         self._begin_step()
 
+    def averaged(self) -> FloatArray:
+        """The average that ended the step; it may be read until all trainers have pushed the next step."""
+        return self.gradients if self._elsewhere else self.gradients.copy()
+
     def waiting_for(self) -> list[int]:
         """The trainers that have not committed the step under way."""
         return [rank for rank in range(self.nranks) if rank not in self._committed]
@@ -210,6 +270,21 @@ class Store:
         self._committed: dict[int, Ending] = {}
         self._used, self._replaced = b"", 0
 
+    def _contribution(self, rank: int) -> FloatArray:
+        """Where a trainer's gradients lie. Rank 0's give way to the average, unless some trainer reads that one while
+        rank 0 already pushes the next step."""
+        if rank in self._elsewhere:
+            return self._elsewhere[rank]
+        if rank not in self._here:
+            takes_turns = rank == 0 and not self._elsewhere
+            self._here[rank] = self.gradients if takes_turns else self._empty(self.shard.length)
+        return self._here[rank]
+
+    def _padded(self) -> FloatArray:
+        array = self._empty(self.shard.length + PADDING)
+        array.fill(0)
+        return array
+
     def _check(self, rank: int, epoch: int, step: int) -> None:
         if epoch != self.epoch:
             raise StaleEpoch(f"rank {rank} sent a message of epoch {epoch}, this is epoch {self.epoch}")
@@ -217,10 +292,3 @@ class Store:
             raise ProtocolError(f"rank {rank} sent step {step}, this is step {self.step}")
         if rank in self._committed:
             raise ProtocolError(f"rank {rank} sent more after committing step {step}")
-
-
-def padded(count: int) -> FloatArray:
-    """Zeros; PADDING more than `count` of them."""
-    array: FloatArray = aligned_empty(count + PADDING)
-    array.fill(0)
-    return array

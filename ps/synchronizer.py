@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from common.arena import Arena
+from common.arena import Arena, FloatArray
 from common.optimizers import Optimizer
 from common.overlap import LaunchOrder
 from common.synchronizer import ServerUpdates
@@ -26,10 +26,14 @@ class ServerSynchronizer(ServerUpdates):
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
 
+    def empty(self, count: int) -> FloatArray:
+        return self._client.empty(count)
+
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._order = LaunchOrder(len(arena.buckets))
         self._has_optimizer = optimizer is not None
         self._client.register(arena, optimizer)
+        self.backend = self._client.data_plane
 
     def mark_final(self, bucket: int) -> None:
         ready = self._order.mark(bucket)

@@ -27,13 +27,12 @@ def run(config: TrainerConfig) -> None:
     from ps.client import Client
     from ps.synchronizer import ServerSynchronizer
 
-    run_training(
-        config,
-        lambda: ServerSynchronizer(
-            Client(parse_addresses(config.servers), config.rank, config.nranks, timeout=config.timeout),
-            overlap=config.overlap,
-        ),
-    )
+    def join() -> ServerSynchronizer:
+        servers, plane = parse_addresses(config.servers), config.data_plane
+        client = Client(servers, config.rank, config.nranks, timeout=config.timeout, data_plane=plane)
+        return ServerSynchronizer(client, overlap=config.overlap)
+
+    run_training(config, join)
 
 
 if __name__ == "__main__":

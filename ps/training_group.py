@@ -6,15 +6,27 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from common.arena import FloatArray, Layout
 from common.buckets import Bucket
-from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, ProtocolError, StaleEpoch
+from common.errors import (
+    GradSyncError,
+    LayoutMismatch,
+    PeerLost,
+    PeerStalled,
+    ProtocolError,
+    StaleEpoch,
+    error_from_name,
+)
 from common.gradsync_pb2 import (
     Chunk,
     Configure,
     Failure,
     Gather,
+    Goodbye,
+    Place,
+    Plane,
     Register,
     Served,
     ServerMessage,
@@ -22,8 +34,10 @@ from common.gradsync_pb2 import (
     StateRequest,
     TrainerMessage,
 )
+from common.memory import SegmentPool, aligned_empty
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.shards import plan_shards
+from ps.shared_memory import OthersMemory, Unreachable, place_of
 from ps.store import Ending, Store
 from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
@@ -61,10 +75,25 @@ class TrainingGroup:
     Args:
         shard: (index, count) of this server.
         timeout: how long, in seconds, trainers may wait for one that does not take part.
+        pool: makes the arrays that trainers of this host read; without one none does.
+        helper: a thread that shares the work on large arrays.
     """
 
-    def __init__(self, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        nranks: int,
+        *,
+        shard: tuple[int, int] = (0, 1),
+        timeout: float = 30.0,
+        epoch: int = 0,
+        pool: SegmentPool | None = None,
+        helper: ThreadPoolExecutor | None = None,
+    ) -> None:
         self.nranks, self.shard, self.timeout, self.epoch = nranks, shard, timeout, epoch
+        self._pool, self._helper = pool, helper
+        self._others_memory = OthersMemory()
+        self._planes: dict[int, Plane] = {}  # how data travel to and from each trainer
+        self._parameters_at: Place | None = None  # in rank 0's memory
         self.steps = 0
         self._lock = threading.Condition()
         self._outboxes: dict[int, Outbox] = {}
@@ -121,9 +150,12 @@ class TrainingGroup:
                 self._take_parameters(rank, message.parameters)
             elif kind == "gradients":
                 chunk, store = message.gradients, self._running(rank)
-                if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data_of(chunk)):
+                data = chunk.size if chunk.size and not chunk.data else data_of(chunk)
+                if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
                     store.reduce(chunk.bucket)
                 self._still_alive()
+            elif kind == "gradients_at":
+                self._read_in_place(rank, message.gradients_at)
             elif kind == "commit":
                 self._commit(rank, message)
             elif kind == "gather":
@@ -135,7 +167,7 @@ class TrainingGroup:
             elif kind == "state_request":
                 self._send_state(rank, message.state_request)
             elif kind == "goodbye":
-                self._leave(rank, message.goodbye.reason)
+                self._leave(rank, message.goodbye)
             else:
                 raise ProtocolError(f"rank {rank} sent an unexpected {kind} message at step {self.steps}")
 
@@ -149,6 +181,10 @@ class TrainingGroup:
         with self._lock:
             self._fail(error)
 
+    def close(self) -> None:
+        """Give trainers' memory back, when nobody is heard any longer."""
+        self._others_memory.close()
+
     def wait(self) -> None:
         """Block until training is over; raises the group's failure, if it failed. Trainings have no time limit."""
         with self._lock:
@@ -159,11 +195,33 @@ class TrainingGroup:
     def _register(self, rank: int, register: Register) -> None:
         self._check_epoch(register.epoch, rank)
         self._compare(register)
+        if self._store is None:
+            self._store = self._make_store(*layout_of(register))
+        self._planes[rank] = self._plane_for(rank, register)
         self._registered.add(rank)
         self._someone_waits()
         self._begin_if_ready()
         if self._gone and self._waiting_since is not None:
             self._finished_early()
+
+    def _plane_for(self, rank: int, register: Register) -> Plane:
+        """Whether data need to be sent between this server and a trainer."""
+        if not register.HasField("probe"):
+            return Plane(refusal="the trainer does not offer its memory")
+        if self._pool is None:
+            return Plane(refusal="the server does not offer its memory")
+        try:
+            self._others_memory.segment(register.probe)
+            if rank == 0 and register.HasField("parameters"):
+                store = self._running(rank)
+                whole = self._others_memory.array(register.parameters, register.length)
+                store.keep_parameters_in(whole[store.shard.start : store.shard.stop])
+                self._parameters_at = Place(
+                    memory=register.parameters.memory, offset=register.parameters.offset + 4 * store.shard.start
+                )
+        except Unreachable as exc:
+            return Plane(refusal=str(exc))
+        return Plane()
 
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
@@ -184,19 +242,44 @@ class TrainingGroup:
 
     def _begin_if_ready(self) -> None:
         """Once rank 0's parameters are complete and all have registered, serve them to everyone."""
-        if self._first is None:
+        store = self._store
+        if store is None or len(self._registered) < self.nranks or self._filled < store.shard.length:
             return
-        if self._store is None:
-            layout, buckets = layout_of(self._first)
-            self._store = self._make_store(layout, buckets)
-            optimizer = optimizer_of(self._first)
-            self._updater = make_updater(optimizer, self._store.parameters, self._store.gradients)
-        if len(self._registered) == self.nranks and self._filled == self._store.shard.length:
-            self._serve(self._store.parameters)
+        assert self._first is not None
+        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients)
+        for rank, outbox in self._outboxes.items():
+            plane = self._planes[rank]
+            if not plane.refusal and self._pool is not None:
+                plane.parameters.CopyFrom(self._parameters_at or place_of(store.parameters, self._pool))
+                plane.in_place = self._parameters_at is not None
+                plane.gradients.CopyFrom(place_of(store.gradients, self._pool))
+            outbox.put([ServerMessage(plane=plane)])
+        self._serve(store.parameters)
 
     def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
         index, count = self.shard
-        return Store(plan_shards(layout.length, count)[index], buckets, self.nranks, epoch=self.epoch)
+        return Store(
+            plan_shards(layout.length, count)[index],
+            buckets,
+            self.nranks,
+            epoch=self.epoch,
+            empty=self._pool.empty if self._pool else aligned_empty,
+            helper=self._helper,
+        )
+
+    def _read_in_place(self, rank: int, place: Place) -> None:
+        """A trainer tells where its gradients lie, all of the arena's."""
+        store = self._running(rank)
+        assert self._first is not None
+        if rank not in self._planes or self._planes[rank].refusal:
+            raise ProtocolError(
+                f"rank {rank} offered its gradients at step {self.steps}, but its memory is out of reach"
+            )
+        try:
+            whole = self._others_memory.array(place, self._first.length)
+        except Unreachable as exc:
+            raise ProtocolError(f"the gradients of rank {rank} cannot be read at step {self.steps}: {exc}") from exc
+        store.read_in_place(rank, whole[store.shard.start : store.shard.stop])
 
     def _take_parameters(self, rank: int, chunk: Chunk) -> None:
         store = self._running(rank)
@@ -228,8 +311,7 @@ class TrainingGroup:
         elif complete:
             store.average()
             self.steps = store.step
-            # A copy, for it lies where rank 0's next push goes, which may come while a slower trainer still reads.
-            self._serve(store.gradients.copy())
+            self._serve(store.averaged())
         elif self._gone:
             self._finished_early()
 
@@ -276,13 +358,15 @@ class TrainingGroup:
         self._outboxes[rank].put(ServerMessage(state=piece) for piece in answer)
 
     def _serve(self, served_array: FloatArray) -> None:
-        """Send parameters, or averaged gradients, to every trainer; safe to read lazily, for parameters change only
-        when all trainers have committed the next step, which they do after having read these."""
+        """Send parameters, or averaged gradients, to every trainer that cannot read them by itself; safe to do lazily,
+        for parameters change only when all trainers have committed the next step, which they do after having read
+        these."""
         store = self._running(0)
         served = Served(epoch=self.epoch, step=store.step)
-        for outbox in self._outboxes.values():
-            pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
-            outbox.put(ServerMessage(parameters=piece) for piece in pieces)
+        for rank, outbox in self._outboxes.items():
+            if self._planes[rank].refusal:
+                pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
+                outbox.put(ServerMessage(parameters=piece) for piece in pieces)
             outbox.put([ServerMessage(served=served)])
         self._nobody_waits()
 
@@ -311,10 +395,13 @@ class TrainingGroup:
         elif self._gone:
             self._finished_early()
 
-    def _leave(self, rank: int, reason: str) -> None:
+    def _leave(self, rank: int, goodbye: Goodbye) -> None:
         self._gone.add(rank)
-        if reason:
-            self._fail(PeerLost(f"rank {rank} left at step {self.steps} with {reason}"))
+        if goodbye.HasField("because"):
+            self._fail(error_from_name(goodbye.because.kind, goodbye.because.message))
+            return
+        if goodbye.reason:
+            self._fail(PeerLost(f"rank {rank} left at step {self.steps} with {goodbye.reason}"))
             return
         self._outboxes[rank].end()
         if len(self._gone) == self.nranks:

@@ -48,7 +48,7 @@ def test_equal_runs_pass(tmp_path: Path) -> None:
     found = certificate(pool, tmp_path)
     assert found["identical"]
     assert found["passed"]
-    assert found["schemes"] == {"ps N=2": "digest", "ring/shm N=2": "digest"}
+    assert found["schemes"] == {"ps/grpc N=2": "digest", "ring/shm N=2": "digest"}
     assert found["differences"] == []
     assert found["groups"][0]["whole_batch"] == {"difference": 0.0, "bound": WHOLE_BATCH_BOUND, "within": True}
 
@@ -67,7 +67,7 @@ def test_one_changed_element_is_found_and_placed(tmp_path: Path, parameter: str,
     assert not found["passed"]
     (difference,) = found["differences"]
     assert difference["contestant"] == "ring/shm N=2"
-    assert difference["reference"] == "ps N=2"
+    assert difference["reference"] == "ps/grpc N=2"
     assert (difference["parameter"], difference["bucket"]) == (parameter, bucket)
     assert difference["max_abs"] == pytest.approx(0.25, abs=1e-6)
 
@@ -97,5 +97,5 @@ def test_relative_difference_is_the_distance_by_the_way_moved() -> None:
 def test_measured_runs_must_agree_in_every_repetition() -> None:
     good, bad = {"parameters_sha256": "a", "steps": 30}, {"parameters_sha256": "b", "steps": 30}
     require_identical({PS: [good, good], RING: [good, good]})
-    with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps N=2"):
+    with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps/grpc N=2"):
         require_identical({PS: [good, good], RING: [good, bad]})

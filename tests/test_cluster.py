@@ -184,7 +184,7 @@ def test_namespaces_go_with_their_process(number: signal.Signals, wait_until: Ca
 @pytest.mark.processes
 def test_a_sweep_between_hosts(tmp_path: Path) -> None:
     flags = ["--hosts", "3", "--link", "200mbit", "--nranks", "2,3", "--sizes", "64KiB,2MB", "--servers", "2"]
-    few = ["--backends", "tcp,ps,ring-limit", "--repetitions", "1", "--seconds", "0.01", "--out", str(tmp_path)]
+    few = ["--backends", "tcp,ps-grpc,ring-limit", "--repetitions", "1", "--seconds", "0.01", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "sweep", *flags, *few],
         capture_output=True,
@@ -196,7 +196,7 @@ def test_a_sweep_between_hosts(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["cluster"]["links_bytes_per_s"] == [25e6] * 3
     rows = found["rows"]
-    assert [row["backend"] for row in rows] == ["link", *["tcp", "ps", "ring-limit"] * 2] * 2
+    assert [row["backend"] for row in rows] == ["link", *["tcp", "ps-grpc", "ring-limit"] * 2] * 2
     assert all(row["wrong"] == 0 for row in rows)
     for row in rows:
         if row["backend"] == "link":
@@ -210,7 +210,7 @@ def test_a_sweep_between_hosts(tmp_path: Path) -> None:
 def test_backends_that_hosts_have_not_are_named() -> None:
     from benchmarks.sweep_config import SweepConfig
 
-    with pytest.raises(UsageError, match=r"^backend shm cannot be measured on emulated hosts; there are tcp, ps, gl"):
+    with pytest.raises(UsageError, match=r"^backend shm cannot be measured on emulated hosts; there are tcp, ps-grpc"):
         SweepConfig(backends="tcp,shm", cluster=ClusterConfig(hosts=2))
-    assert SweepConfig(cluster=ClusterConfig(hosts=2)).names() == ["tcp", "ps", "gloo", "torch-gloo", "ring-limit"]
+    assert SweepConfig(cluster=ClusterConfig(hosts=2)).names() == ["tcp", "ps-grpc", "gloo", "torch-gloo", "ring-limit"]
     assert "link" not in SweepConfig().names()

@@ -47,8 +47,8 @@ def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 7
-    assert len({certificate["schemes"][n] for n in ("local N=1", "ps N=1", "ring/shm N=1")}) == 1
+    assert len(certificate["schemes"]) == 8
+    assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
     assert len({v for n, v in certificate["schemes"].items() if n.endswith("N=3") or "S=2" in n}) == 1
     assert certificate["groups"][1]["whole_batch"]["within"]
 
@@ -81,7 +81,7 @@ def test_the_environment_is_told(results: dict[str, Any]) -> None:
         (["compare", "--schemes", "local", "--nranks", "2"], "nobody takes part"),
         (["compare", "--steps", "2", "--warmup-steps", "2"], "--steps more than --warmup-steps"),
         (["compare", "--backends", "shmem"], "did you mean 'shm'"),
-        (["compare", "--hosts", "2", "--backends", "shm"], "backend shm does not reach other hosts"),
+        (["compare", "--hosts", "2", "--backends", "shm"], "shm does not reach other hosts"),
         (["compare", "--latency", "1ms"], "--latency is for emulated hosts; give --hosts too"),
     ],
 )
@@ -111,7 +111,11 @@ def test_between_emulated_hosts(tmp_path: Path) -> None:
     size = {r["parameter_bytes"] for r in found["runs"]}
     assert size == {4 * (784 * 16 + 16 + 16 * 10 + 10)}
     share = 1e3 * size.pop() / found["cluster"]["stream_bytes_per_s"]  # M/B in ms
-    alone = {"local N=1": 0, "ps N=1": share, "ring/tcp N=1": 0}
-    pairs = {"ps N=2": 2 * share, "ps N=2 S=2": share, "ring/tcp N=2": share}  # the second server is beside rank 0
+    alone = {"local N=1": 0, "ps/grpc N=1": share, "ring/tcp N=1": 0}
+    pairs = {
+        "ps/grpc N=2": 2 * share,
+        "ps/grpc N=2 S=2": share,
+        "ring/tcp N=2": share,
+    }  # the second server is beside rank 0
     assert least == pytest.approx(alone | pairs)
     assert "Emulated: 3 hosts, 200mbit. A plain TCP stream reaches" in (tmp_path / "report.md").read_text()

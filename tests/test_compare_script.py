@@ -35,7 +35,7 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "script.json").read_text())
     assert found["certificate"]["identical"]
     assert found["certificate"]["against_paddle"] == {"paddle N=2": {"5": 0.0, "20": 0.0}}
-    assert [r["contestant"] for r in found["runs"]] == ["ps N=2", "ring/shm N=2", "paddle N=2"]
+    assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
     assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
 
@@ -80,7 +80,7 @@ def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
     found = json.loads((tmp_path / "script.json").read_text())
     assert list(found["failed"]) == [failing]
     assert any("rank 1 minds" in line for line in found["failed"][failing]["output"])
-    everyone = ["ps N=2", "ring/shm N=2", "paddle N=2"]
+    everyone = ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert [r["contestant"] for r in found["runs"]] == [name for name in everyone if name != failing]
     assert all(r["repetitions"] == 2 for r in found["runs"])
 

@@ -13,26 +13,26 @@ def names(*args: object) -> list[str]:
 
 
 def test_everyone_at_one_two_and_four_ranks() -> None:
-    assert names(["local", "ps", "ring"], [1, 2, 4], ["shm", "tcp"], [1, 2]) == [
-        *("local N=1", "ps N=1", "ring/shm N=1"),
-        *("ps N=2", "ps N=2 S=2", "ring/shm N=2", "ring/tcp N=2"),
-        *("ps N=4", "ps N=4 S=2", "ring/shm N=4", "ring/tcp N=4"),
+    assert names(["local", "ps", "ring"], [1, 2, 4], ["shm", "tcp"], [1, 2], ["shm", "grpc"]) == [
+        *("local N=1", "ps/shm N=1", "ring/shm N=1"),
+        *("ps/shm N=2", "ps/shm N=2 S=2", "ps/grpc N=2", "ring/shm N=2", "ring/tcp N=2"),
+        *("ps/shm N=4", "ps/shm N=4 S=2", "ps/grpc N=4", "ring/shm N=4", "ring/tcp N=4"),
     ]
 
 
 def test_names_are_unique_and_sorted_by_ranks() -> None:
-    found = line_up(["ring", "ps"], [4, 2, 2], ["tcp"], [3])
+    found = line_up(["ring", "ps"], [4, 2, 2], ["tcp"], [3], ["grpc"])
     assert [c.nranks for c in found] == [2, 2, 4, 4]
     assert len({c.name for c in found}) == 4
 
 
 def test_local_has_one_rank_only() -> None:
-    assert names(["local"], [2, 4], ["shm"], [1]) == []
+    assert names(["local"], [2, 4], ["shm"], [1], ["shm"]) == []
 
 
 def test_unknown_scheme_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown scheme 'rign'; did you mean 'ring'"):
-        line_up(["rign"], [1], ["shm"], [1])
+        line_up(["rign"], [1], ["shm"], [1], ["shm"])
 
 
 def test_contestants_are_dictionary_keys() -> None:

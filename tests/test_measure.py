@@ -43,13 +43,13 @@ def test_rounds_alternate_in_direction() -> None:
     )
     assert pool.order == [A.name, B.name, B.name, A.name, A.name, B.name]
     assert [r["number"] for r in records[A]] == [1, 4, 5]
-    assert told[0] == "round 1 of 3: ps N=2"
+    assert told[0] == "round 1 of 3: ps/grpc N=2"
     assert len(told) == 6
 
 
 def test_summary_has_medians_and_the_spread() -> None:
     found = summarise(A, [record(100), record(400), record(200)])
-    assert found["contestant"] == "ps N=2"
+    assert found["contestant"] == "ps/grpc N=2"
     assert found["samples_per_s"] == 200
     assert found["samples_per_s_interval"] == [100, 400]
     assert found["step_ms"] == {"p50": 5, "p99": 10}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,13 +31,25 @@ from common.errors import (
     UsageError,
     VersionMismatch,
 )
-from common.gradsync_pb2 import Chunk, Failure, Hello, JoinReply, JoinRequest, ServerMessage, TrainerMessage
+from common.gradsync_pb2 import (
+    Chunk,
+    Failure,
+    Hello,
+    JoinReply,
+    JoinRequest,
+    Memory,
+    Place,
+    ServerMessage,
+    TrainerMessage,
+)
+from common.memory import Segment, aligned_empty
 from common.optimizers import SGD, Adam, Optimizer
 from common.updater import Updater, make_updater
 from ps.client import Client
 from ps.servicer import JOIN, SERVICE, SESSION, ParameterServer
+from ps.shared_memory import OthersMemory, Unreachable, probe_of
 from ps.training_group import TrainingGroup
-from tests.groups import on_threads, outcomes_of, reduced, sample
+from tests.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
 DEADLINE_S = 20.0
 SHAPES = [("a.weight", (7, 9)), ("a.bias", (9,)), ("b.weight", (9, 33)), ("b.bias", (1,))]
@@ -89,11 +103,18 @@ def addresses(servers: Sequence[ParameterServer]) -> list[str]:
     return [server.address for server in servers]
 
 
-def make_arena(rank: int, shapes: Sequence[tuple[str, tuple[int, ...]]] = SHAPES, *, bucket_bytes: int = 512) -> Arena:
+def make_arena(
+    rank: int,
+    shapes: Sequence[tuple[str, tuple[int, ...]]] = SHAPES,
+    *,
+    bucket_bytes: int = 512,
+    empty: Callable[[int], Any] = aligned_empty,
+) -> Arena:
     """Parameters differ by rank, so that it shows whose win."""
     layout = Layout.of(shapes)
     starts = [slot.start for slot in layout.slots]
-    arena = Arena(layout, buckets=plan_buckets(starts, layout.length, first_bytes=64, bucket_bytes=bucket_bytes))
+    buckets = plan_buckets(starts, layout.length, first_bytes=64, bucket_bytes=bucket_bytes)
+    arena = Arena(layout, buckets=buckets, empty=empty)
     arena.parameters[...] = sample(rank, layout.length, "float32", seed=99)
     return arena
 
@@ -149,18 +170,35 @@ def assert_all(errors: Sequence[BaseException | None], kind: type[GradSyncError]
 # ---- the same bits ----------------------------------------------------------------------------------------------
 
 
+PLANES: dict[str, list[tuple[str, bool]]] = {  # each rank's data plane, and whether its arrays are from `empty`
+    "grpc": [("grpc", False)] * 3,
+    "shm": [("shm", True)] * 3,
+    "shm, ordinary arrays": [("shm", False)] * 3,
+    "shm, rank 0's arrays ordinary": [("auto", False), ("auto", True), ("auto", True)],
+    "rank 0 over grpc": [("grpc", False), ("shm", True), ("shm", False)],
+    "rank 1 over grpc": [("auto", True), ("grpc", True), ("auto", True)],
+}
+planes = pytest.mark.parametrize("planes", PLANES.values(), ids=PLANES)
+
+
+@planes
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_training_gives_numpys_bits(nranks: int, servers: int) -> None:
-    def body(client: Client, arena: Arena) -> list[FloatArray]:
-        seen = [arena.parameters.copy()]
-        for _ in range(3):
-            take_step(client, arena)
-            seen.append(arena.parameters.copy())
+def test_training_gives_numpys_bits(nranks: int, servers: int, planes: Sequence[tuple[str, bool]]) -> None:
+    def body(rank: int) -> list[FloatArray]:
+        plane, shared = planes[rank]
+        with Client(addresses(group), rank, nranks, data_plane=plane) as client:
+            arena = make_arena(rank, empty=client.empty if shared else aligned_empty)
+            client.register(arena, SGD())
+            assert client.data_plane == ("grpc" if plane == "grpc" else "shm")
+            seen = [arena.parameters.copy()]
+            for _ in range(3):
+                take_step(client, arena)
+                seen.append(arena.parameters.copy())
         return seen
 
     with serving(nranks, servers) as group:
-        seen = on_threads(nranks, lambda rank: as_trainer(addresses(group), rank, nranks, body))
+        seen = on_threads(nranks, body)
         for server in group:
             server.wait()
             assert server.steps == 3
@@ -169,6 +207,105 @@ def test_training_gives_numpys_bits(nranks: int, servers: int) -> None:
         expected = expected_after(step, nranks, make_arena(0))
         for rank in range(nranks):
             assert seen[rank][step].tobytes() == expected.tobytes()
+
+
+@planes
+def test_averages_arrive_whatever_the_data_plane(planes: Sequence[tuple[str, bool]]) -> None:
+    def body(rank: int) -> list[FloatArray]:
+        plane, shared = planes[rank]
+        with Client(addresses(group), rank, 3, data_plane=plane) as client:
+            arena = make_arena(rank, empty=client.empty if shared else aligned_empty)
+            client.register(arena, None)
+            means = [arena.parameters.copy()]
+            for step in range(3):
+                arena.gradients[...] = sample(rank, arena.layout.length, "float32", seed=step)
+                for bucket in range(len(arena.buckets)):
+                    client.push(bucket)
+                client.average()
+                means.append(arena.gradients.copy())
+            arena.parameters.fill(rank)  # without an optimizer they are each rank's own
+            client.all_gather(np.zeros(1))
+            assert np.all(arena.parameters == rank)
+        return means
+
+    with serving(3, 2) as group:
+        results = on_threads(3, body)
+    arena = make_arena(0)
+    expected = [sample(0, arena.layout.length, "float32", seed=99)]
+    for step in range(3):
+        gradients = [sample(rank, arena.layout.length, "float32", seed=step) for rank in range(3)]
+        expected.append(np.zeros(arena.layout.length, np.float32))
+        for b in arena.buckets:
+            expected[-1][b.start : b.stop] = reduced([g[b.start : b.stop] for g in gradients], "mean")
+    for result in results:
+        for got, wanted in zip(result, expected, strict=True):
+            assert_same_bits(got, wanted)
+
+
+def test_parameters_from_empty_are_one_memory_until_a_trainer_leaves() -> None:
+    """What one writes, all see: the server writes once for all. After `close` each has its own."""
+
+    def body(rank: int) -> tuple[float, float, float]:
+        with Client(addresses(group), rank, 3, data_plane="shm") as client:
+            arena = make_arena(rank, empty=client.empty)
+            client.register(arena, SGD())
+            if rank == 1:
+                arena.parameters[5] = 42.0
+            client.all_gather(np.zeros(1))
+            common = float(arena.parameters[5])
+            client.all_gather(np.zeros(1))
+        arena.parameters[5] = rank
+        return common, float(arena.parameters[5]), float(arena.parameters[6])
+
+    with serving(3) as group:
+        results = on_threads(3, body)
+    assert results == [(42.0, rank, results[0][2]) for rank in range(3)]
+
+
+def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between hosts, and between containers: what is offered is not what is found."""
+    for host, text in (
+        ("elsewhere", "they are on different hosts"),
+        (None, "is in another container or of another user"),
+    ):
+
+        def elsewhere(segment: Segment, host: str | None = host) -> Memory:
+            found = probe_of(segment)
+            return Memory(host=host, size=64) if host else Memory(host=found.host, pid=found.pid, descriptor=99_999)
+
+        monkeypatch.setattr("ps.client.probe_of", elsewhere)
+        with serving(1) as group, Client(addresses(group), 0, 1) as client:
+            arena = make_arena(0, empty=client.empty)
+            client.register(arena, SGD())
+            assert client.data_plane == "grpc"
+            take_step(client, arena)
+            assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
+        with serving(1) as group, Client(addresses(group), 0, 1, data_plane="shm") as client:
+            with pytest.raises(UsageError) as caught:
+                client.register(make_arena(0), SGD())
+            message = str(caught.value)
+            assert message.startswith(f"server 0 at {group[0].address} and rank 0 cannot share memory: "), message
+            assert text in message
+            assert message.endswith("; use --data-plane auto or grpc")
+
+
+def test_another_file_under_the_same_number_is_not_taken(tmp_path: Path) -> None:
+    """Process and descriptor of another container may exist here too; device and inode tell."""
+    with Segment(64) as segment, OthersMemory() as others, (tmp_path / "other").open("wb+") as other:
+        assert others.segment(probe_of(segment)).nbytes == 64
+        os.truncate(other.fileno(), 64)
+        memory = probe_of(segment)
+        memory.descriptor = other.fileno()
+        with pytest.raises(Unreachable, match="they are in different containers"):
+            others.segment(memory)
+        beyond = Place(memory=probe_of(segment), offset=32)
+        with pytest.raises(Unreachable, match="bytes at 32 of a memory of 64"):
+            others.array(beyond, 9)
+
+
+def test_data_planes_are_named() -> None:
+    with pytest.raises(UsageError, match=r"unknown data plane 'rdma' \(known: auto, shm, grpc\)"):
+        Client(["127.0.0.1:1"], 0, 1, data_plane="rdma")
 
 
 @pytest.mark.parametrize("servers", [1, 2])

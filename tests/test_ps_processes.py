@@ -149,7 +149,7 @@ def ps_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def test_a_run_writes_its_record(ps_run: Run) -> None:
     expected = {
         "scheme": "ps",
-        "backend": "grpc",
+        "backend": "shm",
         "nranks": 2,
         "servers": 2,
         "model": "mlp:8",

@@ -49,34 +49,42 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
 
 # The contract of all synchronizers
 
-COMBINATIONS = [(nranks, servers) for nranks in (1, 2, 3) for servers in (1, 2)]
-everywhere = pytest.mark.parametrize(("nranks", "servers"), COMBINATIONS)
-between_ranks = pytest.mark.parametrize(("nranks", "servers"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+BETWEEN = [(2, 1, "grpc"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "shm")]
+everywhere = pytest.mark.parametrize(
+    ("nranks", "servers", "plane"), [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN]
+)
+between_ranks = pytest.mark.parametrize(("nranks", "servers", "plane"), BETWEEN)
 
 
 @contextmanager
-def job(nranks: int, servers: int, *, overlap: bool = True) -> Iterator[Make]:
+def job(nranks: int, servers: int, plane: str, *, overlap: bool = True) -> Iterator[Make]:
+    """Data plane "mixed": rank 1 has none but grpc."""
+
+    def make(rank: int, nranks: int) -> ServerSynchronizer:
+        mine = plane if plane != "mixed" else "grpc" if rank == 1 else "shm"
+        return ServerSynchronizer(Client(addresses, rank, nranks, data_plane=mine), overlap=overlap)
+
     with serving(nranks, servers) as addresses:
-        yield lambda rank, nranks: ServerSynchronizer(Client(addresses, rank, nranks), overlap=overlap)
+        yield make
 
 
 @everywhere
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
-def test_contract(check: Check, nranks: int, servers: int) -> None:
-    with job(nranks, servers) as make:
+def test_contract(check: Check, nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as make:
         check(make, nranks)
 
 
 @between_ranks
 @pytest.mark.parametrize("check", BETWEEN_RANKS, ids=name_of)
-def test_contract_between_ranks(check: Check, nranks: int, servers: int) -> None:
-    with job(nranks, servers) as make:
+def test_contract_between_ranks(check: Check, nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as make:
         check(make, nranks)
 
 
 @everywhere
-def test_overlap_changes_no_bits(nranks: int, servers: int) -> None:
-    with job(nranks, servers) as overlapping, job(nranks, servers, overlap=False) as waiting:
+def test_overlap_changes_no_bits(nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as overlapping, job(nranks, servers, plane, overlap=False) as waiting:
         check_overlap_changes_no_bits(overlapping, waiting, nranks)
 
 
@@ -115,8 +123,8 @@ def ring_parameters(nranks: int, optimizer: Optimizer) -> list[list[FloatArray]]
     return on_threads(nranks, lambda rank: train(RingSynchronizer(groups[rank]), optimizer))
 
 
-def server_parameters(nranks: int, servers: int, optimizer: Optimizer) -> list[list[FloatArray]]:
-    with job(nranks, servers) as make:
+def server_parameters(nranks: int, servers: int, plane: str, optimizer: Optimizer) -> list[list[FloatArray]]:
+    with job(nranks, servers, plane) as make:
         return on_threads(nranks, lambda rank: train(make(rank, nranks), optimizer))
 
 
@@ -128,17 +136,17 @@ def assert_same(got: list[list[FloatArray]], expected: list[FloatArray]) -> None
 
 @everywhere
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
-def test_servers_and_ring_give_the_same_bits(optimizer: Optimizer, nranks: int, servers: int) -> None:
+def test_servers_and_ring_give_the_same_bits(optimizer: Optimizer, nranks: int, servers: int, plane: str) -> None:
     ring = ring_parameters(nranks, optimizer)
     assert_same(ring, ring[0])
-    assert_same(server_parameters(nranks, servers, optimizer), ring[0])
+    assert_same(server_parameters(nranks, servers, plane, optimizer), ring[0])
     assert (ring[0][0] == make_arena(0).parameters).all()
     assert all((ring[0][step] != ring[0][step + 1]).any() for step in range(STEPS))
 
 
 @everywhere
-def test_without_an_optimizer_gradients_are_averaged_and_parameters_left(nranks: int, servers: int) -> None:
-    with job(nranks, servers) as make:
+def test_without_an_optimizer_gradients_are_averaged_and_parameters_left(nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as make:
         seen = on_threads(nranks, lambda rank: averages(make(rank, nranks)))
     for history in seen:
         for step, gradients in enumerate(history):
@@ -334,7 +342,7 @@ def on_ranks(
             synchronizer.attach(arena, None)
             return body(synchronizer, arena)
 
-    with job(nranks, servers) as make:
+    with job(nranks, servers, "shm" if servers == 1 else "mixed") as make:
         return [o.error for o in outcomes_of(nranks, on_rank)] if errors else on_threads(nranks, on_rank)
 
 
@@ -354,7 +362,7 @@ def test_a_state_of_many_messages_comes_and_goes(servers: int) -> None:
             synchronizer.update(1.0, used=b"\1")
             return arena.parameters.copy(), synchronizer.optimizer_state()
 
-    with job(2, servers) as make:
+    with job(2, servers, "shm" if servers == 1 else "mixed") as make:
         results = on_threads(2, body)
     half = values["w_velocity_0"] / np.float32(2)
     for parameters, state in results:
@@ -455,7 +463,7 @@ def test_ranks_that_differ_are_told(name: str, servers: int) -> None:
 
 
 class NotingClient:
-    rank, nranks, servers = 0, 1, ("nowhere:1",)
+    rank, nranks, servers, data_plane = 0, 1, ("nowhere:1",), "none"
 
     def __init__(self) -> None:
         self.notes: list[object] = []
@@ -517,6 +525,6 @@ def test_leaving_by_an_error_tells_why() -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    synchronizer = ServerSynchronizer(NotingClient())
-    assert (synchronizer.scheme, synchronizer.backend) == ("ps", "grpc")
+    _, synchronizer = noted(overlap=True)
+    assert (synchronizer.scheme, synchronizer.backend) == ("ps", "none")
     assert (synchronizer.rank, synchronizer.nranks, synchronizer.servers) == (0, 1, 1)

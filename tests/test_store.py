@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from random import Random
@@ -22,8 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common.arena import FloatArray
 from common.buckets import Bucket
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
+from common.memory import aligned_empty
+from common.updater import PADDING
 from ps.shards import Shard, plan_shards, shard_of_bucket
-from ps.store import Ending, Store
+from ps.store import WORTH_HELP, Ending, Store
+from tests.groups import assert_same_bits, reduced, sample
 
 EPOCH = 3
 
@@ -197,10 +201,87 @@ def test_the_last_piece_of_the_last_trainer_completes_a_bucket() -> None:
     assert store.push(1, EPOCH, 0, 2, 9, g[9:16]) is True
 
 
-def test_memory_is_one_buffer_a_trainer() -> None:
-    store = make_store(Shard(16, 48), PLAN, 3, LENGTH)
-    assert [c.size for c in store._contributions] == [32, 32, 32]
-    assert store.gradients is store._contributions[0]
+@pytest.mark.parametrize(("in_place", "buffers"), [((), 2), ((0,), 2), ((1,), 2), ((0, 1, 2), 0)])
+def test_memory_is_one_buffer_a_trainer_that_is_not_read_in_place(in_place: Sequence[int], buffers: int) -> None:
+    made: list[int] = []
+
+    def empty(count: int) -> FloatArray:
+        made.append(count)
+        return aligned_empty(count)
+
+    shard = Shard(16, 48)
+    store = Store(shard, PLAN, 3, epoch=EPOCH, empty=empty)
+    store.keep_parameters_in(np.zeros(32, np.float32))
+    elsewhere = {rank: gradients_of(rank, 0, LENGTH)[16:48] for rank in in_place}
+    for rank, array in elsewhere.items():
+        store.read_in_place(rank, array)
+    take_step(store, 0, in_place)
+    expected = [reduced([gradients_of(r, 0, LENGTH)[b.start : b.stop] for r in range(3)], "mean") for b in PLAN]
+    for bucket, mean in zip(PLAN, expected, strict=True):
+        a, b = max(bucket.start, 16), min(bucket.stop, 48)
+        assert_same_bits(store.gradients[a - 16 : b - 16], mean[a - bucket.start : b - bucket.start])
+    assert sorted(made) == [32] * buffers + [32 + PADDING]
+    for rank, array in elsewhere.items():
+        assert_same_bits(array, gradients_of(rank, 0, LENGTH)[16:48])
+
+
+def take_step(store: Store, step: int, in_place: Sequence[int]) -> None:
+    for rank in range(store.nranks):
+        for number, bucket in enumerate(PLAN):
+            a, b = max(bucket.start, store.shard.start), min(bucket.stop, store.shard.stop)
+            if a < b:
+                words = gradients_of(rank, step, LENGTH)[a:b]
+                if store.push(rank, EPOCH, step, number, a, b - a if rank in in_place else words):
+                    store.reduce(number)
+
+
+def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
+    """In place or as a copy, according to where rank 0's next gradients go."""
+    for in_place in ((), (1,), (0, 1, 2)):
+        store = Store(Shard(0, LENGTH), PLAN, 3, epoch=EPOCH)
+        for rank in in_place:
+            store.read_in_place(rank, gradients_of(rank, 0, LENGTH))
+        take_step(store, 0, in_place)
+        for rank in range(3):
+            store.commit(rank, EPOCH, 0, Ending(0.1, update=False))
+        store.average()
+        average = store.averaged()
+        before = average.copy()
+        for number, b in enumerate(PLAN):
+            words = np.full(b.stop - b.start, 7, np.float32)
+            store.push(0, EPOCH, 1, number, b.start, words.size if 0 in in_place else words)
+        assert_same_bits(average, before)
+
+
+def test_words_and_references_are_not_mixed_up() -> None:
+    store = Store(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
+    store.read_in_place(1, gradients_of(1, 0, LENGTH))
+    for rank, data in ((0, 16), (1, gradients_of(1, 0, LENGTH)[:16])):
+        with pytest.raises(ProtocolError, match=f"rank {rank} pushed words at step 0 where they are not expected"):
+            store.push(rank, EPOCH, 0, 2, 0, data)
+
+
+def test_half_of_a_large_bucket_is_reduced_on_the_helper() -> None:
+    shard, threads = Shard(0, 2 * WORTH_HELP), set()
+
+    class Helper(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            threads.add("helper")
+            return super().submit(*args, **kwargs)
+
+    for dtype in ("float32", "float64"):
+        plan = (Bucket(16, shard.stop, dtype), Bucket(0, 16, dtype))
+        sources = [sample(rank, shard.length, "float32") for rank in range(3)]
+        with Helper(1) as helper:
+            store = Store(shard, plan, 3, helper=helper)
+            for rank, source in enumerate(sources):
+                store.read_in_place(rank, source)
+            for rank in range(3):
+                if store.push(rank, 0, 0, 0, 16, shard.stop - 16):
+                    store.reduce(0)
+        expected = reduced([source[16:].view(dtype) for source in sources], "mean")
+        assert_same_bits(store.gradients[16:].view(dtype), expected)
+    assert threads == {"helper"}
 
 
 one = np.ones(1, np.float32)

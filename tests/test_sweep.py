@@ -116,12 +116,12 @@ def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    backends = "shm,shm-copied,tcp,ps,gloo,memory-limit,loopback-limit"
+    backends = "shm,shm-copied,tcp,ps-shm,ps-grpc,gloo,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
     done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", *small)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
-    assert len(rows) == 2 * 2 * 7
+    assert len(rows) == 2 * 2 * 8
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout

@@ -362,7 +362,8 @@ def test_a_plain_outbox_gives_messages_in_order_and_ends() -> None:
     group.handle(0, goodbye_message())
     group.lost(0)
     assert outcome_of(group) is None
-    first, *rest = list(outbox)
+    plane, first, *rest = list(outbox)
+    assert plane.plane.refusal == "the trainer does not offer its memory"
     np.testing.assert_array_equal(data_of(first.parameters), parameters_of(0))
     assert [m.WhichOneof("kind") for m in rest] == ["served", "gathered"]
     assert rest[1].gathered.data == b"abc"
@@ -471,8 +472,9 @@ def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("ps.training_group.make_updater", refuse)
     setting = open_group(1)
+    enter(setting.group, register_message(0), setting.inboxes[0])
     with pytest.raises(UsageError) as caught:
-        enter(setting.group, register_message(0), setting.inboxes[0])
+        setting.group.handle(0, parameters_message(0, parameters_of(0)))
     setting.group.fail(caught.value)
     setting.failed(UsageError, "Paddle is not installed")
 

@@ -128,7 +128,7 @@ def test_launchers_on_both_hosts_train_as_on_one(
 ) -> None:
     _, output = all_end_well(launch(hosts, scheme, how, *FLAGS[:-2], "--json", str(tmp_path / "record.json")))
     record = json.loads((tmp_path / "record.json").read_text())
-    assert (record["nranks"], record["backend"]) == (4, {"collective": "tcp", "ps": "grpc"}[scheme])
+    assert (record["nranks"], record["backend"]) == (4, {"collective": "tcp", "ps": "shm"}[scheme])
     assert record["parameters_sha256"] == one_host["training"]
     assert one_host["training"] in output
 

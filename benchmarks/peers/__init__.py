@@ -18,7 +18,8 @@ PEERS = {
     "shm": "benchmarks.peers.gradsync",
     "shm-copied": "benchmarks.peers.gradsync",
     "tcp": "benchmarks.peers.gradsync",
-    "ps": "benchmarks.peers.parameter_server",
+    "ps-shm": "benchmarks.peers.parameter_server",
+    "ps-grpc": "benchmarks.peers.parameter_server",
     "gloo": "benchmarks.peers.paddle_gloo",
     "torch-gloo": "benchmarks.peers.torch_gloo",
     "mpi": "benchmarks.peers.mpi",
@@ -27,7 +28,7 @@ PEERS = {
     "ring-limit": "benchmarks.peers.limits",
     "link": "benchmarks.peers.limits",
 }
-BETWEEN_HOSTS = ("tcp", "ps", "gloo", "torch-gloo", "ring-limit")  # and the link itself, always
+BETWEEN_HOSTS = ("tcp", "ps-grpc", "gloo", "torch-gloo", "ring-limit")  # and the link itself, always
 ON_ONE_HOST = tuple(name for name in PEERS if name not in ("ring-limit", "link"))
 
 

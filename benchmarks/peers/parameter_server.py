@@ -1,4 +1,4 @@
-"""A push-pull round through our parameter servers: every rank pushes its array and gets the mean of all.
+"""A push-pull round through our parameter servers, by either data plane: every rank pushes its array and gets the mean.
 
 Each size is a training of its own: the server's k-th listens k ports after the first.
 """
@@ -10,13 +10,13 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from common.addresses import address_after
-from common.arena import Arena, Layout
 from common.errors import PeerError
 from common.process import prepare_process
-from ps.client import Client
+from ps.connection import Connection, connect
 from ps.servicer import ParameterServer
 from ps.shards import parse_shard
 
@@ -25,7 +25,6 @@ __all__ = ["SERVER", "Rank", "main", "means", "uses_ports", "why_absent"]
 SERVER = "benchmarks.peers.parameter_server"
 uses_ports = True
 means = True
-TENSOR = 1 << 20  # elements: as the array were the gradients of layers of 4 MiB
 TIMEOUT_S = 60.0
 
 
@@ -36,30 +35,32 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - it is always there
 class Rank:
     array: npt.NDArray[Any]
 
-    def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:  # noqa: ARG002
+    def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
+        self._data_plane = name.removeprefix("ps-")
         self._rank, self._nranks, self._servers = rank, nranks, address.split(",")
-        self._client: Client | None = None
+        self._connection: Connection | None = None
         self._trainings = itertools.count()
 
     def resize(self, count: int) -> None:
         self.close()
         number = next(self._trainings)
-        addresses = [address_after(server, number) for server in self._servers]
-        self._client = Client(addresses, self._rank, self._nranks, timeout=TIMEOUT_S)
-        layout = Layout.of((f"{first}", (min(TENSOR, count - first),)) for first in range(0, count, TENSOR))
-        self._arena = Arena(layout)
-        self._client.register(self._arena, None)
-        self.array = self._arena.gradients[:count]
+        self._connection = connect(
+            servers=[address_after(server, number) for server in self._servers],
+            rank=self._rank,
+            nranks=self._nranks,
+            data_plane=self._data_plane,
+            timeout=TIMEOUT_S,
+        )
+        self._connection.register(np.zeros(count, np.float32))
+        self.array = self._connection.empty(count)
 
     def all_reduce(self) -> None:
-        assert self._client
-        for bucket in range(len(self._arena.buckets)):
-            self._client.push(bucket)
-        self._client.average()
+        assert self._connection
+        self._connection.push_pull(self.array)
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 def main() -> int:
