@@ -48,7 +48,7 @@ class ClusterConfig:
 
     hosts: int | None = None
     """Emulate so many hosts on this machine (root only). Rank r runs on host r mod hosts, server s on host (N + s) mod
-    hosts, N being the largest --nranks. (default: this machine as it is)"""
+    hosts (compare: N is the largest --nranks). (default: this machine as it is)"""
     link: str = "1gbit"
     """Rate of each emulated host's link, each way: 100mbit, 1gbit, ..."""
     latency: str | None = None
