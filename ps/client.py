@@ -38,10 +38,11 @@ from common.memory import ALIGNMENT_BYTES, Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
+from ps.frames import Outgoing, frames, read_server, to_bytes
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
-from ps.wire import chunks, data_of, describe, optimizer_message, pieces, state_of, state_pieces
+from ps.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
 
 __all__ = ["DATA_PLANES", "Client"]
 
@@ -67,17 +68,17 @@ class Session:
         self.parameters: FloatArray | None = None  # of the shard, in the server's memory, if they are to be copied
         self.gradients: FloatArray | None = None  # likewise the average
         self._changed = changed
-        self._outbox: queue.SimpleQueue[Iterable[TrainerMessage] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
         self._leaving = False
         self._call: Any = channel.stream_stream(
             SESSION,
-            request_serializer=TrainerMessage.SerializeToString,
-            response_deserializer=ServerMessage.FromString,
+            request_serializer=to_bytes,
+            response_deserializer=read_server,
         )(self._outgoing())
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
 
-    def send(self, messages: Iterable[TrainerMessage]) -> None:
+    def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
         """Queue messages; an iterator is drawn from only as they are about to be sent."""
         self._outbox.put(messages)
 
@@ -89,14 +90,14 @@ class Session:
         self._call.cancel()
         self._listener.join()
 
-    def _outgoing(self) -> Iterator[TrainerMessage]:
+    def _outgoing(self) -> Iterator[TrainerMessage | Outgoing]:
         while (messages := self._outbox.get()) is not None:
             yield from messages
 
     def _listen(self) -> None:
         try:
-            for message in self._call:
-                self._handle(message)
+            for frame in self._call:
+                self._handle(frame.message, frame.words)
             self._note_error(ProtocolError(f"{self.name} ended the session without a reason"))
         except grpc.RpcError as exc:
             self._note_error(rpc.translate(exc, self.name, "training"))
@@ -104,11 +105,11 @@ class Session:
             self._note_error(exc)
             self._call.cancel()
 
-    def _handle(self, message: ServerMessage) -> None:
+    def _handle(self, message: ServerMessage, words: FloatArray | None) -> None:
         self.heard_at = time.monotonic()
         kind = message.WhichOneof("kind")
         if kind == "parameters":
-            self._store(message.parameters)
+            self._store(message.parameters, data_of(message.parameters) if words is None else words)
             return
         with self._changed:
             if kind == "served":
@@ -126,8 +127,7 @@ class Session:
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
 
-    def _store(self, chunk: Chunk) -> None:
-        data = data_of(chunk)
+    def _store(self, chunk: Chunk, data: FloatArray) -> None:
         if not self.shard.start <= chunk.start <= chunk.start + data.size <= self.shard.stop:
             raise ProtocolError(
                 f"{self.name} sent elements {chunk.start}..{chunk.start + data.size} outside {self.shard}"
@@ -235,8 +235,8 @@ class Client:
             part = shard_of_bucket(session.shard, where)
             if session.plane.refusal:
                 gradients = self.gradients[part.start : part.stop]
-                pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
-                session.send(TrainerMessage(gradients=piece) for piece in pieces)
+                label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
+                session.send(frames(TrainerMessage, "gradients", gradients, first=part.start, **label))
             elif part.length:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 session.send([TrainerMessage(gradients=words)])
@@ -428,8 +428,9 @@ class Client:
         for session in self._sessions:
             shard = session.shard
             mine = self._arena.parameters[shard.start : shard.stop].copy()
-            pieces = chunks(mine, first=shard.start, epoch=self.epoch, step=self.step)
-            session.send(TrainerMessage(parameters=piece) for piece in pieces)
+            session.send(
+                frames(TrainerMessage, "parameters", mine, first=shard.start, epoch=self.epoch, step=self.step)
+            )
 
     def _end_step(self, commit: Commit, served: FloatArray) -> None:
         commit.epoch, commit.step = self.epoch, self.step
