@@ -1,7 +1,7 @@
 """`python -m benchmarks.sweep_worker BACKEND NRANKS ADDRESS CONTROL [RANK]`: one rank of a group that is measured.
 
-Takes jobs over an abstract socket, a line of JSON each: {"count": elements, "iterations": k}; answers with the seconds
-of each iteration and the number of elements that a first, checked call got wrong. Between jobs it sleeps.
+Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k}; answers with the
+seconds of each iteration and the number of elements that a first, checked call got wrong. Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ def main() -> int:
     from benchmarks.peers import load_peer
 
     module = load_peer(name)
+    promises = {"checked": getattr(module, "sums", True), "mean": getattr(module, "means", False)}
     peer = module.Rank(name, rank, int(nranks), address)
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(f"\0{control}")
+        connection.connect(control)
         lines = connection.makefile("rw", buffering=1)
         lines.write(json.dumps({"rank": rank}) + "\n")
         for line in lines:
             job = json.loads(line)
-            lines.write(json.dumps(measure(peer, job, rank, int(nranks), checked=getattr(module, "sums", True))) + "\n")
+            lines.write(json.dumps(measure(peer, job, rank, int(nranks), **promises)) + "\n")
     peer.close()
     return 0
 
 
-def measure(peer: Any, job: dict[str, int], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
+def measure(
+    peer: Any, job: dict[str, int], rank: int, nranks: int, *, checked: bool, mean: bool = False
+) -> dict[str, Any]:
     if getattr(peer, "array", None) is None or peer.array.size != job["count"]:
         peer.resize(job["count"])
-    wrong = wrong_elements(peer, rank, nranks) if checked else 0
+    wrong = wrong_elements(peer, rank, nranks, mean=mean) if checked else 0
     peer.array[...] = 0  # a sum that never grows
     for _ in range(WARMUP):
         peer.all_reduce()
@@ -54,14 +57,15 @@ def measure(peer: Any, job: dict[str, int], rank: int, nranks: int, *, checked: 
     return {"seconds": seconds, "wrong": wrong}
 
 
-def wrong_elements(peer: Any, rank: int, nranks: int) -> int:
-    """Sum small whole numbers, which are exact in any order."""
+def wrong_elements(peer: Any, rank: int, nranks: int, *, mean: bool) -> int:
+    """Sum small whole numbers, which are exact in any order; a mean is that sum, rounded once."""
     import numpy as np
 
     pattern = np.arange(peer.array.size, dtype=np.float32) % 61
     np.add(pattern, rank, out=peer.array)
     peer.all_reduce()
-    return int(np.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
+    expected = pattern * nranks + nranks * (nranks - 1) // 2
+    return int(np.count_nonzero(peer.array != (expected * np.float32(1 / nranks) if mean else expected)))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_flags_that_cannot_be() -> None:
         SweepConfig(backends="shm,glo")
     with pytest.raises(UsageError, match=r"unknown op 'all_gather'"):
         SweepConfig(op="all_gather")
-    with pytest.raises(UsageError, match=r"--repetitions must be at least 1"):
+    with pytest.raises(UsageError, match=r"--repetitions and --servers must be at least 1"):
         SweepConfig(repetitions=0)
 
 
@@ -79,21 +79,25 @@ def test_a_measurement_checks_sums_and_times_each_call() -> None:
     assert good.calls == 1 + 2 + 4
     assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=True)["wrong"] == 1
     assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=False)["wrong"] == 0
+    assert measure(FakePeer(), {"count": 100, "iterations": 1}, 1, 3, checked=True, mean=True)["wrong"] > 90
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    class Group:
-        backend, nranks = "shm", 4
-
-    times = {("shm", 10**8): [0.1, 0.2, 0.4], ("memory-limit", 10**8): [0.05, 0.1, 0.15]}
-    row = row_of(Group(), 10**8, times["shm", 10**8], 0, times)  # type: ignore[arg-type]
+    row = row_of("shm", 4, 10**8, [0.1, 0.2, 0.4], 0, 0.1)
     assert row["time_ms"] == pytest.approx(200)
     assert row["time_ms_interval"] == pytest.approx([100, 400])
     assert row["algbw_gb_s"] == pytest.approx(0.5)
     assert row["busbw_gb_s"] == pytest.approx(0.75)
     assert row["of_limit"] == pytest.approx(0.5)
     text = markdown(
-        {"command": "c", "created": "now", "environment": {"cpu": "x"}, "absent": {"mpi": "no mpirun"}, "rows": [row]}
+        {
+            "command": "c",
+            "created": "now",
+            "cluster": None,
+            "environment": {"cpu": "x"},
+            "absent": {"mpi": "no mpirun"},
+            "rows": [row],
+        }
     )
     assert "| 100 MB | shm | 200 | 100-400 | 0.5 | 0.75 | 50% | 0 |" in text
     assert "absent: mpi: no mpirun" in text
@@ -112,12 +116,12 @@ def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
+    backends = "shm,shm-copied,tcp,ps-shm,ps-grpc,gloo,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
     done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", *small)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
-    assert len(rows) == 2 * 2 * 6
+    assert len(rows) == 2 * 2 * 8
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout

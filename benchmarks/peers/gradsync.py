@@ -22,7 +22,8 @@ class Rank:
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._ordinary = name == "shm-copied"
         backend = name.partition("-")[0]
-        self._group = connect(rank, nranks, f"unix-abstract:{address}", backend, timeout=60.0)
+        rendezvous = address.partition(",")[0] if ":" in address else f"unix-abstract:{address}"
+        self._group = connect(rank, nranks, rendezvous, backend, timeout=60.0)
 
     def resize(self, count: int) -> None:
         self.array = aligned_empty(count) if self._ordinary else self._group.empty(count)
