@@ -13,6 +13,7 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm, Label
 from collective.board import Board
 from collective.direct import DirectAlgorithm
+from collective.links import Links
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
 from collective.ring_algorithm import RingAlgorithm
@@ -192,11 +193,12 @@ def connect(
         listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
         plan = kind if chosen == usual else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
         members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
-        mesh, to_right, from_left = build_mesh(
-            rank, members.addresses, listener, members.token, ring=kind == "tcp", timeout=timeout
+        others = [r for r in range(nranks) if r != rank]
+        mesh, connections = build_mesh(
+            rank, members.addresses, listener, members.token, data=others if kind == "tcp" else (), timeout=timeout
         )
-    if to_right is not None and from_left is not None:
-        return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=kind)
+    if kind == "tcp":
+        return Group(RingAlgorithm(TcpTransport(Links(mesh, connections), nranks)), backend=kind)
     if chosen == "ring":
         return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=kind)
     return Group(DirectAlgorithm(Board(mesh, nranks)), backend=kind)

@@ -19,6 +19,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ MESH, DATA = 0, 1  # purposes of a connection
 HELLO_S = 1.0  # how long a new connection may take to say who it is
 ANSWER_S = 0.5  # how long a waiting rank may take to say so
 READ_BYTES = 65_536
+LOOPBACK = ("127.0.0.1", "::1")  # there nothing is lost, and the pacing of some systems' usual BBR only costs time
 
 
 class Listener:
@@ -99,6 +101,8 @@ def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -
 def tuned(connection: socket.socket) -> socket.socket:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.getpeername()[0] in LOOPBACK:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     return connection
 
 
@@ -278,35 +282,28 @@ def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.s
 
 
 def build_mesh(
-    rank: int, addresses: tuple[str, ...], listener: Listener, token: bytes, *, ring: bool, timeout: float
-) -> tuple[Mesh, socket.socket | None, socket.socket | None]:
-    """Connect to every lower rank and be called by every higher one; with `ring` also one data socket to the right
-    neighbour and one from the left. Returns (mesh, to the right, from the left).
+    rank: int, addresses: tuple[str, ...], listener: Listener, token: bytes, *, data: Collection[int], timeout: float
+) -> tuple[Mesh, dict[int, socket.socket]]:
+    """Connect to every lower rank and be called by every higher one; likewise, a second time, for data with the ranks
+    that `data` names (which must name this one). Returns the mesh and the data connections.
 
     Raises:
         RendezvousError: a rank that had joined did not connect within `timeout` seconds.
     """
     nranks, deadline = len(addresses), time.monotonic() + timeout
-    right, left = (rank + 1) % nranks, (rank - 1) % nranks
-    meshed: dict[int, socket.socket] = {}
-    to_right = from_left = None
+    wanted = {(MESH, r) for r in range(nranks) if r != rank} | {(DATA, r) for r in data}
+    opened: dict[tuple[int, int], socket.socket] = {}
     try:
-        for other in range(rank):
-            meshed[other] = dial(addresses[other], token, MESH, rank, deadline)
-        if ring and nranks > 1:
-            to_right = dial(addresses[right], token, DATA, rank, deadline)
-        while len(meshed) < nranks - 1 or (ring and nranks > 1 and from_left is None):
+        for purpose, other in sorted(wanted):
+            if other < rank:
+                opened[purpose, other] = dial(addresses[other], token, purpose, rank, deadline)
+        while len(opened) < len(wanted):
             purpose, other, connection = listener.accept(token, deadline)
-            if purpose == DATA and other == left:
-                from_left = connection
-            else:
-                meshed[other] = connection
+            opened[purpose, other] = connection
     except OSError as exc:
-        for opened in (*meshed.values(), to_right, from_left):
-            if opened is not None:
-                opened.close()
-        missing = [str(r) for r in range(nranks) if r != rank and r not in meshed] or [str(left)]
-        raise RendezvousError(
-            f"rank {', '.join(missing)} did not connect to rank {rank} within {timeout:g} s ({exc})"
-        ) from exc
-    return Mesh(rank, meshed, timeout=timeout), to_right, from_left
+        for connection in opened.values():
+            connection.close()
+        missing = ", ".join(str(r) for r in sorted({r for _, r in wanted - opened.keys()}))
+        raise RendezvousError(f"rank {missing} did not connect to rank {rank} within {timeout:g} s ({exc})") from exc
+    mesh = Mesh(rank, {r: c for (purpose, r), c in opened.items() if purpose == MESH}, timeout=timeout)
+    return mesh, {r: c for (purpose, r), c in sorted(opened.items()) if purpose == DATA}

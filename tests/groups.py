@@ -24,6 +24,7 @@ import numpy as np
 from collective.board import Board
 from collective.direct import DirectAlgorithm
 from collective.group import Group, connect
+from collective.links import Links
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
 from collective.ring_algorithm import RingAlgorithm
@@ -157,11 +158,11 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
         addresses = tuple(listener.address for listener in listeners)
 
         def join(rank: int) -> Group:
-            mesh, to_right, from_left = build_mesh(
-                rank, addresses, listeners[rank], token, ring=backend == "tcp", timeout=timeout
-            )
-            if to_right is not None and from_left is not None:
-                return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=backend)
+            others = [r for r in range(nranks) if r != rank]
+            data = others if backend == "tcp" else ()
+            mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=data, timeout=timeout)
+            if backend == "tcp":
+                return Group(RingAlgorithm(TcpTransport(Links(mesh, connections), nranks)), backend=backend)
             if backend == "shm-ring":
                 return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=backend)
             return Group(DirectAlgorithm(Board(mesh, nranks)), backend=backend)
@@ -207,7 +208,10 @@ def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
     for group in groups:
         below = transport_of(group) if group.algorithm == "ring" else board_of(group)
+        below = getattr(below, "links", below)
         below.timeout = seconds
+        if hasattr(below, "mesh"):
+            below.mesh.timeout = seconds
         if hasattr(below, "_mesh"):
             below._mesh.timeout = seconds
 
