@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -13,9 +14,10 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm, Label
 from collective.board import Board
 from collective.direct import DirectAlgorithm
+from collective.exchange import ExchangeAlgorithm
 from collective.links import Links
 from collective.memory import make_memory_ring
-from collective.mesh import Listener, build_mesh
+from collective.mesh import Listener, Mesh, build_mesh
 from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
@@ -164,7 +166,8 @@ def connect(
         rendezvous: HOST:PORT, or unix-abstract:NAME for ranks of one host.
         backend: "shm" (one host), "tcp" (any), or "auto": shm if the rendezvous is on this host, else tcp.
         algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
-            everyone's shared memory; backend shm only), or "auto": direct over shm, ring over tcp.
+            everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring), or
+            "auto": direct.
         timeout: deadline of every wait, in seconds.
 
     Raises:
@@ -177,12 +180,9 @@ def connect(
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
     kind = backend if backend != "auto" else ("shm" if local else "tcp")
-    usual = "direct" if kind == "shm" else "ring"
-    chosen = algorithm if algorithm != "auto" else usual
+    chosen = algorithm if algorithm != "auto" else "direct"
     if kind == "shm" and not local:
         raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
-    if kind != "shm" and chosen == "direct":
-        raise UsageError(f"algorithm direct needs shared memory (backend is {kind}); use ring")
     if nranks == 1:
         return Group(RingAlgorithm(make_memory_ring(1)[0]), backend=kind)
     with ExitStack() as until_connected:
@@ -191,14 +191,23 @@ def connect(
             rendezvous = server.address
         listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
         listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
-        plan = kind if chosen == usual else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
+        plan = kind if chosen == "direct" else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
         members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
         others = [r for r in range(nranks) if r != rank]
         mesh, connections = build_mesh(
             rank, members.addresses, listener, members.token, data=others if kind == "tcp" else (), timeout=timeout
         )
-    if kind == "tcp":
-        return Group(RingAlgorithm(TcpTransport(Links(mesh, connections), nranks)), backend=kind)
-    if chosen == "ring":
-        return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=kind)
-    return Group(DirectAlgorithm(Board(mesh, nranks)), backend=kind)
+    return Group(make_algorithm(kind, chosen, mesh, connections), backend=kind)
+
+
+def make_algorithm(backend: str, algorithm: str, mesh: Mesh, connections: dict[int, socket.socket]) -> Algorithm:
+    """Args:
+    connections: for data, to every other rank; none for shm.
+    """
+    nranks = len(mesh.peers) + 1
+    if backend == "tcp":
+        transport = TcpTransport(Links(mesh, connections), nranks)
+        return RingAlgorithm(transport) if algorithm == "ring" else ExchangeAlgorithm(transport)
+    if algorithm == "ring":
+        return RingAlgorithm(ShmTransport(mesh, nranks))
+    return DirectAlgorithm(Board(mesh, nranks))

@@ -21,21 +21,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from collective.board import Board
-from collective.direct import DirectAlgorithm
-from collective.group import Group, connect
-from collective.links import Links
+from collective.group import Group, connect, make_algorithm
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
 from collective.ring_algorithm import RingAlgorithm
-from collective.shm import ShmTransport
-from collective.tcp import TcpTransport
 from common.launch import abstract_address
 from common.process import PARENT_VARIABLE, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
-RINGS = ("memory", "shm-ring", "tcp")  # backends, with the algorithm where it is not the usual one
-PROCESSES = ("shm", "shm-ring", "tcp")
+RINGS = ("memory", "shm-ring", "tcp-ring")  # backends, with the algorithm where it is not the usual one
+PROCESSES = ("shm", "shm-ring", "tcp", "tcp-ring")
 BACKENDS = ("memory", *PROCESSES)
 DEADLINE_S = 40.0  # of every wait in these tests; far above what a loaded machine needs
 T = TypeVar("T")
@@ -152,20 +147,19 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
     token = secrets.token_bytes(16)
     with ExitStack() as stack:
         listeners = [
-            stack.enter_context(Listener("127.0.0.1" if backend == "tcp" else "", f"gradsync-{secrets.token_hex(8)}"))
+            stack.enter_context(
+                Listener("127.0.0.1" if backend.startswith("tcp") else "", f"gradsync-{secrets.token_hex(8)}")
+            )
             for _ in range(nranks)
         ]
         addresses = tuple(listener.address for listener in listeners)
 
         def join(rank: int) -> Group:
             others = [r for r in range(nranks) if r != rank]
-            data = others if backend == "tcp" else ()
+            data = others if backend.startswith("tcp") else ()
             mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=data, timeout=timeout)
-            if backend == "tcp":
-                return Group(RingAlgorithm(TcpTransport(Links(mesh, connections), nranks)), backend=backend)
-            if backend == "shm-ring":
-                return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=backend)
-            return Group(DirectAlgorithm(Board(mesh, nranks)), backend=backend)
+            kind, _, algorithm = backend.partition("-")
+            return Group(make_algorithm(kind, algorithm or "direct", mesh, connections), backend=backend)
 
         return on_threads(nranks, join)
 
@@ -207,13 +201,10 @@ def closing_on_error(group: Group, function: Callable[[Group], T]) -> T:
 def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
     for group in groups:
-        below = transport_of(group) if group.algorithm == "ring" else board_of(group)
-        below = getattr(below, "links", below)
-        below.timeout = seconds
-        if hasattr(below, "mesh"):
-            below.mesh.timeout = seconds
-        if hasattr(below, "_mesh"):
-            below._mesh.timeout = seconds
+        below = board_of(group) if (group.backend, group.algorithm) == ("shm", "direct") else transport_of(group)
+        for each in (below, getattr(below, "links", below)):
+            for waiting in (each, getattr(each, "_mesh", each), getattr(each, "mesh", each)):
+                waiting.timeout = seconds
 
 
 def transport_of(group: Group) -> Any:
