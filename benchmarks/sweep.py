@@ -27,7 +27,7 @@ __all__ = ["run_sweep"]
 
 START_S = 60.0  # for a group to come together
 FEWEST, MOST = 5, 500  # iterations of one size in one round
-LIMITS = {"shm": "memory-limit", "shm-copied": "memory-limit", "tcp": "loopback-limit"}
+LIMITS = {"shm": "memory-limit", "tcp": "loopback-limit"}  # of a backend and its variants, as in shm-copied
 
 
 class MeasuredGroup:
@@ -157,7 +157,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N."""
     middle = median(times)
-    limit = all_times.get((LIMITS.get(group.backend, ""), nbytes))
+    limit = all_times.get((LIMITS.get(group.backend.partition("-")[0], ""), nbytes))
     return {
         "backend": group.backend,
         "nranks": group.nranks,

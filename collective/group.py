@@ -15,7 +15,7 @@ from collective.algorithm import Algorithm, Label
 from collective.board import Board
 from collective.direct import DirectAlgorithm
 from collective.exchange import ExchangeAlgorithm
-from collective.links import Links
+from collective.links import CHECKSUMS, Links
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, Mesh, build_mesh
 from collective.ring_algorithm import RingAlgorithm
@@ -158,6 +158,7 @@ def connect(
     backend: str = "auto",
     *,
     algorithm: str = "auto",
+    checksum: str = "auto",
     timeout: float = 30.0,
 ) -> Group:
     """Join the group of `nranks` ranks that meets at `rendezvous`, where rank 0 listens; blocks until all have.
@@ -168,6 +169,7 @@ def connect(
         algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
             everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring), or
             "auto": direct.
+        checksum: of what tcp carries: "on", "off", or "auto": on between hosts, off on loopback.
         timeout: deadline of every wait, in seconds.
 
     Raises:
@@ -177,6 +179,7 @@ def connect(
     check_rank(rank, nranks)
     choose("backend", backend, BACKENDS)
     choose("algorithm", algorithm, ALGORITHMS)
+    choose("checksum", checksum, CHECKSUMS)
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
     kind = backend if backend != "auto" else ("shm" if local else "tcp")
@@ -192,21 +195,24 @@ def connect(
         listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
         listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
         plan = kind if chosen == "direct" else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
+        plan += "" if checksum == "auto" else f" with checksum {checksum}"
         members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
         others = [r for r in range(nranks) if r != rank]
         mesh, connections = build_mesh(
             rank, members.addresses, listener, members.token, data=others if kind == "tcp" else (), timeout=timeout
         )
-    return Group(make_algorithm(kind, chosen, mesh, connections), backend=kind)
+    return Group(make_algorithm(kind, chosen, mesh, connections, checksum=checksum), backend=kind)
 
 
-def make_algorithm(backend: str, algorithm: str, mesh: Mesh, connections: dict[int, socket.socket]) -> Algorithm:
+def make_algorithm(
+    backend: str, algorithm: str, mesh: Mesh, connections: dict[int, socket.socket], *, checksum: str = "auto"
+) -> Algorithm:
     """Args:
     connections: for data, to every other rank; none for shm.
     """
     nranks = len(mesh.peers) + 1
     if backend == "tcp":
-        transport = TcpTransport(Links(mesh, connections), nranks)
+        transport = TcpTransport(Links(mesh, connections, checksum=checksum), nranks)
         return RingAlgorithm(transport) if algorithm == "ring" else ExchangeAlgorithm(transport)
     if algorithm == "ring":
         return RingAlgorithm(ShmTransport(mesh, nranks))

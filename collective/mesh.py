@@ -26,7 +26,7 @@ from typing import Any
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
 
-__all__ = ["Listener", "Mesh", "build_mesh", "poll_readable"]
+__all__ = ["Listener", "Mesh", "build_mesh", "on_loopback", "poll_readable"]
 
 LENGTH = struct.Struct("<I")
 HELLO = struct.Struct("<16sHI")  # token, purpose, rank
@@ -34,7 +34,10 @@ MESH, DATA = 0, 1  # purposes of a connection
 HELLO_S = 1.0  # how long a new connection may take to say who it is
 ANSWER_S = 0.5  # how long a waiting rank may take to say so
 READ_BYTES = 65_536
-LOOPBACK = ("127.0.0.1", "::1")  # there nothing is lost, and the pacing of some systems' usual BBR only costs time
+LOOPBACK = ("127.0.0.1", "::1")
+RENO = (
+    b"reno"  # every kernel has it; where nothing is lost, the pacing of BBR, some systems' usual one, only costs time
+)
 
 
 class Listener:
@@ -101,9 +104,14 @@ def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -
 def tuned(connection: socket.socket) -> socket.socket:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if connection.getpeername()[0] in LOOPBACK:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        if on_loopback(connection):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, RENO)
     return connection
+
+
+def on_loopback(connection: socket.socket) -> bool:
+    """Whether both ends are on this host."""
+    return connection.family == socket.AF_UNIX or connection.getpeername()[0] in LOOPBACK
 
 
 @dataclass

@@ -18,6 +18,8 @@ PEERS = {
     "shm": "benchmarks.peers.gradsync",
     "shm-copied": "benchmarks.peers.gradsync",
     "tcp": "benchmarks.peers.gradsync",
+    "tcp-ring": "benchmarks.peers.gradsync",
+    "tcp-checksum": "benchmarks.peers.gradsync",
     "gloo": "benchmarks.peers.paddle_gloo",
     "torch-gloo": "benchmarks.peers.torch_gloo",
     "mpi": "benchmarks.peers.mpi",
