@@ -23,7 +23,7 @@ class CollectiveConfig(TrainingConfig):
     backend: str = "auto"
     """What carries the gradients: shm, tcp, or auto (shm on one host)."""
     algorithm: str = "auto"
-    """How they travel: ring, direct, or auto."""
+    """How they travel: ring, direct, hierarchical (shared memory inside each host), or auto."""
     checksum: str = "auto"
     """Check what tcp carries: on, off, or auto (on between hosts)."""
     shard_optimizer: bool = False

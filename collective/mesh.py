@@ -19,7 +19,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,23 +41,28 @@ RENO = (
 
 
 class Listener:
-    """Accepts the connections of ranks that know the group's token, on a Unix or TCP socket; a context manager.
+    """Accepts the connections of ranks that know the group's token; a context manager.
 
     Args:
-        host: an address of this machine; "" listens in Linux's abstract Unix namespace (no file, no port).
+        host: an address of this machine, for TCP; "": none.
+        name: in Linux's abstract Unix namespace (no file, no port), which ends with the network namespace; "": none.
     """
 
     def __init__(self, host: str, name: str) -> None:
+        self._sockets: list[socket.socket] = []
+        self.address, self.local_address = "", name
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.bind((host, 0))
-            self.address = f"{host} {self._socket.getsockname()[1]}"
-        else:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind("\0" + name)
-            self.address = name
-        self._socket.listen(128)
+            self._listen(socket.socket(family, socket.SOCK_STREAM), (host, 0))
+            self.address = f"{host} {self._sockets[0].getsockname()[1]}"
+        if name:
+            self._listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), "\0" + name)
+
+    def _listen(self, each: socket.socket, where: str | tuple[str, int]) -> None:
+        self._sockets.append(each)
+        each.bind(where)
+        each.listen(128)
+        each.setblocking(False)
 
     def accept(self, token: bytes, deadline: float) -> tuple[int, int, socket.socket]:
         """The next connection as (purpose, rank, socket); strangers are turned away.
@@ -66,8 +71,10 @@ class Listener:
             TimeoutError: none came before `deadline` (monotonic seconds).
         """
         while True:
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            connection, _ = self._socket.accept()
+            ready = poll_readable(self._sockets, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("timed out")
+            connection, _ = ready[0].accept()
             hello = b""
             with suppress(OSError):  # a stranger who says nothing holds nobody up for long
                 connection.settimeout(max(0.001, min(HELLO_S, deadline - time.monotonic())))
@@ -78,7 +85,8 @@ class Listener:
             connection.close()
 
     def close(self) -> None:
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -88,7 +96,7 @@ class Listener:
 
 
 def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -> socket.socket:
-    """Connect to another rank's listener and say who calls."""
+    """Connect to another rank's listener, by its address or local address, and say who calls."""
     host, _, port = address.rpartition(" ")
     timeout = max(0.001, deadline - time.monotonic())
     if host:
@@ -290,10 +298,13 @@ def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.s
 
 
 def build_mesh(
-    rank: int, addresses: tuple[str, ...], listener: Listener, token: bytes, *, data: Collection[int], timeout: float
+    rank: int, addresses: Sequence[str], listener: Listener, token: bytes, *, data: Collection[int], timeout: float
 ) -> tuple[Mesh, dict[int, socket.socket]]:
     """Connect to every lower rank and be called by every higher one; likewise, a second time, for data with the ranks
     that `data` names (which must name this one). Returns the mesh and the data connections.
+
+    Args:
+        addresses: of each rank's listener, or its local address if the two ranks share a host and are to share memory.
 
     Raises:
         RendezvousError: a rank that had joined did not connect within `timeout` seconds.

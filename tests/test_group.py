@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import collective
 from collective.direct import SHORT_BYTES
 from collective.exchange import SHORT_BYTES as EXCHANGED_BYTES
-from collective.group import ALGORITHMS
+from collective.group import ALGORITHMS, lay_out
 from collective.group import BACKENDS as CONNECT_BACKENDS
 from collective.transport import SEGMENT_BYTES
 from common.buckets import chunk_bounds
@@ -34,7 +34,6 @@ from common.launch import abstract_address
 from common.reduction import DTYPES, OPS
 from tests.groups import (
     BACKENDS,
-    PROCESSES,
     assert_same_bits,
     board_of,
     cuts_of,
@@ -183,6 +182,75 @@ def test_a_million_elements_wherever_each_rank_has_them(groups, backend, nranks,
     for rank, (array, chunk) in enumerate(groups.run(backend, nranks, body)):
         assert_same_bits(array, expected)
         assert_same_bits(chunk, expected[cuts[rank] : cuts[rank + 1]])
+
+
+@pytest.mark.parametrize(("nranks", "each"), [(6, 3), (6, 2), (8, 2), (8, 4), (9, 3)])
+def test_hosts_of_any_number_and_size_give_the_same_bits(monkeypatch, nranks, each):
+    """As a hierarchy: sums that begin and end in the middle of a host, arrays that lie in shared memory or do not."""
+    monkeypatch.setattr("tests.groups.hosts_of", lambda n: [f"host {rank // each}" for rank in range(n)])
+    sizes = (0, 1, nranks - 1, 1009, 300_001)
+
+    def body(group):
+        results = []
+        for shared in (False, True):
+            for size in sizes:
+                array = filled(group, size, "float32", shared and size % 2)
+                group.all_reduce(array)
+                results.append(array.copy())
+            half = filled(group, 1009, "float16", shared)
+            group.all_reduce(half)
+            results.append(half.copy())
+        array = filled(group, 300_001, "float32", group.rank % 3 == 0)
+        chunk = group.reduce_scatter(array).copy()
+        group.gather_chunks(array)
+        roots = [sample(group.rank, 70_001, "float64", seed=root) for root in (0, nranks // 2, nranks - 1)]
+        for root, values in zip((0, nranks // 2, nranks - 1), roots, strict=True):
+            group.broadcast(values, root)
+        return results, chunk, array, roots, group.all_gather(sample(group.rank, (3, 5), "int32"))
+
+    def expected(size, dtype="float32"):
+        return reduced([sample(r, size, dtype) for r in range(nranks)], "mean")
+
+    right = [*map(expected, sizes), expected(1009, "float16")] * 2
+    cuts = cuts_of(300_001, nranks)
+    with opened("tcp-hierarchical", nranks) as every:
+        assert {group.algorithm for group in every} == {"hierarchical"}
+        for rank, (results, chunk, array, roots, stacked) in enumerate(on_ranks(every, body)):
+            for result, values in zip(results, right, strict=True):
+                assert_same_bits(result, values)
+            assert_same_bits(chunk, expected(300_001)[cuts[rank] : cuts[rank + 1]])
+            assert_same_bits(array, expected(300_001))
+            for root, values in zip((0, nranks // 2, nranks - 1), roots, strict=True):
+                assert_same_bits(values, sample(root, 70_001, "float64", seed=root))
+            assert_same_bits(stacked, np.stack([sample(r, (3, 5), "int32") for r in range(nranks)]))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "algorithm", "local", "linked"),
+    [
+        ("aabb", "hierarchical", [2, 3], [1]),
+        ("aaabbbccc", "hierarchical", [3, 4, 5], [0, 6]),
+        ("abcd", "direct", [], [0, 1, 2]),
+        ("aaaa", "direct", [], [0, 1, 2]),
+        ("abab", "direct", [], [0, 1, 2]),
+        ("aabbb", "direct", [], [0, 1, 2, 4]),
+    ],
+)
+def test_auto_takes_the_hierarchy_where_hosts_are_alike(hosts, algorithm, local, linked):
+    layout = lay_out("tcp", "auto", 3, list(hosts))
+    assert (layout.algorithm, [*layout.local], [*layout.linked]) == (algorithm, local, linked)
+
+
+@pytest.mark.parametrize(("hosts", "counts"), [("aaaa", "4"), ("aab", "2, 1"), ("abab", "2, 2")])
+def test_a_hierarchy_that_does_not_fit_is_refused(hosts, counts):
+    with pytest.raises(UsageError) as caught:
+        lay_out("tcp", "hierarchical", 1, list(hosts))
+    assert str(caught.value) == (
+        "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
+        f"(ranks on each host here: {counts}); use direct"
+    )
+    with pytest.raises(UsageError, match=r"algorithm hierarchical is for ranks of several hosts \(backend is shm\)"):
+        collective.connect(0, 2, algorithm="hierarchical")
 
 
 @pytest.mark.parametrize("nranks", [2, 3])
@@ -389,7 +457,7 @@ def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @settings(max_examples=120, deadline=None)
 @random_calls
 def test_random_all_reduces(groups, backend, nranks, size, case, seed):
@@ -658,7 +726,8 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_reason(backend):
 
 @backends
 def test_the_group_says_who_it_is(groups, backend):
-    kind, algorithm = backend.partition("-")[0], "direct" if backend in ("shm", "tcp") else "ring"
+    kind, _, algorithm = backend.partition("-")
+    algorithm = algorithm or ("ring" if kind == "memory" else "direct")
     names = [(g.rank, g.nranks, g.backend, g.algorithm) for g in groups.of(backend, 3)]
     assert names == [(rank, 3, kind, algorithm) for rank in range(3)]
 
