@@ -29,7 +29,7 @@ from common.launch import Job
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
-LIMITS = {"shm": "memory-limit", "shm-copied": "memory-limit", "tcp": "loopback-limit"}
+LIMITS = {"shm": "memory-limit", "tcp": "loopback-limit"}  # of a backend and its variants, as in shm-copied
 
 
 def run_sweep(config: SweepConfig) -> None:
@@ -138,7 +138,7 @@ def rows_of(
             return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
         if rate:
             return config.cluster.ring_seconds(nbytes, rate, nranks)
-        limit = measured.medians.get((LIMITS.get(backend, ""), nbytes))
+        limit = measured.medians.get((LIMITS.get(backend.partition("-")[0], ""), nbytes))
         return median(limit) if limit else None
 
     for nbytes in config.bytes:

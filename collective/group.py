@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +16,16 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm, Label
 from collective.board import Board
 from collective.direct import DirectAlgorithm
+from collective.exchange import ExchangeAlgorithm
+from collective.hierarchy import HierarchicalAlgorithm, neighbours, ranks_each
+from collective.links import CHECKSUMS, Links
 from collective.memory import make_memory_ring
-from collective.mesh import Listener, build_mesh
+from collective.mesh import Listener, Mesh, build_mesh
 from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
 from collective.transport import Array
-from common.addresses import own_host
+from common.addresses import host_identity, own_host
 from common.buckets import chunk_bounds
 from common.config import check_rank
 from common.errors import UsageError, choose
@@ -29,7 +35,7 @@ from common.rendezvous import RendezvousServer, join
 __all__ = ["ALGORITHMS", "BACKENDS", "Group", "connect"]
 
 BACKENDS = ("auto", "shm", "tcp")
-ALGORITHMS = ("auto", "ring", "direct")
+ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
 
 
 class Group:
@@ -155,6 +161,7 @@ def connect(
     backend: str = "auto",
     *,
     algorithm: str = "auto",
+    checksum: str = "auto",
     timeout: float = 30.0,
 ) -> Group:
     """Join the group of `nranks` ranks that meets at `rendezvous`, where rank 0 listens; blocks until all have.
@@ -163,7 +170,10 @@ def connect(
         rendezvous: HOST:PORT, or unix-abstract:NAME for ranks of one host.
         backend: "shm" (one host), "tcp" (any), or "auto": shm if the rendezvous is on this host, else tcp.
         algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
-            everyone's shared memory; backend shm only), or "auto": direct over shm, ring over tcp.
+            everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring),
+            "hierarchical" (several hosts with equally many ranks, numbered host by host: shared memory inside a host,
+            tcp between them), or "auto": hierarchical where backend tcp finds such hosts, else direct.
+        checksum: of what tcp carries: "on", "off", or "auto": on between hosts, off on loopback.
         timeout: deadline of every wait, in seconds.
 
     Raises:
@@ -173,30 +183,75 @@ def connect(
     check_rank(rank, nranks)
     choose("backend", backend, BACKENDS)
     choose("algorithm", algorithm, ALGORITHMS)
+    choose("checksum", checksum, CHECKSUMS)
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
     kind = backend if backend != "auto" else ("shm" if local else "tcp")
-    usual = "direct" if kind == "shm" else "ring"
-    chosen = algorithm if algorithm != "auto" else usual
     if kind == "shm" and not local:
         raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
-    if kind != "shm" and chosen == "direct":
-        raise UsageError(f"algorithm direct needs shared memory (backend is {kind}); use ring")
+    if kind == "shm" and algorithm == "hierarchical":
+        raise UsageError("algorithm hierarchical is for ranks of several hosts (backend is shm); use direct")
     if nranks == 1:
         return Group(RingAlgorithm(make_memory_ring(1)[0]), backend=kind)
     with ExitStack() as until_connected:
         if rank == 0:
             server = until_connected.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
             rendezvous = server.address
-        listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
-        listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
-        plan = kind if chosen == usual else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
-        members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
-        mesh, to_right, from_left = build_mesh(
-            rank, members.addresses, listener, members.token, ring=kind == "tcp", timeout=timeout
+        own = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
+        listener = until_connected.enter_context(Listener(own, f"gradsync-{secrets.token_hex(8)}"))
+        plan = kind if algorithm == "auto" else f"{kind} with algorithm {algorithm}"  # the ranks' must be equal
+        plan += "" if checksum == "auto" else f" with checksum {checksum}"
+        address = "|".join((listener.address, listener.local_address, host_identity(own)))
+        joined = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=address, timeout=timeout)
+        members = [member.split("|") for member in joined.addresses]
+        layout = lay_out(kind, algorithm, rank, [identity for _, _, identity in members])
+        addresses = tuple(m[1] if r in layout.local else m[0] for r, m in enumerate(members))
+        mesh, connections = build_mesh(rank, addresses, listener, joined.token, data=layout.linked, timeout=timeout)
+    return Group(make_algorithm(layout, mesh, connections, checksum=checksum), backend=kind)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """With whom a rank is connected, and how."""
+
+    backend: str
+    algorithm: str
+    local: Sequence[int]  # ranks, itself among them, with which it shares memory
+    linked: Sequence[int]  # ranks with which it exchanges data over TCP
+
+
+def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Layout:
+    """The same choice on every rank, from every rank's host.
+
+    Raises:
+        UsageError: the hierarchical algorithm does not fit.
+    """
+    everyone, each = range(len(hosts)), ranks_each(hosts)
+    if backend == "shm":
+        return Layout(backend, "direct" if algorithm == "auto" else algorithm, everyone, ())
+    if algorithm in ("ring", "direct") or (algorithm == "auto" and each < 2):
+        others = [r for r in everyone if r != rank]
+        return Layout(backend, "ring" if algorithm == "ring" else "direct", (), others)
+    if not each:
+        counts = ", ".join(str(hosts.count(host)) for host in dict.fromkeys(hosts))
+        raise UsageError(
+            "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
+            f"(ranks on each host here: {counts}); use direct"
         )
-    if to_right is not None and from_left is not None:
-        return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=kind)
-    if chosen == "ring":
-        return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=kind)
-    return Group(DirectAlgorithm(Board(mesh, nranks)), backend=kind)
+    first = rank // each * each
+    return Layout(backend, "hierarchical", range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
+
+
+def make_algorithm(
+    layout: Layout, mesh: Mesh, connections: dict[int, socket.socket], *, checksum: str = "auto"
+) -> Algorithm:
+    """The algorithm over a mesh that was built by this layout, and over its data connections."""
+    nranks = len(mesh.peers) + 1
+    if layout.backend == "shm":
+        ring = layout.algorithm == "ring"
+        return RingAlgorithm(ShmTransport(mesh, nranks)) if ring else DirectAlgorithm(Board(mesh, layout.local))
+    links = Links(mesh, connections, checksum=checksum)
+    if layout.algorithm == "hierarchical":
+        return HierarchicalAlgorithm(Board(mesh, layout.local), links, nranks)
+    transport = TcpTransport(links, nranks)
+    return RingAlgorithm(transport) if layout.algorithm == "ring" else ExchangeAlgorithm(transport)

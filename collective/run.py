@@ -9,7 +9,9 @@ from common.cli import run_command, split_script
 from common.hosts import find_node, start_ranks
 from common.launch import Job, abstract_address, flags_of
 from common.placement import (
+    ALGORITHM_VARIABLE,
     BACKEND_VARIABLE,
+    CHECKSUM_VARIABLE,
     INSECURE_VARIABLE,
     OVERLAP_VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -33,6 +35,8 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     environment = {
         RENDEZVOUS_VARIABLE: rendezvous,
         BACKEND_VARIABLE: config.backend,
+        ALGORITHM_VARIABLE: config.algorithm,
+        CHECKSUM_VARIABLE: config.checksum,
         TIMEOUT_VARIABLE: str(config.timeout),
         OVERLAP_VARIABLE: str(int(config.overlap)),
         INSECURE_VARIABLE: str(int(config.hosts.insecure)),

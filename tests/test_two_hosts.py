@@ -81,6 +81,42 @@ def test_both_schemes_end_in_the_same_bits(hosts: tuple[str, str], tmp_path: Pat
     assert ring(hosts, tmp_path) == servers(hosts, tmp_path)
 
 
+SUMS = """
+import json, sys
+import numpy as np
+import collective
+rank, algorithm, checksum = int(sys.argv[1]), *sys.argv[2:]
+with collective.connect(rank, 4, "10.77.0.1:8600", algorithm=algorithm, checksum=checksum) as group:
+    sums = []
+    for size in (17, 1_000_003):
+        for array in (np.empty(size, np.float32), group.empty(size)):
+            array[...] = np.random.default_rng(rank).standard_normal(size)
+            group.all_reduce(array)
+            sums.append(int(array.view(np.uint32).sum(dtype=np.uint64)))
+    group.barrier()
+print(json.dumps([group.algorithm, *sums]))
+"""
+
+
+def test_ranks_learn_who_shares_their_host_and_every_way_gives_the_same_bits(hosts: tuple[str, str]) -> None:
+    used, sums = [], set()
+    for algorithm, checksum in (("auto", "auto"), ("auto", "off"), ("direct", "on"), ("ring", "auto")):
+        command = ["-c", SUMS]
+        processes = [start(hosts[rank // 2], *command, str(rank), algorithm, checksum) for rank in range(4)]
+        for output in all_end_well(processes):
+            name, *found = json.loads(output)
+            used.append(name)
+            sums.add(tuple(found))
+    assert used == ["hierarchical"] * 8 + ["direct"] * 4 + ["ring"] * 4
+    assert len(sums) == 1
+
+
+def test_hosts_that_are_not_alike_take_the_usual_way(hosts: tuple[str, str]) -> None:
+    """Three ranks on one, one on the other."""
+    processes = [start(hosts[rank // 3], "-c", SUMS, str(rank), "auto", "auto") for rank in range(4)]
+    assert [json.loads(output)[0] for output in all_end_well(processes)] == ["direct"] * 4
+
+
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 WORKER = Path(__file__).parent.parent / "benchmarks" / "script_worker.py"  # gives Paddle's names the scheme's functions
 LAUNCHERS = {"collective": ["collective.run"], "ps": ["ps.run", "--servers", "2"]}

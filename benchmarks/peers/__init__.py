@@ -20,6 +20,8 @@ PEERS = {
     "tcp": "benchmarks.peers.gradsync",
     "ps-shm": "benchmarks.peers.parameter_server",
     "ps-grpc": "benchmarks.peers.parameter_server",
+    "tcp-ring": "benchmarks.peers.gradsync",
+    "tcp-checksum": "benchmarks.peers.gradsync",
     "gloo": "benchmarks.peers.paddle_gloo",
     "torch-gloo": "benchmarks.peers.torch_gloo",
     "mpi": "benchmarks.peers.mpi",

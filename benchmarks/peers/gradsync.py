@@ -1,4 +1,7 @@
-"""GradSync's own groups: shared memory (arrays made by the group, or ordinary ones) and TCP."""
+"""GradSync's own groups: shared memory (arrays made by the group, or ordinary ones) and TCP.
+
+tcp on loopback is measured without checksums, tcp-checksum with them; tcp-ring sends short arrays round the ring too.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,17 @@ class Rank:
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._ordinary = name == "shm-copied"
-        backend = name.partition("-")[0]
+        backend, _, how = name.partition("-")
         rendezvous = address.partition(",")[0] if ":" in address else f"unix-abstract:{address}"
-        self._group = connect(rank, nranks, rendezvous, backend, timeout=60.0)
+        self._group = connect(
+            rank,
+            nranks,
+            rendezvous,
+            backend,
+            algorithm="ring" if how == "ring" else "auto",
+            checksum="on" if how == "checksum" else "auto",
+            timeout=60.0,
+        )
 
     def resize(self, count: int) -> None:
         self.array = aligned_empty(count) if self._ordinary else self._group.empty(count)
