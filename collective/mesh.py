@@ -5,6 +5,7 @@ Data does not pass here. Messages are small JSON objects, length first:
     {"leave": reason}                    I am going: training is complete (reason ""), or I failed
     {"leave": reason, "because": [kind, text, rank]}   ... because of another rank, with the error that says so
     {"waiting?": n} / {"waiting!": n}    are you blocked in a wait? / yes (only a rank that is waiting can answer)
+    {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a piece of my memory; its descriptor comes with the message (Unix sockets)
 
 A socket that closes without a `leave` is a process that died: everyone who waits learns it at once, and which.
@@ -21,7 +22,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
 
@@ -112,6 +113,7 @@ class Peer:
     left: bool = False  # it said that its training is complete
     answered: bool = False  # to the last "waiting?"
     descriptors: deque[int] = field(default_factory=deque)  # received, not yet taken
+    notes: deque[list[int]] = field(default_factory=deque)  # received, not yet taken
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)  # id -> (descriptor, bytes), likewise
 
 
@@ -152,10 +154,17 @@ class Mesh:
         if needed is not None and self.peers[needed].left:
             raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
 
-    def stalled(self, suspect: int, doing: str) -> GradSyncError:
+    @overload
+    def stalled(self, suspect: int, doing: str) -> GradSyncError: ...
+
+    @overload
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None: ...
+
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None:
         """The error for a wait on `suspect` that outlasted the timeout: find who does not even wait, and name it.
 
-        A rank that waits for another one is not to blame, so every rank is asked whether it waits.
+        A rank that waits for another one is not to blame, so every rank is asked whether it waits. Without a suspect
+        nobody may be to blame: None.
         """
         for peer in self.peers.values():
             peer.answered = peer.left
@@ -169,6 +178,8 @@ class Mesh:
                 return exc
         silent = [p.rank for p in self.peers.values() if not p.answered]
         culprit = suspect if suspect in silent or not silent else silent[0]
+        if culprit is None:
+            return None
         return self._fail(
             PeerStalled(
                 f"rank {culprit} did not take part for {self.timeout:g} s (rank {self.rank} was {doing}); "
@@ -176,6 +187,17 @@ class Mesh:
             ),
             culprit,
         )
+
+    def tell(self, rank: int, note: list[int]) -> None:
+        """Send numbers to `rank`, for its `told`."""
+        self._send(self.peers[rank], {"note": note})
+
+    def told(self, rank: int) -> list[int] | None:
+        """The next numbers that `rank` sent; None if there are none yet. Never blocks; raises like `check`."""
+        notes = self.peers[rank].notes
+        if not notes:
+            self.check()
+        return notes.popleft() if notes else None
 
     def share(self, rank: int, number: int, nbytes: int, descriptor: int) -> None:
         """Let `rank` map a segment of this rank's memory (Unix sockets only)."""
@@ -245,7 +267,9 @@ class Mesh:
             peer.left = True
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "segment" in message:
+        if "note" in message:
+            peer.notes.append(message["note"])
+        elif "segment" in message:
             peer.segments[message["segment"]] = (peer.descriptors.popleft(), message["nbytes"])
         elif "waiting?" in message:
             self._send(peer, {"waiting!": 1})

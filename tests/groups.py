@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,16 +27,19 @@ from collective.direct import DirectAlgorithm
 from collective.group import Group, connect
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
+from collective.nccl_algorithm import NcclAlgorithm, NcclRingAlgorithm
 from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
 from common.launch import abstract_address
 from common.process import PARENT_VARIABLE, prepare_process
+from tests.fake_nccl import FakeGpu, FakeNccl, make_binding
 
 ROOT = Path(__file__).resolve().parents[1]
 RINGS = ("memory", "shm-ring", "tcp")  # backends, with the algorithm where it is not the usual one
 PROCESSES = ("shm", "shm-ring", "tcp")
 BACKENDS = ("memory", *PROCESSES)
+CANONICAL = (*BACKENDS, "fake-nccl-ring")  # all that give the same bits
 DEADLINE_S = 40.0  # of every wait in these tests; far above what a loaded machine needs
 T = TypeVar("T")
 
@@ -130,6 +134,8 @@ def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
 
 def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """The groups of all ranks, in rank order, connected inside this process."""
+    if backend == "fake-nccl-ring":
+        return nccl_groups(nranks, ring=True, timeout=timeout)
     if backend == "memory" or nranks == 1:
         return [
             Group(RingAlgorithm(transport), backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)
@@ -146,6 +152,8 @@ def named(backend: str) -> dict[str, str]:
 
 def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """Like `open_groups` but without the rendezvous, whose gRPC takes 0.2 s each time."""
+    if backend == "fake-nccl-ring":
+        return nccl_groups(nranks, ring=True, timeout=timeout)
     if backend == "memory" or nranks == 1:
         return open_groups(backend, nranks, timeout=timeout)
     token = secrets.token_bytes(16)
@@ -165,6 +173,25 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
             if backend == "shm-ring":
                 return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=backend)
             return Group(DirectAlgorithm(Board(mesh, nranks)), backend=backend)
+
+        return on_threads(nranks, join)
+
+
+def nccl_groups(
+    nranks: int, *, ring: bool, binding: str = "cupy", nccl: Any = None, timeout: float = 30.0, **options: Any
+) -> list[Group]:
+    """Groups over the fake NCCL and GPU, of threads; `options` are those of NcclAlgorithm."""
+    nccl, token, identity = nccl or FakeNccl(), secrets.token_bytes(16), secrets.token_bytes(128)
+    kind = NcclRingAlgorithm if ring else NcclAlgorithm
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(Listener("", f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
+        addresses = tuple(listener.address for listener in listeners)
+
+        def join(rank: int) -> Group:
+            mesh, _, _ = build_mesh(rank, addresses, listeners[rank], token, ring=False, timeout=timeout)
+            end = partial(nccl.interrupt, rank)
+            algorithm = kind(make_binding(binding, nccl), FakeGpu(), mesh, nranks, identity, end=end, **options)
+            return Group(algorithm, backend="nccl-ring" if ring else "nccl")
 
         return on_threads(nranks, join)
 
