@@ -43,7 +43,7 @@ class CompareConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.backends.split(","):
-            choose("backend", name, [b for b in BACKENDS if b != "auto"])
+            choose("backend", name, [b for b in BACKENDS if b not in ("auto", "nccl")])
         if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():

@@ -27,7 +27,12 @@ __all__ = ["run_sweep"]
 
 START_S = 60.0  # for a group to come together
 FEWEST, MOST = 5, 500  # iterations of one size in one round
-LIMITS = {"shm": "memory-limit", "shm-copied": "memory-limit", "tcp": "loopback-limit"}
+LIMITS = {
+    "shm": "memory-limit",
+    "shm-copied": "memory-limit",
+    "tcp": "loopback-limit",
+    **dict.fromkeys(("nccl", "nccl-ring", "torch-nccl"), "nccl-raw"),
+}
 
 
 class MeasuredGroup:
@@ -101,7 +106,7 @@ def run_sweep(config: SweepConfig) -> None:
     backends = config.backends.split(",")
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
-        console.print(f"absent: {name}: {reason}", soft_wrap=True)
+        console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     rows: list[dict[str, Any]] = []
     for nranks in sorted({int(n) for n in config.nranks.split(",")}):
         present = [name for name in backends if name not in absent]

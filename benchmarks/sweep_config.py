@@ -28,7 +28,8 @@ class SweepConfig:
     sizes: str = "4KiB,64KiB,1MiB,16MiB,100MB"
     """Bytes of the array on each rank, separated by commas; KiB, MiB are powers of 2, KB, MB powers of 10."""
     backends: str = "shm,shm-copied,tcp,gloo,torch-gloo,mpi,memory-limit,loopback-limit"
-    """What to measure, separated by commas; what is not installed is named as absent."""
+    """What to measure, separated by commas; what is not installed is named as absent. On GPUs: nccl, nccl-ring,
+    nccl-raw (their limit) and torch-nccl."""
     repetitions: int = 5
     """Rounds; in each, every backend is measured in turn. Medians over rounds are reported."""
     seconds: float = 0.2

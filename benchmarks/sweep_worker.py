@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from common.process import prepare_process
 
 __all__ = ["main"]
@@ -56,12 +58,11 @@ def measure(peer: Any, job: dict[str, int], rank: int, nranks: int, *, checked: 
 
 def wrong_elements(peer: Any, rank: int, nranks: int) -> int:
     """Sum small whole numbers, which are exact in any order."""
-    import numpy as np
-
-    pattern = np.arange(peer.array.size, dtype=np.float32) % 61
-    np.add(pattern, rank, out=peer.array)
+    xp: Any = getattr(peer, "xp", np)
+    pattern = xp.arange(peer.array.size, dtype=np.float32) % 61
+    peer.array[...] = pattern + rank
     peer.all_reduce()
-    return int(np.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
+    return int(xp.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
 
 
 if __name__ == "__main__":

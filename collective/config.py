@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import tyro
 
 from collective.group import BACKENDS
+from collective.nccl import BINDINGS
+from collective.nccl_group import check_device
 from common.config import TrainingConfig, check_rank, parse_address
 from common.errors import UsageError, choose
 from common.hosts import HostsConfig
@@ -24,7 +26,11 @@ class CollectiveRunConfig(TrainingConfig):
     nranks: int | None = None
     """Number of ranks, on all hosts together. (default: 2 on each)"""
     backend: str = "auto"
-    """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    """What carries the gradients: shm, tcp, nccl, nccl-ring, or auto (nccl if each rank has a GPU, else shm or tcp)."""
+    nccl_binding: str = "cupy"
+    """How NCCL is called: cupy or pynccl."""
+    device: str = "cpu"
+    """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
     shard_optimizer: bool = False
     """Each rank updates 1/nranks of the parameters and keeps that much optimizer state; the same bits."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
@@ -32,7 +38,7 @@ class CollectiveRunConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
-        choose("backend", self.backend, BACKENDS)
+        check_backend(self.backend, self.nccl_binding, self.device)
 
     def check_script(self, script: Sequence[str]) -> None:
         super().check_script(script)
@@ -49,7 +55,11 @@ class CollectiveTrainerConfig(TrainingConfig):
     nranks: int = 2
     """Number of ranks."""
     backend: str = "auto"
-    """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    """What carries the gradients: shm, tcp, nccl, nccl-ring, or auto (nccl if each rank has a GPU, else shm or tcp)."""
+    nccl_binding: str = "cupy"
+    """How NCCL is called: cupy or pynccl."""
+    device: str = "cpu"
+    """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
     shard_optimizer: bool = False
     """Each rank updates 1/nranks of the parameters and keeps that much optimizer state; the same bits."""
     rendezvous: str = "127.0.0.1:8600"
@@ -60,5 +70,16 @@ class CollectiveTrainerConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rank(self.rank, self.nranks)
-        choose("backend", self.backend, BACKENDS)
+        check_backend(self.backend, self.nccl_binding, self.device)
         parse_address(self.rendezvous)
+
+
+def check_backend(backend: str, nccl_binding: str, device: str) -> None:
+    choose("backend", backend, BACKENDS)
+    choose("NCCL binding", nccl_binding, BINDINGS)
+    check_device(device)
+    if device != "cpu":
+        raise UsageError(
+            f"--device {device}: training on the GPU is not built yet; --device cpu --backend nccl computes on the CPU "
+            "and reduces the gradients on GPUs (choose them with --devices)"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import NcclFailed, UsageError, choose
 
-__all__ = ["BINDINGS", "ID_BYTES", "CupyBinding", "NcclBinding", "PyncclBinding", "load_binding"]
+__all__ = ["BINDINGS", "ID_BYTES", "CupyBinding", "NcclBinding", "PyncclBinding", "load_binding", "words"]
 
 BINDINGS = ("cupy", "pynccl")
 ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES of nccl.h, as are the numbers below

@@ -89,7 +89,7 @@ class NcclAlgorithm(Algorithm):
         self._host_scratch: Array = np.empty(0, np.uint8)
         self._watchdog = Watchdog(self._look, self._end_this)
         try:
-            with self._watchdog.over("initialising NCCL"), gpu:
+            with self._watchdog.over("initialisation"), gpu:
                 binding.init(nranks, unique_id, self.rank)
         except GradSyncError as exc:
             error = self._give_up(exc)
@@ -170,7 +170,7 @@ class NcclAlgorithm(Algorithm):
         try:
             if flat.size:
                 self._gpu.follow_caller()
-                with self._watchdog.over(f"starting {name}"), self._gpu:
+                with self._watchdog.over(name), self._gpu:
                     if self._gpu.holds(flat):
                         work(flat)
                         copies: list[Array] = []

@@ -12,7 +12,7 @@ from collective.nccl import load_binding, words
 from collective.nccl_algorithm import NcclAlgorithm, NcclRingAlgorithm
 from common.errors import UsageError
 
-__all__ = ["DEVICES", "NcclSeat", "check_device", "gpus_for"]
+__all__ = ["DEVICES", "SHARING", "NcclSeat", "check_device", "gpus_for", "require_nccl"]
 
 DEVICES = "auto, cpu or gpu:K, as in gpu:0"
 SHARING_VERSION = 23000  # NCCL 2.30.0 is the first that lets ranks share a GPU
@@ -74,6 +74,12 @@ def check_device(device: str) -> None:
     """Raise UsageError unless it is one of DEVICES."""
     if device not in ("auto", "cpu") and not (device.startswith("gpu:") and device[4:].isdigit()):
         raise UsageError(f"unknown device {device!r}; expected {DEVICES}")
+
+
+def require_nccl(binding: str) -> None:
+    """Raise UsageError, saying what is missing, unless a rank could use NCCL here; for launchers."""
+    load_binding(binding)
+    pick_gpu("auto", 0)
 
 
 def gpus_for(ranks: int, binding: str) -> str:

@@ -12,6 +12,7 @@ from common.errors import UsageError, choose
 __all__ = [
     "BACKEND_VARIABLE",
     "INSECURE_VARIABLE",
+    "NCCL_BINDING_VARIABLE",
     "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
@@ -25,6 +26,7 @@ __all__ = [
 RENDEZVOUS_VARIABLE = "GRADSYNC_RENDEZVOUS"  # where the ranks of a ring meet
 SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
+NCCL_BINDING_VARIABLE = "GRADSYNC_NCCL_BINDING"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"  # 1: listen to other hosts although nothing is encrypted
 OVERLAP_VARIABLE = "GRADSYNC_OVERLAP"  # 0: synchronise only when backward is done
@@ -41,6 +43,7 @@ class Placement:
     rendezvous: str = ""
     servers: tuple[str, ...] = ()
     backend: str = "auto"
+    nccl_binding: str = "cupy"
     timeout: float = 30.0
     insecure: bool = False
     overlap: bool = True
@@ -67,6 +70,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         rendezvous=env.get(RENDEZVOUS_VARIABLE) or meeting_place(endpoints),
         servers=tuple(parse_addresses(servers)) if servers else (),
         backend=env.get(BACKEND_VARIABLE, "auto"),
+        nccl_binding=env.get(NCCL_BINDING_VARIABLE, "cupy"),
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
         overlap=env.get(OVERLAP_VARIABLE, "1") != "0",

@@ -1,7 +1,7 @@
 """A GPU and an NCCL made of NumPy, for ranks that are threads: what runs without a GPU is the rest, as it is.
 
-`FakeNccl` has the functions of `cupy.cuda.nccl` and `FakePynccl` those of `pynccl.binding`, with their signatures, so the
-real bindings are tested over them. A call moves its data at once and blocks until the ranks it needs have come.
+`FakeNccl` has the functions of `cupy.cuda.nccl` and `FakePynccl` those of `pynccl.binding`, with their signatures, so
+the real bindings are tested over them. A call moves its data at once and blocks until the ranks it needs have come.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ class FakeNccl:
         self.communicators[rank].reason = error
         self.communicators[rank].aborted = True
 
+    def interrupt_all(self, error):
+        for rank in self.communicators:
+            self.interrupt(rank, error)
+
     def groupStart(self):  # noqa: N802
         self.local.group = []
 
@@ -144,9 +148,7 @@ class FakeCommunicator:
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):  # noqa: N802
         values = read(sendbuf, count, datatype)
-        self.collective(
-            "AllGather", recvbuf, count * self.nranks, values, 0, lambda parts, f: np.concatenate(parts)
-        )
+        self.collective("AllGather", recvbuf, count * self.nranks, values, 0, lambda parts, f: np.concatenate(parts))
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         values = read(sendbuff, count, datatype)
@@ -213,7 +215,7 @@ class FakePynccl:
         pass
 
     class ncclUniqueId(ctypes.Structure):  # noqa: N801
-        _fields_ = [("internal", ctypes.c_char * 512)]  # noqa: RUF012
+        _fields_ = [("internal", ctypes.c_char * 512)]
 
     def __init__(self, nccl):
         self.nccl, self.comms = nccl, {}
@@ -225,7 +227,7 @@ class FakePynccl:
         version._obj.value = self.nccl.get_version()
 
     def ncclGetUniqueId(self, made):  # noqa: N802
-        ctypes.memmove(made._obj, b"\0\2" + self.nccl.get_unique_id()[2:], 128)
+        ctypes.memmove(ctypes.addressof(made._obj), b"\0\2" + self.nccl.get_unique_id()[2:], 128)
 
     def ncclCommInitRank(self, comm, nranks, identity, rank):  # noqa: N802
         assert isinstance(identity, self.ncclUniqueId)
@@ -316,7 +318,11 @@ class FakeCupy:
     """What the algorithm uses of the module cupy."""
 
     ndarray = FakeArray
-    add, maximum, multiply, where, isnan, zeros_like = np.add, np.maximum, np.multiply, np.where, np.isnan, np.zeros_like
+    add, maximum, multiply, isnan, zeros_like = np.add, np.maximum, np.multiply, np.isnan, np.zeros_like
+
+    @staticmethod
+    def where(*arguments):
+        return np.where(*arguments).view(FakeArray)
 
     @staticmethod
     def from_dlpack(array):

@@ -23,13 +23,17 @@ PEERS = {
     "mpi": "benchmarks.peers.mpi",
     "memory-limit": "benchmarks.peers.limits",
     "loopback-limit": "benchmarks.peers.limits",
+    "nccl": "benchmarks.peers.gradsync",
+    "nccl-ring": "benchmarks.peers.gradsync",
+    "nccl-raw": "benchmarks.peers.nccl_raw",
+    "torch-nccl": "benchmarks.peers.torch_nccl",
 }
 
 
 class Peer(Protocol):
-    """One rank of a group that sums arrays over its ranks."""
+    """One rank of a group that sums arrays over its ranks. One that works on a GPU has `xp`, the module cupy."""
 
-    array: npt.NDArray[Any]  # what `all_reduce` works on, in place
+    array: npt.NDArray[Any]  # what `all_reduce` works on, in place; CuPy's if there is `xp`
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         """Join the group; `address` is an abstract socket's name or a HOST:PORT, as `uses_port` says."""
@@ -37,7 +41,8 @@ class Peer(Protocol):
     def resize(self, count: int) -> None:
         """Make `array` hold `count` float32."""
 
-    def all_reduce(self) -> None: ...
+    def all_reduce(self) -> None:
+        """Block until the sums are there."""
 
     def close(self) -> None: ...
 

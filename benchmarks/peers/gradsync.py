@@ -1,18 +1,27 @@
-"""GradSync's own groups: shared memory (arrays made by the group, or ordinary ones) and TCP."""
+"""GradSync's own groups: shared memory (arrays made by the group, or ordinary ones), TCP and NCCL."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from collective.group import connect
+from collective.nccl_group import require_nccl
+from common.errors import UsageError
 from common.memory import aligned_empty
 
 __all__ = ["Rank", "why_absent"]
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - it is always there
+def why_absent(name: str) -> str:
+    try:
+        if name.startswith("nccl"):
+            require_nccl("cupy")
+    except UsageError as exc:
+        return str(exc)
     return ""
 
 
@@ -21,7 +30,8 @@ class Rank:
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._ordinary = name == "shm-copied"
-        backend = name.partition("-")[0]
+        self.xp: Any = importlib.import_module("cupy") if name.startswith("nccl") else np
+        backend = name if name.startswith("nccl") else name.partition("-")[0]
         self._group = connect(rank, nranks, f"unix-abstract:{address}", backend, timeout=60.0)
 
     def resize(self, count: int) -> None:
