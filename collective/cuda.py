@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -147,9 +148,12 @@ def pick_gpu(device: str, rank: int) -> int:
         UsageError: there is none, or not that one.
     """
     count = count_gpus()
+    if not importlib.util.find_spec("cupy"):
+        raise UsageError(f"NCCL needs CuPy, which is not installed; {INSTALL}, or use --backend shm or tcp")
     if not count:
         raise UsageError(
-            f"NCCL needs a CUDA GPU and CuPy, and here is not both; {INSTALL}, or use --backend shm or tcp"
+            "NCCL needs a CUDA GPU, and CuPy sees none; look at nvidia-smi and CUDA_VISIBLE_DEVICES, "
+            "or use --backend shm or tcp"
         )
     selected = os.environ.get(SELECTED_VARIABLE, "")
     if not device.startswith("gpu:") and not selected.isdigit():

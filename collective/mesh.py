@@ -194,10 +194,12 @@ class Mesh:
 
     def told(self, rank: int) -> list[int] | None:
         """The next numbers that `rank` sent; None if there are none yet. Never blocks; raises like `check`."""
-        notes = self.peers[rank].notes
-        if not notes:
-            self.check()
-        return notes.popleft() if notes else None
+        peer = self.peers[rank]
+        if not peer.notes and not peer.left:
+            self._read(peer)
+        if self._failure:
+            raise self._failure
+        return peer.notes.popleft() if peer.notes else None
 
     def share(self, rank: int, number: int, nbytes: int, descriptor: int) -> None:
         """Let `rank` map a segment of this rank's memory (Unix sockets only)."""
@@ -234,12 +236,15 @@ class Mesh:
         data = json.dumps(message).encode()
         framed = LENGTH.pack(len(data)) + data
         with suppress(OSError):  # it is gone: reading from it says so
+            sent = 0
+            with suppress(BlockingIOError):
+                sent = peer.connection.send(framed) if not descriptors else 0
+            if sent == len(framed):
+                return
             peer.connection.settimeout(self.timeout)
             if descriptors:
                 sent = socket.send_fds(peer.connection, [framed], descriptors)
-                peer.connection.sendall(framed[sent:])
-            else:
-                peer.connection.sendall(framed)
+            peer.connection.sendall(framed[sent:])
         with suppress(OSError):
             peer.connection.setblocking(False)
 

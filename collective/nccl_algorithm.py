@@ -115,7 +115,7 @@ class NcclAlgorithm(Algorithm):
         with self._gpu:
             super().restore(flat, array)
             self._gpu.mark()
-        self._wait_for_gpu("copying")
+        self._wait(self._gpu.done, "copying")
 
     # The operations
 
@@ -177,10 +177,11 @@ class NcclAlgorithm(Algorithm):
                     else:
                         copies = self._through_pinned_memory(flat, work)
                     self._gpu.mark()
-                self._wait_for_gpu(name)
+                self._wait(lambda: self._hears() and self._gpu.done(), name)  # the note comes while the GPU works
                 for copy in copies:
                     np.copyto(flat, copy)
-            self._wait(self._hears, name)
+            else:
+                self._wait(self._hears, name)
         except (GradSyncError, KeyboardInterrupt) as exc:
             raise self._give_up(exc) from exc
 
@@ -259,9 +260,6 @@ class NcclAlgorithm(Algorithm):
             self._gpu.xp.multiply(part, reduction.scale[()], out=part)
 
     # Waiting, and what can go wrong
-
-    def _wait_for_gpu(self, doing: str) -> None:
-        self._wait(self._gpu.done, doing)
 
     def _wait(self, done: Callable[[], bool], doing: str) -> None:
         """Block until `done`; at most the timeout."""

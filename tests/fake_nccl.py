@@ -19,6 +19,7 @@ import numpy as np
 
 from collective.cuda import Gpu
 from collective.nccl import CupyBinding, PyncclBinding
+from common.memory import aligned_empty
 
 DTYPES = {0: "i1", 1: "u1", 2: "i4", 3: "u4", 4: "i8", 5: "u8", 6: "f2", 7: "f4", 8: "f8"}  # nccl.h
 REDUCTIONS = {0: np.add, 1: np.multiply, 2: np.fmax, 3: np.fmin}  # fmax: NCCL need not keep a NaN
@@ -299,7 +300,7 @@ class FakeGpu:
         return np.empty(count, dtype).view(FakeArray)
 
     def pinned(self, count, dtype):
-        array = np.empty(count + 64, dtype)[:count]
+        array = aligned_empty(count, dtype)
         self._pinned.append((array.ctypes.data, array.ctypes.data + array.nbytes))
         return array
 

@@ -135,7 +135,7 @@ def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
 def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """The groups of all ranks, in rank order, connected inside this process."""
     if backend == "fake-nccl-ring":
-        return nccl_groups(nranks, ring=True, timeout=timeout)
+        return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
         return [
             Group(RingAlgorithm(transport), backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)
@@ -154,7 +154,7 @@ def named(backend: str) -> dict[str, str]:
 def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """Like `open_groups` but without the rendezvous, whose gRPC takes 0.2 s each time."""
     if backend == "fake-nccl-ring":
-        return nccl_groups(nranks, ring=True, timeout=timeout)
+        return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
         return open_groups(backend, nranks, timeout=timeout)
     token = secrets.token_bytes(16)
