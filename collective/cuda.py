@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,9 @@ class Gpu:
 def count_gpus() -> int:
     """How many GPUs this process sees; 0 without CuPy or a driver."""
     try:
-        return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return int(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
     except Exception:  # ImportError, or CuPy's error for "no driver" and "no device"
         return 0
 

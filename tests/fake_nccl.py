@@ -53,7 +53,12 @@ class World:
     def __init__(self):
         self.changed = threading.Condition()
         self.parts = defaultdict(dict)  # of collective calls that not every rank has come to
-        self.mail = defaultdict(queue.SimpleQueue)
+        self.mail = {}
+
+    def box(self, identity, source, target):
+        """What `source` sends to `target`; both may ask for it first, and at once."""
+        with self.changed:
+            return self.mail.setdefault((identity, source, target), queue.SimpleQueue())
 
     def exchange(self, key, comm, part):
         """Every rank's part, in rank order, once all have come to the same call; for ever if their parts differ."""
@@ -159,12 +164,12 @@ class FakeCommunicator:
         assert self.nccl.local.group is not None, "a send outside a group would wait for its receive"
         values = read(sendbuf, count, datatype).copy()
         self.nccl.calls.append("Send")
-        box = self.nccl.world.mail[self.identity, self.rank, peer]
+        box = self.nccl.world.box(self.identity, self.rank, peer)
         self.act(0, lambda: box.put(values))
 
     def recv(self, recvbuf, count, datatype, peer, stream):
         self.nccl.calls.append("Recv")
-        box = self.nccl.world.mail[self.identity, peer, self.rank]
+        box = self.nccl.world.box(self.identity, peer, self.rank)
 
         def receive():
             deadline, target = time.monotonic() + LIMIT_S, read(recvbuf, count, datatype)

@@ -8,6 +8,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -668,17 +669,28 @@ def test_an_error_in_the_background_ends_the_wait(monkeypatch):
 
 
 def test_an_error_of_nccls_that_a_death_explains_is_that_death():
+    """Although the mesh learns of the death a moment later than NCCL."""
     fake = FakeNccl()
     groups = nccl_groups(2, ring=False, nccl=fake)
-    fake.communicators[0].asynchronous_error = "remote process exited"
-    groups[0]._algorithm._nccl.all_reduce = lambda *arguments: None
-    groups[0]._algorithm._gpu.stuck = True
-    for peer in groups[1]._algorithm._mesh.peers.values():
-        peer.connection.close()  # as its death would
+
+    def die():
+        for peer in groups[1]._algorithm._mesh.peers.values():
+            peer.connection.close()
+
+    dying = threading.Timer(0.2, die)
+
+    def fail(*arguments):
+        dying.start()
+        raise NcclFailed("remote process exited")
+
+    groups[0]._algorithm._nccl.all_reduce = fail
     with pytest.raises(PeerLost, match="rank 1 died: its connection closed without a goodbye"):
         groups[0].all_reduce(on_gpu(np.ones(3, "f4")))
-    with pytest.raises(PeerLost):  # and so for every later call
-        groups[0].barrier()
+    dying.join()
+    followed = groups[0]._algorithm._gpu.followed
+    with pytest.raises(PeerLost):  # and so for every later call, which goes no further
+        groups[0].all_reduce(on_gpu(np.ones(3, "f4")))
+    assert groups[0]._algorithm._gpu.followed == followed
     for group in groups:
         group.close()
 

@@ -8,6 +8,11 @@ mkdir -p "$out"
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1 GRADSYNC_TEST_DEADLINE_S=${GRADSYNC_TEST_DEADLINE_S:-100}
 
+if ! "$python" -c 'from collective.nccl_group import require_nccl; require_nccl("cupy")'; then
+  echo "nothing to check: this host lacks CuPy, NCCL or a GPU" >&2
+  exit 2
+fi
+
 {
   nvidia-smi
   "$python" -c 'from benchmarks.environment import describe_environment; import json; print(json.dumps(describe_environment(), indent=1))'

@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(GPUS == 0, reason="no CUDA GPU, or no CuPy that sees one"),
     pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("default"),  # CuPy's and PyTorch's are not ours to mend
 ]
 NRANKS = (2, 3, 4)
 BIG = 1_000_003
