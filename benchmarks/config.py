@@ -50,7 +50,7 @@ class CompareConfig(TrainingConfig):
         super().__post_init__()
         backends, data_planes = self._backends()
         for name in backends:
-            choose("backend", name, [b for b in BACKENDS if b != "auto"])
+            choose("backend", name, [b for b in BACKENDS if b not in ("auto", "nccl")])
         for name in data_planes:
             choose("data plane", name, [p for p in DATA_PLANES if p != "auto"])
         if self.cluster.hosts is not None and "shm" in (*backends, *data_planes):

@@ -31,10 +31,18 @@ class MeasuredGroup:
     """
 
     def __init__(
-        self, job: Job, backend: str, hosts: Hosts, placed: Sequence[int], *, servers: Sequence[int] = ()
+        self,
+        job: Job,
+        backend: str,
+        hosts: Hosts,
+        placed: Sequence[int],
+        *,
+        operation: str = "all_reduce",
+        servers: Sequence[int] = (),
     ) -> None:
         self.backend, self.nranks = backend, len(placed)
         self.placed, self.servers = tuple(placed), tuple(servers)
+        self._operation = operation
         self._job, self._hosts, self._resources = job, hosts, ExitStack()
 
     def __enter__(self) -> MeasuredGroup:
@@ -64,7 +72,7 @@ class MeasuredGroup:
         where = self.servers if hasattr(module, "SERVER") else self.placed
         endpoints = self._hosts.endpoints(where) if uses_ports else []
         address = ",".join(endpoints) or f"gradsync-sweep-{secrets.token_hex(8)}"
-        worker = ["-m", "benchmarks.sweep_worker", self.backend, str(self.nranks), address, control]
+        worker = ["-m", "benchmarks.sweep_worker", self._operation, self.backend, str(self.nranks), address, control]
         log = f"{self.backend}-{self.nranks}"
         if hasattr(module, "launch"):
             self._job.start(self._name, worker, log=log, through=module.launch(self.nranks))

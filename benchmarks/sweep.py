@@ -29,7 +29,17 @@ from common.launch import Job
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
-LIMITS = {"shm": "memory-limit", "tcp": "loopback-limit"}  # of a backend and its variants, as in shm-copied
+LIMITS = {  # of a backend and its variants, as in shm-copied
+    "shm": "memory-limit",
+    "tcp": "loopback-limit",
+    "nccl": "nccl-raw",
+    "torch-nccl": "nccl-raw",
+    **dict.fromkeys(("ps", "ray", "torch-rpc"), "round-limit"),
+}
+TITLES = {
+    "all_reduce": "all_reduce, sum of float32",
+    "push_pull": "push_pull, a parameter server's round with SGD in float32",
+}
 
 
 def run_sweep(config: SweepConfig) -> None:
@@ -43,7 +53,7 @@ def run_sweep(config: SweepConfig) -> None:
     backends = config.names()
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
-        console.print(f"absent: {name}: {reason}", soft_wrap=True)
+        console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     present = [name for name in backends if name not in absent]
     rows: list[dict[str, Any]] = []
     with config.cluster.make() as hosts:
@@ -57,6 +67,7 @@ def run_sweep(config: SweepConfig) -> None:
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
+        "op": config.op,
         "cluster": config.cluster.describe(),
         "absent": absent,
         "rows": rows,
@@ -75,7 +86,10 @@ def measure_ranks(
     """The rows of one number of ranks; between emulated hosts the first is the link's."""
     ranks, servers = range(nranks), range(nranks, nranks + config.servers)
     with Job() as job, ExitStack() as groups:
-        started = [groups.enter_context(MeasuredGroup(job, name, hosts, ranks, servers=servers)) for name in backends]
+        started = [
+            groups.enter_context(MeasuredGroup(job, name, hosts, ranks, operation=config.op, servers=servers))
+            for name in backends
+        ]
         link = (
             groups.enter_context(MeasuredGroup(job, "link", hosts, config.cluster.slowest()))
             if hosts.emulated
@@ -138,7 +152,7 @@ def rows_of(
             return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
         if rate:
             return config.cluster.ring_seconds(nbytes, rate, nranks)
-        limit = measured.medians.get((LIMITS.get(backend.partition("-")[0], ""), nbytes))
+        limit = measured.medians.get((LIMITS.get(backend, LIMITS.get(backend.partition("-")[0], "")), nbytes))
         return median(limit) if limit else None
 
     for nbytes in config.bytes:
@@ -177,7 +191,7 @@ def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: 
     table = Table(
         "bytes",
         "backend",
-        title=f"all_reduce, sum of float32, N={nranks}{where}; bandwidths in GB/s",
+        title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -211,7 +225,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 def markdown(results: dict[str, Any]) -> str:
     rows = results["rows"]
     machine = results["environment"]
-    lines = ["# all_reduce, sum of float32", "", f"`{results['command']}`, {results['created']}", ""]
+    lines = [f"# {TITLES[results['op']]}", "", f"`{results['command']}`, {results['created']}", ""]
     lines += [f"emulated: {results['cluster']['words']}  "] if results.get("cluster") else []
     lines += [f"{key}: {value}  " for key, value in machine.items() if isinstance(value, (str, int, float))]
     lines += [f"absent: {name}: {reason}  " for name, reason in results["absent"].items()]

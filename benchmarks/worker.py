@@ -85,7 +85,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer
 
-    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], timeout=timeout)
+    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], device="cpu", timeout=timeout)
     return RingSynchronizer(group, overlap=job["training"]["overlap"])
 
 

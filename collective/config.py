@@ -9,6 +9,8 @@ import tyro
 
 from collective.group import ALGORITHMS, BACKENDS
 from collective.links import CHECKSUMS
+from collective.nccl import BINDINGS
+from collective.nccl_group import check_device
 from common.config import TrainingConfig, check_rank, parse_address
 from common.errors import UsageError, choose
 from common.hosts import HostsConfig
@@ -21,7 +23,11 @@ class CollectiveConfig(TrainingConfig):
     """How the ranks exchange gradients."""
 
     backend: str = "auto"
-    """What carries the gradients: shm, tcp, or auto (shm on one host)."""
+    """What carries the gradients: shm, tcp, nccl, nccl-ring, or auto (nccl if each rank has a GPU, else shm or tcp)."""
+    nccl_binding: str = "cupy"
+    """How NCCL is called: cupy or pynccl."""
+    device: str = "cpu"
+    """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
     algorithm: str = "auto"
     """How they travel: ring, direct, hierarchical (shared memory inside each host), or auto."""
     checksum: str = "auto"
@@ -31,7 +37,7 @@ class CollectiveConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("backend", self.backend, BACKENDS)
+        check_backend(self.backend, self.nccl_binding, self.device)
         choose("algorithm", self.algorithm, ALGORITHMS)
         choose("checksum", self.checksum, CHECKSUMS)
 
@@ -73,3 +79,14 @@ class CollectiveTrainerConfig(CollectiveConfig):
         super().__post_init__()
         check_rank(self.rank, self.nranks)
         parse_address(self.rendezvous)
+
+
+def check_backend(backend: str, nccl_binding: str, device: str) -> None:
+    choose("backend", backend, BACKENDS)
+    choose("NCCL binding", nccl_binding, BINDINGS)
+    check_device(device)
+    if device != "cpu":
+        raise UsageError(
+            f"--device {device}: training on the GPU is not built yet; --device cpu --backend nccl computes on the CPU "
+            "and reduces the gradients on GPUs (choose them with --devices)"
+        )

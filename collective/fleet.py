@@ -22,6 +22,8 @@ def join(placement: Placement) -> Synchronizer:
         placement.backend,
         algorithm=placement.algorithm,
         checksum=placement.checksum,
+        device="cpu",
+        nccl_binding=placement.nccl_binding,
         timeout=placement.timeout,
     )
     return RingSynchronizer(group, overlap=placement.overlap)

@@ -5,6 +5,7 @@ Data does not pass here. Messages are small JSON objects, length first:
     {"leave": reason}                    I am going: training is complete (reason ""), or I failed
     {"leave": reason, "because": [kind, text, rank]}   ... because of another rank, with the error that says so
     {"waiting?": n} / {"waiting!": n}    are you blocked in a wait? / yes (only a rank that is waiting can answer)
+    {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a piece of my memory; its descriptor comes with the message (Unix sockets)
 
 A socket that closes without a `leave` is a process that died: everyone who waits learns it at once, and which.
@@ -22,7 +23,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
 
@@ -132,6 +133,7 @@ class Peer:
     left: bool = False  # it said that its training is complete
     answered: bool = False  # to the last "waiting?"
     descriptors: deque[int] = field(default_factory=deque)  # received, not yet taken
+    notes: deque[list[int]] = field(default_factory=deque)  # received, not yet taken
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)  # id -> (descriptor, bytes), likewise
 
 
@@ -172,10 +174,17 @@ class Mesh:
         if needed is not None and self.peers[needed].left:
             raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
 
-    def stalled(self, suspect: int, doing: str) -> GradSyncError:
+    @overload
+    def stalled(self, suspect: int, doing: str) -> GradSyncError: ...
+
+    @overload
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None: ...
+
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None:
         """The error for a wait on `suspect` that outlasted the timeout: find who does not even wait, and name it.
 
-        A rank that waits for another one is not to blame, so every rank is asked whether it waits.
+        A rank that waits for another one is not to blame, so every rank is asked whether it waits. Without a suspect
+        nobody may be to blame: None.
         """
         for peer in self.peers.values():
             peer.answered = peer.left
@@ -189,6 +198,8 @@ class Mesh:
                 return exc
         silent = [p.rank for p in self.peers.values() if not p.answered]
         culprit = suspect if suspect in silent or not silent else silent[0]
+        if culprit is None:
+            return None
         return self._fail(
             PeerStalled(
                 f"rank {culprit} did not take part for {self.timeout:g} s (rank {self.rank} was {doing}); "
@@ -196,6 +207,19 @@ class Mesh:
             ),
             culprit,
         )
+
+    def tell(self, rank: int, note: list[int]) -> None:
+        """Send numbers to `rank`, for its `told`."""
+        self._send(self.peers[rank], {"note": note})
+
+    def told(self, rank: int) -> list[int] | None:
+        """The next numbers that `rank` sent; None if there are none yet. Never blocks; raises like `check`."""
+        peer = self.peers[rank]
+        if not peer.notes and not peer.left:
+            self._read(peer)
+        if self._failure:
+            raise self._failure
+        return peer.notes.popleft() if peer.notes else None
 
     def share(self, rank: int, number: int, nbytes: int, descriptor: int) -> None:
         """Let `rank` map a segment of this rank's memory (Unix sockets only)."""
@@ -232,12 +256,15 @@ class Mesh:
         data = json.dumps(message).encode()
         framed = LENGTH.pack(len(data)) + data
         with suppress(OSError):  # it is gone: reading from it says so
+            sent = 0
+            with suppress(BlockingIOError):
+                sent = peer.connection.send(framed) if not descriptors else 0
+            if sent == len(framed):
+                return
             peer.connection.settimeout(self.timeout)
             if descriptors:
                 sent = socket.send_fds(peer.connection, [framed], descriptors)
-                peer.connection.sendall(framed[sent:])
-            else:
-                peer.connection.sendall(framed)
+            peer.connection.sendall(framed[sent:])
         with suppress(OSError):
             peer.connection.setblocking(False)
 
@@ -265,7 +292,9 @@ class Mesh:
             peer.left = True
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "segment" in message:
+        if "note" in message:
+            peer.notes.append(message["note"])
+        elif "segment" in message:
             peer.segments[message["segment"]] = (peer.descriptors.popleft(), message["nbytes"])
         elif "waiting?" in message:
             self._send(peer, {"waiting!": 1})

@@ -39,6 +39,8 @@ def run(config: CollectiveTrainerConfig) -> None:
                 config.backend,
                 algorithm=config.algorithm,
                 checksum=config.checksum,
+                device=config.device,
+                nccl_binding=config.nccl_binding,
                 timeout=config.timeout,
             ),
             overlap=config.overlap,

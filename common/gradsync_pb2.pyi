@@ -7,32 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address")
+    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     nranks: int
     epoch: int
     backend: str
     address: str
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    note: bytes
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("addresses", "token", "shard", "shards")
+    __slots__ = ("addresses", "token", "shard", "shards", "notes")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     token: bytes
     shard: int
     shards: int
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
     __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at")

@@ -15,6 +15,7 @@ __all__ = [
     "CHECKSUM_VARIABLE",
     "DATA_PLANE_VARIABLE",
     "INSECURE_VARIABLE",
+    "NCCL_BINDING_VARIABLE",
     "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
@@ -30,6 +31,7 @@ SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
 ALGORITHM_VARIABLE = "GRADSYNC_ALGORITHM"  # of a ring's ranks; likewise the checksum
 CHECKSUM_VARIABLE = "GRADSYNC_CHECKSUM"
+NCCL_BINDING_VARIABLE = "GRADSYNC_NCCL_BINDING"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
 DATA_PLANE_VARIABLE = "GRADSYNC_DATA_PLANE"  # what carries gradients to parameter servers
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"  # 1: listen to other hosts although nothing is encrypted
@@ -50,6 +52,7 @@ class Placement:
     data_plane: str = "auto"
     algorithm: str = "auto"
     checksum: str = "auto"
+    nccl_binding: str = "cupy"
     timeout: float = 30.0
     insecure: bool = False
     overlap: bool = True
@@ -79,6 +82,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         data_plane=env.get(DATA_PLANE_VARIABLE, "auto"),
         algorithm=env.get(ALGORITHM_VARIABLE, "auto"),
         checksum=env.get(CHECKSUM_VARIABLE, "auto"),
+        nccl_binding=env.get(NCCL_BINDING_VARIABLE, "cupy"),
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
         overlap=env.get(OVERLAP_VARIABLE, "1") != "0",

@@ -5,6 +5,9 @@ memory-limit    every rank reads its own array and writes it back, all at the sa
 loopback-limit  every rank sends 2(N-1)/N of the array to the next one over a plain TCP socket and receives as much,
                 which is what a ring moves through each link, without adding anything. Between emulated hosts it is
                 called ring-limit.
+round-limit     every rank reads its own array, and reads and writes its 1/N of the parameters: the least memory that
+                a parameter server's round with SGD can move, N + 2 times the array.
+memcpy          rank 0 copies the array, and nobody else does anything.
 link            between emulated hosts: rank 0 sends the array to rank 1 over a plain TCP socket, and nobody else sends.
 """
 
@@ -35,17 +38,31 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - both are always there
 
 class Rank:
     array: npt.NDArray[Any]
+    parameters: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._name, self._rank, self._nranks = name, rank, nranks
-        moves = name != "memory-limit" and nranks > 1
+        moves = name not in ("memory-limit", "round-limit", "memcpy") and nranks > 1
         self._sockets = meet(rank, address.split(",")) if moves else None
 
     def resize(self, count: int) -> None:
         self.array = aligned_empty(count)
+        self.array.fill(0)
+        self.parameters = aligned_empty(count if self._name == "memcpy" else count // self._nranks)
+        self.parameters.fill(0)
+        if self._sockets is None:
+            return
         whole = self._name == "link"
         share = self.array.nbytes if whole else 2 * (self._nranks - 1) * self.array.nbytes // self._nranks
         self._outgoing, self._incoming = memoryview(bytearray(share)), memoryview(bytearray(share))
+
+    def push_pull(self) -> None:
+        if self._name == "memcpy":
+            if self._rank == 0:
+                self.parameters[...] = self.array
+            return
+        np.max(self.array)
+        np.multiply(self.parameters, np.float32(1), out=self.parameters)
 
     def all_reduce(self) -> None:
         if self._sockets is None:

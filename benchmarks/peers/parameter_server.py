@@ -1,4 +1,4 @@
-"""A push-pull round through our parameter servers, by either data plane: every rank pushes its array and gets the mean.
+"""Rounds of our parameter servers: ps-shm (arrays made by the connection, ps-shm-copied: ordinary ones) and ps-grpc.
 
 Each size is a training of its own: the server's k-th listens k ports after the first.
 """
@@ -10,21 +10,22 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from benchmarks.peers import RATE
 from common.addresses import address_after
 from common.errors import PeerError
+from common.memory import aligned_empty
+from common.optimizers import SGD
 from common.process import prepare_process
 from ps.connection import Connection, connect
 from ps.servicer import ParameterServer
 from ps.shards import parse_shard
 
-__all__ = ["SERVER", "Rank", "main", "means", "uses_ports", "why_absent"]
+__all__ = ["SERVER", "Rank", "main", "uses_ports", "why_absent"]
 
 SERVER = "benchmarks.peers.parameter_server"
 uses_ports = True
-means = True
 TIMEOUT_S = 60.0
 
 
@@ -34,9 +35,10 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - it is always there
 
 class Rank:
     array: npt.NDArray[Any]
+    parameters: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
-        self._data_plane = name.removeprefix("ps-")
+        self._data_plane, self._ordinary = name.split("-")[1], name.endswith("-copied")
         self._rank, self._nranks, self._servers = rank, nranks, address.split(",")
         self._connection: Connection | None = None
         self._trainings = itertools.count()
@@ -51,10 +53,12 @@ class Rank:
             data_plane=self._data_plane,
             timeout=TIMEOUT_S,
         )
-        self._connection.register(np.zeros(count, np.float32))
-        self.array = self._connection.empty(count)
+        make = aligned_empty if self._ordinary else self._connection.empty
+        self.parameters, self.array = make(count), make(count)
+        self.parameters.fill(0)
+        self._connection.register(self.parameters, SGD(learning_rate=RATE))
 
-    def all_reduce(self) -> None:
+    def push_pull(self) -> None:
         assert self._connection
         self._connection.push_pull(self.array)
 
@@ -66,6 +70,8 @@ class Rank:
 def main() -> int:
     """A server, for one training after the other, until it is ended."""
     prepare_process()
+    import common.flat_optimizer  # noqa: F401 - now, so that no trainer waits for it
+
     address, shard, nranks = sys.argv[1:]
     for number in itertools.count():
         with (

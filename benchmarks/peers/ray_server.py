@@ -96,7 +96,7 @@ class Rank:
         if not self._rank:
             self._ray.get([worker.set.remote(self.array) for worker in self._workers])
 
-    def run(self) -> None:
+    def push_pull(self) -> None:
         if self._rank:
             return
         gradients = [worker.compute_gradients.remote(self._current) for worker in self._workers]

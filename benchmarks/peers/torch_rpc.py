@@ -66,7 +66,7 @@ class Parameters:
         return answer
 
 
-def push_pull(gradients: Any, nranks: int) -> Any:
+def remote_push_pull(gradients: Any, nranks: int) -> Any:
     return Parameters.push_pull(gradients, nranks)
 
 
@@ -78,14 +78,14 @@ class Rank:
         import torch
 
         self._rpc, self._torch, self._nranks = join(f"rank{rank}", rank + 1, nranks, address), torch, nranks
-        self._remote = self._rpc.functions.async_execution(push_pull)
+        self._remote = self._rpc.functions.async_execution(remote_push_pull)
 
     def resize(self, count: int) -> None:
         self.array = np.zeros(count, np.float32)
         self._tensor = self._torch.from_numpy(self.array)
         self.parameters = np.zeros(count, np.float32)
 
-    def run(self) -> None:
+    def push_pull(self) -> None:
         answer = self._rpc.rpc_sync(NAME, self._remote, args=(self._tensor, self._nranks))
         self.parameters = answer.numpy()
 
