@@ -287,7 +287,7 @@ class TrainingGroup:
         if store is None or len(self._registered) < self.nranks or self._filled < store.shard.length:
             return
         assert self._first is not None
-        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients)
+        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients, helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
             if not plane.refusal and self._pool is not None:
