@@ -124,9 +124,10 @@ def reduce_bucket(
     if nranks == 1:
         out[start:stop] = sources[0][start:stop]
         return
-    mean = Reduction.of("mean", out.dtype, nranks)
+    total, scale = Reduction.of("sum", out.dtype, nranks), mean_scale(nranks, out.dtype)
     scratch = np.empty(BLOCK, out.dtype)  # for `out` may be a source that is not the first
     for chunk, (a, b) in enumerate(chunk_bounds(bucket_length, nranks)):
         order = canonical_ranks(chunk, nranks)
         for i, j in segments(max(bucket_start + a, start), min(bucket_start + b, stop), BLOCK):
-            mean.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i], out[i:j]), scratch)
+            total.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i],), scratch)
+            np.multiply(scratch[: j - i], scale, out=out[i:j])
