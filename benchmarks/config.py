@@ -30,6 +30,9 @@ class CompareConfig(TrainingConfig):
     """Numbers of parameter servers, separated by commas."""
     data_planes: str = "shm,grpc"
     """What carries the gradients to parameter servers, separated by commas: shm, grpc."""
+    ps_modes: str = "sync"
+    """Modes of parameter servers, separated by commas: sync, ssp:S, async, geo:K; all but sync and ssp:0 compute
+    something else, and are reported apart."""
     backends: str = "shm,tcp"
     """Back ends of the ring, separated by commas: shm, tcp."""
     repetitions: int = 3
@@ -59,7 +62,8 @@ class CompareConfig(TrainingConfig):
         for count in nranks:
             check_rank(0, count)
         servers = numbers("servers", self.servers)
-        return line_up(self.schemes.split(","), nranks, self.backends.split(","), servers, self.data_planes.split(","))
+        lists = (self.backends.split(","), servers, self.data_planes.split(","), self.ps_modes.split(","))
+        return line_up(self.schemes.split(","), nranks, *lists)
 
 
 def numbers(flag: str, text: str) -> list[int]:

@@ -90,6 +90,7 @@ class WorkerPool:
             "role": "rank",
             "scheme": contestant.scheme,
             "backend": contestant.backend,
+            "mode": contestant.mode,
             "nranks": contestant.nranks,
             "servers": addresses,
             "rendezvous": abstract_address("compare"),
