@@ -184,6 +184,7 @@ class RelaxedMachine(RuleBasedStateMachine):
             (ProtocolError, f"sent step {wrong}, it is at", lambda: commit(EPOCH, wrong)),
             (StaleEpoch, "", lambda: store.push(rank, EPOCH - 1, step, bucket, at, one)),
             (StaleEpoch, "", lambda: commit(EPOCH - 1, step)),
+            (StaleEpoch, "", lambda: store.check(rank, EPOCH + 1, step)),
             (ProtocolError, "pushed bucket", lambda: store.push(rank, EPOCH, step, len(self.buckets), start, one)),
             (ProtocolError, "not expected", lambda: store.push(rank, EPOCH, step, bucket, at, other)),
             (ProtocolError, f"pushed words {at}", lambda: store.push(rank, EPOCH, step, bucket, at, one)),
