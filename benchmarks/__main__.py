@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep."""
+"""`python -m benchmarks VERB`: compare, sweep, diff, doctor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from common.errors import UsageError, choose
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep")
+VERBS = ("compare", "sweep", "diff", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
+       python -m benchmarks diff BEFORE AFTER                    two results.json, script.json or sweep.json
+       python -m benchmarks doctor                               what of this machine can be used
 
 compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.
+diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options.
 """
 
@@ -34,6 +37,14 @@ def main() -> int:
         from benchmarks.sweep_config import SweepConfig
 
         return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
+    if verb == "doctor":
+        from benchmarks.doctor import DoctorConfig, doctor
+
+        return run_command(DoctorConfig, doctor, prog="benchmarks doctor", args=sys.argv[2:])
+    if verb == "diff":
+        from benchmarks.diff import DiffConfig, diff
+
+        return run_command(DiffConfig, diff, prog="benchmarks diff", args=sys.argv[2:])
     flags, script = split_script(sys.argv[2:])
     if script:
         from benchmarks.compare_script import compare_script

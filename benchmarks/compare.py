@@ -8,18 +8,21 @@ import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.certificate import certify, require_identical
+from benchmarks.cluster import ClusterConfig
 from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.html_report import to_html
+from benchmarks.link import measure_link
 from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
+from benchmarks.progress import progress
 from benchmarks.report import print_terminal, to_markdown
 from common.entry import check_writable
 from common.errors import CertificateFailed
@@ -55,23 +58,37 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
     }
+    rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
+    ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
     with (
         tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
-        progress_bar(console) as progress,
-        WorkerPool(max(c.nranks for c in contestants), max(c.servers for c in contestants)) as pool,
+        progress(console, rounds) as on_run,
+        config.cluster.make() as hosts,
+        WorkerPool(ranks, servers, hosts) as pool,
     ):
-        rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
-        task = progress.add_task("", total=rounds)
-
-        def on_run(what: str) -> None:
-            progress.update(task, advance=1, description=what)
-
         results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
         results["runs"] = []
         if results["certificate"]["passed"]:
+            streams = measure_link(config.cluster, hosts)
             results["runs"] = measured(pool, contestants, config, on_run)
+            streams += measure_link(config.cluster, hosts)
+            if streams:
+                results["cluster"] = {**(config.cluster.describe() or {}), "stream_bytes_per_s": median(streams)}
+                for contestant, run in zip(contestants, results["runs"], strict=True):
+                    seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=ranks)
+                    run["least_sync_ms"] = 1e3 * seconds
     results["missing"] = {}
     return results
+
+
+def least_seconds(
+    contestant: Contestant, run: dict[str, Any], cluster: ClusterConfig, rate: float, *, first_server: int
+) -> float:
+    """The least time in which the network can carry what a step moves."""
+    nbytes, nranks = run["parameter_bytes"], contestant.nranks
+    if contestant.scheme == "ps":
+        return cluster.round_seconds(nbytes, rate, nranks, contestant.servers, first_server=first_server)
+    return cluster.ring_seconds(nbytes, rate, nranks)
 
 
 def measured(
@@ -93,15 +110,3 @@ def write_report(results: dict[str, Any], folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / "report.md").write_text(to_markdown(results))
     (folder / "report.html").write_text(to_html(results))
-
-
-def progress_bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

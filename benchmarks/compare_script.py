@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
+from benchmarks.progress import progress
 from benchmarks.script_config import CompareScriptConfig
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
@@ -36,47 +38,96 @@ after 20, 5e-3 after 40: Adam divides each gradient by its own size, so one that
 parameter by up to the learning rate, here 0.01, either way. Later the two are two equally good trainings."""
 
 WORKER = Path(__file__).with_name("script_worker.py")
+EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
+PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
+
+
+Runs = dict[Contestant, list[dict[str, Any]]]  # rank 0's record of every repetition
+
+
+class ProgramFailed(GradSyncError):
+    """The program failed under a contestant; the message is one line, `output` the ends of the ranks' logs."""
+
+    def __init__(self, message: str, output: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.output = list(output)
 
 
 def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     """Run every contestant `repetitions` times in turn; print a table and write `script.json` to `config.out`.
 
+    A contestant that fails is named with its reason, and the others are measured without it.
+
     Raises:
         CertificateFailed: `ps` and `ring` ended with different parameters, or Paddle beyond the bound.
-        GradSyncError: the program failed under a contestant.
+        GradSyncError: the program failed under a scheme of ours.
     """
     console = Console(highlight=False)
     check_writable("out", config.out / "script.json")
     contestants = config.contestants()
-    runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
     with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:
-        for repetition in range(config.repetitions):
-            for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
-                if console.is_terminal:
-                    console.print(f"[dim]round {repetition + 1} of {config.repetitions}: {contestant.name}[/dim]")
-                runs[contestant].append(run_once(contestant, config, script, Path(folder)))
+        runs, failures = run_all(contestants, config, script, Path(folder), console)
         results: dict[str, Any] = {
             "schema": 1,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             "environment": describe_environment(),
-            "certificate": certificate(contestants, runs, Path(folder)),
+            "certificate": certificate([c for c in contestants if c in runs], runs, Path(folder)),
+            "failed": {c.name: {"reason": str(exc), "output": _output(exc)} for c, exc in failures.items()},
         }
     certified = results["certificate"]["passed"]
-    results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in contestants] if certified else []
+    results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in runs] if certified else []
     (config.out / "script.json").write_text(json.dumps(results, indent=1) + "\n")
     show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
-    if not results["certificate"]["identical"]:
+    verdict(results["certificate"], failures)
+
+
+def verdict(certificate: dict[str, Any], failures: dict[Contestant, GradSyncError]) -> None:
+    """Whatever says that ours are not right: a failed certificate first, then a failure. Paddle's own may fail."""
+    if not certificate["identical"]:
         raise CertificateFailed("the schemes did not compute the same; no speed is reported")
-    if not certified:
+    if not certificate["passed"]:
         raise CertificateFailed("too far from paddle.DataParallel; no speed is reported")
+    ours = [(c.name, exc) for c, exc in failures.items() if c.scheme not in PADDLE_SCHEMES]
+    for name, exc in sorted(ours, key=lambda found: not isinstance(found[1], CertificateFailed)):
+        kind = CertificateFailed if isinstance(exc, CertificateFailed) else GradSyncError
+        raise kind("\n  ".join([f"{name}: {exc}", *_output(exc)]))
+
+
+def run_all(
+    contestants: Sequence[Contestant],
+    config: CompareScriptConfig,
+    script: Sequence[str],
+    folder: Path,
+    console: Console,
+) -> tuple[Runs, dict[Contestant, GradSyncError]]:
+    """The runs of those who ended well every time, and why the others did not; who has failed runs no more."""
+    runs: Runs = {c: [] for c in contestants}
+    failures: dict[Contestant, GradSyncError] = {}
+    with progress(console, len(contestants) * config.repetitions) as on_run:
+        for repetition in range(config.repetitions):
+            for contestant in contestants if repetition % 2 == 0 else contestants[::-1]:
+                on_run(f"round {repetition + 1} of {config.repetitions}: {contestant.name}")
+                if contestant in failures:
+                    continue
+                try:
+                    runs[contestant].append(run_once(contestant, config, script, folder))
+                except GradSyncError as exc:
+                    failures[contestant] = exc
+                    del runs[contestant]
+    return runs, failures
 
 
 def run_once(
     contestant: Contestant, config: CompareScriptConfig, script: Sequence[str], folder: Path
 ) -> dict[str, Any]:
-    """One whole run of the program; returns rank 0's step times and the digest, the same on all ranks."""
+    """One whole run of the program; returns rank 0's step times and the digest, the same on all ranks.
+
+    Raises:
+        ProgramFailed: it did not end well on every rank.
+        CertificateFailed: the ranks ended with different parameters.
+    """
     record = folder / contestant.name.replace("/", "-").replace(" ", "_")
     module = "collective" if contestant.scheme == "ring" else contestant.scheme
     worker = [str(WORKER), module, str(record), *script]
@@ -86,15 +137,19 @@ def run_once(
         try:
             process.wait(config.run_timeout)
         except subprocess.TimeoutExpired as exc:
-            raise GradSyncError(f"{contestant.name}: the program ran longer than {config.run_timeout:g} s") from exc
+            raise ProgramFailed(
+                f"the program ran longer than {config.run_timeout:g} s (--run-timeout)", tails(log)
+            ) from exc
         if process.returncode:
-            tails = [f"{p.name}: {line}" for p in sorted(log.iterdir()) for line in last_lines(p)]
-            raise GradSyncError(
-                f"{contestant.name}: the program ended with exit code {process.returncode}\n" + "\n".join(tails)
-            )
-    ranks = [json.loads(record.with_suffix(f".{r}.json").read_text()) for r in range(contestant.nranks)]
+            raise ProgramFailed(f"exit code {process.returncode}: {reason_in(log)}", tails(log))
+    files = [record.with_suffix(f".{r}.json") for r in range(contestant.nranks)]
+    if missing := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+        raise ProgramFailed(f"the program ended early on rank {', '.join(missing)}, without an error", tails(log))
+    ranks = [json.loads(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()  # the next repetition writes its own
     if len({r["parameters_sha256"] for r in ranks}) > 1:
-        raise CertificateFailed(f"{contestant.name}: ranks ended with different parameters")
+        raise CertificateFailed("ranks ended with different parameters")
     return dict(ranks[0])
 
 
@@ -110,15 +165,35 @@ def launcher(contestant: Contestant, config: CompareScriptConfig, log: Path) -> 
     return ["-m", "paddle.distributed.launch", *flags]
 
 
-def last_lines(path: Path) -> list[str]:
-    if not path.name.startswith(("workerlog", "serverlog", "launcher")):
-        return []
-    return path.read_text(errors="replace").strip().splitlines()[-3:]
+def tails(log: Path) -> list[str]:
+    """The last lines of every process."""
+    return [f"{path.name}: {line}" for path in logs(log) for line in lines_of(path)[-3:]]
 
 
-def certificate(
-    contestants: Sequence[Contestant], runs: dict[Contestant, list[dict[str, Any]]], folder: Path
-) -> dict[str, Any]:
+def reason_in(log: Path) -> str:
+    """The line that says best why a run failed: one that names an exception, of the process that fell silent first,
+    and only if there is no other one that blames another process; else anyone's last line."""
+    found = [line for path in logs(log) for line in reversed(lines_of(path)) if EXCEPTION.match(line)]
+    found.sort(key=lambda line: bool(PEER_ERROR.search(line)))
+    last = [line for path in logs(log) for line in lines_of(path)[-1:]]
+    return next(iter([*found, *last]), "without a word")
+
+
+def logs(folder: Path) -> list[Path]:
+    """Of the ranks first, then of servers, then of the launcher; each in the order in which they fell silent."""
+    kinds = ("workerlog", "serverlog", "launcher")
+    return [path for kind in kinds for path in sorted(folder.glob(f"{kind}*"), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+
+
+def _output(failure: GradSyncError) -> list[str]:
+    return failure.output if isinstance(failure, ProgramFailed) else []
+
+
+def certificate(contestants: Sequence[Contestant], runs: Runs, folder: Path) -> dict[str, Any]:
     """Ours must be equal bit for bit, in every repetition; Paddle's within the bound."""
     schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
     identical = True
@@ -135,6 +210,7 @@ def certificate(
     close = all(d <= PADDLE_BOUNDS[steps] for found in against_paddle.values() for steps, d in found.items())
     return {
         "identical": identical,
+        "ours": [c.name for c in contestants if c.scheme not in PADDLE_SCHEMES],
         "against_paddle": against_paddle,
         "bounds": PADDLE_BOUNDS,
         "passed": identical and close,
@@ -173,14 +249,30 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], war
 
 def show(results: dict[str, Any], console: Console) -> None:
     found = results["certificate"]
-    word = "the same bits under every scheme of ours" if found["identical"] else "NOT the same under all schemes"
-    console.print(f"Certificate: {word}.")
+    console.print(f"Certificate: {outcome(found)}.")
     for peer, distances in found["against_paddle"].items():
         apart = [f"{d:.1e} after {steps} (bound {PADDLE_BOUNDS[steps]:.0e})" for steps, d in distances.items()]
         text = "the same bits" if not any(distances.values()) else f"relative difference {', '.join(apart)}"
         console.print(f"  against {peer}, steps 1 to {max(distances)}: {text}")
-    if not results["runs"]:
-        return
+    if results["runs"]:
+        console.print(table_of(results))
+    for name, failure in results["failed"].items():
+        console.print(f"{name} failed: {failure['reason']}", soft_wrap=True, markup=False)
+
+
+def outcome(certificate: dict[str, Any]) -> str:
+    if not certificate["identical"]:
+        return "NOT the same under all schemes"
+    names = certificate["ours"]
+    return (
+        "the same bits under every scheme of ours"
+        if len(names) > 1
+        else f"nothing to compare ({len(names)} of ours ran)"
+    )
+
+
+def table_of(results: dict[str, Any]) -> Table:
+    """A row for each contestant; those that failed come last, without figures."""
     runs = results["runs"]
     peers = [peer for peer in PADDLE_SCHEMES if any(run["scheme"] == peer for run in runs)]
     table = Table(
@@ -191,7 +283,9 @@ def show(results: dict[str, Any], console: Console) -> None:
         ratios = [speedup(run, runs, peer) for peer in peers]
         cells = [run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", *ratios]
         table.add_row(*cells, f"{run['memory_mb']:,.0f}")
-    console.print(table)
+    for name in results["failed"]:
+        table.add_row(name, "failed")
+    return table
 
 
 def speedup(run: dict[str, Any], runs: Sequence[dict[str, Any]], peer: str) -> str:

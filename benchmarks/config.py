@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
+from benchmarks.cluster import ClusterConfig
 from benchmarks.contestants import SCHEMES, Contestant, line_up
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
@@ -28,19 +29,21 @@ class CompareConfig(TrainingConfig):
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"
     """Numbers of parameter servers, separated by commas."""
-    data_planes: str = "shm,grpc"
-    """What carries the gradients to parameter servers, separated by commas: shm, grpc."""
+    data_planes: str | None = None
+    """What carries the gradients to parameter servers, separated by commas: shm, grpc. (default: both; between emulated
+    hosts grpc)"""
     ps_modes: str = "sync"
     """Modes of parameter servers, separated by commas: sync, ssp:S, async, geo:K; all but sync and ssp:0 compute
     something else, and are reported apart."""
-    backends: str = "shm,tcp"
-    """Back ends of the ring, separated by commas: shm, tcp."""
+    backends: str | None = None
+    """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     repetitions: int = 3
     """How often each contestant is measured; medians are reported."""
     warmup_steps: int = 3
     """Steps at the start of every training that are not timed."""
     out: Path = Path("out/compare")
     """Folder for results.json, report.md and report.html."""
+    cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
     json: tyro.conf.Suppress[Path | None] = None
     save: tyro.conf.Suppress[Path | None] = None
     log_dir: tyro.conf.Suppress[Path | None] = None
@@ -48,10 +51,13 @@ class CompareConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.backends.split(","):
-            choose("backend", name, [b for b in BACKENDS if b != "auto"])
-        for name in self.data_planes.split(","):
+        backends, data_planes = self._backends()
+        for name in backends:
+            choose("backend", name, [b for b in BACKENDS if b not in ("auto", "nccl")])
+        for name in data_planes:
             choose("data plane", name, [p for p in DATA_PLANES if p != "auto"])
+        if self.cluster.hosts is not None and "shm" in (*backends, *data_planes):
+            raise UsageError("shm does not reach other hosts; leave --backends and --data-planes out")
         if self.repetitions < 1 or self.warmup_steps < 0 or (self.steps or 0) <= self.warmup_steps:
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
@@ -62,8 +68,14 @@ class CompareConfig(TrainingConfig):
         for count in nranks:
             check_rank(0, count)
         servers = numbers("servers", self.servers)
-        lists = (self.backends.split(","), servers, self.data_planes.split(","), self.ps_modes.split(","))
-        return line_up(self.schemes.split(","), nranks, *lists)
+        backends, data_planes = self._backends()
+        modes = self.ps_modes.split(",")
+        return line_up(self.schemes.split(","), nranks, backends, servers, data_planes, modes)
+
+    def _backends(self) -> tuple[list[str], list[str]]:
+        """Of rings, and the data planes of parameter servers."""
+        usual = ("shm,tcp", "shm,grpc") if self.cluster.hosts is None else ("tcp", "grpc")
+        return (self.backends or usual[0]).split(","), (self.data_planes or usual[1]).split(",")
 
 
 def numbers(flag: str, text: str) -> list[int]:

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from collective.nccl import load_binding, words
 from common import __version__
+from common.errors import UsageError
 from common.memory import aligned_empty
 
 __all__ = ["describe_environment"]
 
-PACKAGES = ("paddlepaddle", "numpy", "grpcio", "protobuf")
+PACKAGES = ("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl", "torch")
 PROBE_BYTES = 100_000_000
 PROBE_REPEATS = 9
 
@@ -27,6 +29,7 @@ def describe_environment() -> dict[str, Any]:
     bandwidth, noise = probe_memory()
     return {
         "cpu": cpu_name(),
+        **gpus(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "memcpy_gb_per_s": round(bandwidth, 2),
@@ -57,6 +60,20 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def gpus() -> dict[str, str]:
+    """Their names, the driver and the NCCL that CuPy loads; nothing where there is none."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    try:
+        nccl = words(load_binding().version)
+    except UsageError as exc:
+        nccl = f"absent: {exc}"
+    return {"gpus": found.replace("\n", "; "), "nccl": nccl}
 
 
 def installed(package: str) -> str | None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cluster import Hosts
 from benchmarks.contestants import Contestant
 from common.config import TrainingConfig
 from common.errors import GradSyncError, PeerError, error_from_name
-from common.launch import Job, abstract_address
+from common.launch import Job
 
 __all__ = ["WorkerPool"]
 
@@ -44,18 +45,21 @@ class Worker:
 
 
 class WorkerPool:
-    """`ranks` + `servers` idle processes with Paddle imported; a context manager."""
+    """`ranks` + `servers` idle processes with Paddle imported; a context manager.
 
-    def __init__(self, ranks: int, servers: int) -> None:
-        self._job = Job()
+    Rank r is on host r of `hosts`, server s on host `ranks` + s.
+    """
+
+    def __init__(self, ranks: int, servers: int, hosts: Hosts) -> None:
+        self._job, self._hosts = Job(), hosts
         self._sizes = (ranks, servers)
 
     def __enter__(self) -> WorkerPool:
         self._job.__enter__()
         try:
             ranks, servers = self._sizes
-            self._ranks = [self._start(f"rank {i}") for i in range(ranks)]
-            self._servers = [self._start(f"server {i}") for i in range(servers)]
+            self._ranks = [self._start(f"rank {i}", i) for i in range(ranks)]
+            self._servers = [self._start(f"server {i}", ranks + i) for i in range(servers)]
             for worker in [*self._ranks, *self._servers]:
                 worker.hear("ready")
         except BaseException:
@@ -93,7 +97,7 @@ class WorkerPool:
             "mode": contestant.mode,
             "nranks": contestant.nranks,
             "servers": addresses,
-            "rendezvous": abstract_address("compare"),
+            "rendezvous": self._hosts.meeting_place(),
             "training": _plain(config),
             "warmup_steps": warmup_steps,
             "evaluate": evaluate,
@@ -111,13 +115,15 @@ class WorkerPool:
             raise min(errors, key=lambda error: isinstance(error, PeerError))
         return records[: contestant.nranks]
 
-    def _start(self, name: str) -> Worker:
-        log = name.replace(" ", "-")
-        return Worker(name, self._job.start(name, ["-m", "benchmarks.worker"], log=log, talk=True))
+    def _start(self, name: str, host: int) -> Worker:
+        log, through = name.replace(" ", "-"), self._hosts.within(host)
+        return Worker(name, self._job.start(name, ["-m", "benchmarks.worker"], log=log, talk=True, through=through))
 
     def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float) -> list[str]:
         for index, worker in enumerate(servers):
-            worker.tell({"role": "server", "nranks": nranks, "shard": [index, len(servers)], "timeout": timeout})
+            host = self._hosts.address(self._sizes[0] + index)
+            job = {"role": "server", "host": host, "nranks": nranks, "shard": [index, len(servers)], "timeout": timeout}
+            worker.tell(job)
         return [worker.hear("address") for worker in servers]
 
 

@@ -222,7 +222,26 @@ def notes(results: Results) -> list[str]:
         for nranks, check in checks
         if check is not None
     ]
-    return [*whole_batch, *(f"{name} is absent: {why.rstrip('.')}." for name, why in results["missing"].items())]
+    return [
+        *whole_batch,
+        *_network(results),
+        *(f"{name} is absent: {why.rstrip('.')}." for name, why in results["missing"].items()),
+    ]
+
+
+def _network(results: Results) -> list[str]:
+    """Between emulated hosts: what the link carries, and how near to its limit each contestant is."""
+    if not (cluster := results.get("cluster")):
+        return []
+    rate, nominal = cluster["stream_bytes_per_s"], min(cluster["links_bytes_per_s"])
+    stream = f"A plain TCP stream reaches {8e-6 * rate:,.0f} Mbit/s, {rate / nominal:.0%} of the slowest link"
+    lines = [f"Emulated: {cluster['words']}. {stream}; from that, the least time for the bytes that a step moves:"]
+    for run in results["runs"]:
+        if least := run["least_sync_ms"]:
+            blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
+            share = f"{least / blocked:.0%}" if blocked > least else "the rest is hidden behind backward"
+            lines.append(f"{run['contestant']}: {least:.1f} ms; wait and sync {blocked:.1f} ms ({share}).")
+    return lines
 
 
 def print_terminal(results: Results, console: Console) -> None:

@@ -102,6 +102,9 @@ def main() -> int:
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
+    except SystemExit as exc:
+        if exc.code:
+            raise
     except GradSyncError as exc:
         sys.last_value = exc
         print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shlex
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any
@@ -16,8 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cluster import Hosts
 from benchmarks.environment import describe_environment
+from benchmarks.link import link_bytes
+from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import load_peer
+from benchmarks.progress import progress
 from benchmarks.sweep_config import SweepConfig, size_in_words
 from common.entry import check_writable
 from common.errors import GradSyncError
@@ -25,69 +28,18 @@ from common.launch import Job
 
 __all__ = ["run_sweep"]
 
-START_S = 60.0  # for a group to come together
 FEWEST, MOST = 5, 500  # iterations of one size in one round
-LIMITS = {"shm": "memory-limit", "shm-copied": "memory-limit", "tcp": "loopback-limit"}
-
-
-class MeasuredGroup:
-    """The ranks of one backend as idle processes; a context manager.
-
-    Raises:
-        GradSyncError: they did not come together, or one died.
-    """
-
-    def __init__(self, job: Job, backend: str, nranks: int) -> None:
-        self.backend, self.nranks = backend, nranks
-        self._job, self._resources = job, ExitStack()
-
-    def __enter__(self) -> MeasuredGroup:
-        module = load_peer(self.backend)
-        control = f"gradsync-sweep-{secrets.token_hex(8)}"
-        address = free_port() if getattr(module, "uses_port", False) else f"{control}-group"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0{control}")
-            listener.listen(self.nranks)
-            listener.settimeout(START_S)
-            worker = ["-m", "benchmarks.sweep_worker", self.backend, str(self.nranks), address, control]
-            name = f"{self.backend} N={self.nranks}"
-            if hasattr(module, "launch"):
-                self._job.start(name, worker, log=f"{self.backend}-{self.nranks}", through=module.launch(self.nranks))
-            else:
-                for rank in range(self.nranks):
-                    log = f"{self.backend}-{self.nranks}.{rank}"
-                    self._job.start(f"{name} rank {rank}", [*worker, str(rank)], log=log)
-            try:
-                self._ranks = [self._accept(listener) for _ in range(self.nranks)]
-            except TimeoutError as exc:
-                self._job.check()
-                raise GradSyncError(f"{name} did not come together within {START_S:g} s") from exc
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
-
-    def measure(self, nbytes: int, iterations: int) -> tuple[list[float], int]:
-        """(seconds of each iteration, on the slowest rank; elements that were wrong on any rank)."""
-        for rank in self._ranks:
-            rank.write(json.dumps({"count": nbytes // 4, "iterations": iterations}) + "\n")
-            rank.flush()
-        answers = []
-        for rank in self._ranks:
-            line = rank.readline()
-            if not line:
-                self._job.check()
-                raise GradSyncError(f"{self.backend} N={self.nranks}: a rank ended in mid-measurement")
-            answers.append(json.loads(line))
-        slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
-        return slowest, sum(answer["wrong"] for answer in answers)
-
-    def _accept(self, listener: socket.socket) -> Any:
-        connection, _ = listener.accept()
-        lines = self._resources.enter_context(connection.makefile("rw"))
-        self._resources.enter_context(connection)
-        json.loads(lines.readline())
-        return lines
+LIMITS = {  # of a backend and its variants, as in shm-copied
+    "shm": "memory-limit",
+    "tcp": "loopback-limit",
+    "nccl": "nccl-raw",
+    "torch-nccl": "nccl-raw",
+    **dict.fromkeys(("ps", "ray", "torch-rpc"), "round-limit"),
+}
+TITLES = {
+    "all_reduce": "all_reduce, sum of float32",
+    "push_pull": "push_pull, a parameter server's round with SGD in float32",
+}
 
 
 def run_sweep(config: SweepConfig) -> None:
@@ -98,23 +50,25 @@ def run_sweep(config: SweepConfig) -> None:
     """
     console = Console(highlight=False)
     check_writable("out", config.out / "sweep.json")
-    backends = config.backends.split(",")
+    backends = config.names()
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
-        console.print(f"absent: {name}: {reason}", soft_wrap=True)
+        console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
+    present = [name for name in backends if name not in absent]
     rows: list[dict[str, Any]] = []
-    for nranks in sorted({int(n) for n in config.nranks.split(",")}):
-        present = [name for name in backends if name not in absent]
-        with Job() as job, ExitStack() as groups:
-            started = [groups.enter_context(MeasuredGroup(job, name, nranks)) for name in present]
-            rows += measure_all(started, config, console)
-            groups.close()  # their ends of the sockets tell the workers to leave
-        show(rows, nranks, console)
+    with config.cluster.make() as hosts:
+        counts = sorted({int(n) for n in config.nranks.split(",")})
+        with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
+            for nranks in counts:
+                rows += measure_ranks(nranks, present, config, hosts, on_run)
+                show(rows, nranks, config, console)
     results = {
         "schema": 1,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
+        "op": config.op,
+        "cluster": config.cluster.describe(),
         "absent": absent,
         "rows": rows,
     }
@@ -126,56 +80,118 @@ def run_sweep(config: SweepConfig) -> None:
         raise GradSyncError(f"wrong sums from {', '.join(wrong)}")
 
 
-def measure_all(groups: Sequence[MeasuredGroup], config: SweepConfig, console: Console) -> list[dict[str, Any]]:
-    """Rows of results. Every other round goes backwards, so that nobody is always last."""
-    medians: dict[tuple[str, int], list[float]] = {}
-    wrong: dict[tuple[str, int], int] = {}
-    iterations: dict[tuple[str, int], int] = {}
-    nranks = groups[0].nranks if groups else 0
+def measure_ranks(
+    nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, on_run: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The rows of one number of ranks; between emulated hosts the first is the link's."""
+    ranks, servers = range(nranks), range(nranks, nranks + config.servers)
+    with Job() as job, ExitStack() as groups:
+        started = [
+            groups.enter_context(MeasuredGroup(job, name, hosts, ranks, operation=config.op, servers=servers))
+            for name in backends
+        ]
+        link = (
+            groups.enter_context(MeasuredGroup(job, "link", hosts, config.cluster.slowest()))
+            if hosts.emulated
+            else None
+        )
+        measured = measure_all(started, link, config, on_run)
+        groups.close()  # their ends of the sockets tell the workers to leave
+    return rows_of(measured, started, nranks, config)
+
+
+def measure_all(
+    groups: Sequence[MeasuredGroup], link: MeasuredGroup | None, config: SweepConfig, on_run: Callable[[str], None]
+) -> Measured:
+    """Every other round goes backwards, so that nobody is always last."""
+    measured = Measured()
     for repetition in range(config.repetitions):
         for nbytes in config.bytes:
-            if console.is_terminal:
-                where = f"N={nranks}, round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}"
-                console.print(f"[dim]{where}[/dim]", end="\r")
+            nranks = groups[0].nranks if groups else 0
+            on_run(f"N={nranks}, round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
             for group in groups if repetition % 2 == 0 else reversed(groups):
-                key = (group.backend, nbytes)
-                if key not in iterations:
-                    trial, _ = group.measure(nbytes, FEWEST)
-                    iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
-                seconds, bad = group.measure(nbytes, iterations[key])
-                medians.setdefault(key, []).append(median(seconds))
-                wrong[key] = wrong.get(key, 0) + bad
-    return [
-        row_of(group, nbytes, medians[group.backend, nbytes], wrong[group.backend, nbytes], medians)
-        for nbytes in config.bytes
-        for group in groups
-    ]
+                measured.add(group, nbytes, config.seconds)
+        if link is not None:
+            measured.add(link, link_bytes(config.cluster), config.seconds)
+    return measured
+
+
+@dataclass
+class Measured:
+    """By backend and bytes: the median of each round in seconds, wrong elements, and iterations a round."""
+
+    medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    wrong: dict[tuple[str, int], int] = field(default_factory=dict)
+    iterations: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, group: MeasuredGroup, nbytes: int, seconds: float) -> None:
+        key = (group.backend, nbytes)
+        if key not in self.iterations:
+            trial, _ = group.measure(nbytes, FEWEST)
+            self.iterations[key] = max(FEWEST, min(MOST, int(seconds / median(trial))))
+        times, bad = group.measure(nbytes, self.iterations[key])
+        self.medians.setdefault(key, []).append(median(times))
+        self.wrong[key] = self.wrong.get(key, 0) + bad
+
+
+def rows_of(
+    measured: Measured, groups: Sequence[MeasuredGroup], nranks: int, config: SweepConfig
+) -> list[dict[str, Any]]:
+    """The link's row first, if there is one; then size by size."""
+    rows = []
+    rate = 0.0
+    if config.cluster.hosts is not None:
+        nbytes = link_bytes(config.cluster)
+        times = measured.medians["link", nbytes]
+        rows.append(row_of("link", nranks, nbytes, times, 0, None))
+        rate = nbytes / median(times)
+
+    def bound(backend: str, nbytes: int) -> float | None:
+        """The least time, in seconds."""
+        if backend == "ps-grpc" and rate:
+            return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
+        if rate:
+            return config.cluster.ring_seconds(nbytes, rate, nranks)
+        limit = measured.medians.get((LIMITS.get(backend, LIMITS.get(backend.partition("-")[0], "")), nbytes))
+        return median(limit) if limit else None
+
+    for nbytes in config.bytes:
+        for group in groups:
+            key = (group.backend, nbytes)
+            limit = bound(group.backend, nbytes)
+            rows.append(row_of(group.backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
+    return rows
 
 
 def row_of(
-    group: MeasuredGroup, nbytes: int, times: list[float], wrong: int, all_times: dict[tuple[str, int], list[float]]
+    backend: str, nranks: int, nbytes: int, times: Sequence[float], wrong: int, limit: float | None
 ) -> dict[str, Any]:
-    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N."""
+    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N.
+
+    Args:
+        times: the median of each round, in seconds.
+        limit: the least time there can be, in seconds, if it is known.
+    """
     middle = median(times)
-    limit = all_times.get((LIMITS.get(group.backend, ""), nbytes))
     return {
-        "backend": group.backend,
-        "nranks": group.nranks,
+        "backend": backend,
+        "nranks": nranks,
         "bytes": nbytes,
         "time_ms": 1e3 * middle,
         "time_ms_interval": [1e3 * min(times), 1e3 * max(times)],
         "algbw_gb_s": nbytes / middle / 1e9,
-        "busbw_gb_s": nbytes / middle / 1e9 * 2 * (group.nranks - 1) / group.nranks,
-        "of_limit": median(limit) / middle if limit else None,
+        "busbw_gb_s": nbytes / middle / 1e9 * 2 * (nranks - 1) / nranks,
+        "of_limit": limit / middle if limit else None,
         "wrong": wrong,
     }
 
 
-def show(rows: list[dict[str, Any]], nranks: int, console: Console) -> None:
+def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: Console) -> None:
+    where = f" on {words}" if (words := config.cluster.in_words()) else ""
     table = Table(
         "bytes",
         "backend",
-        title=f"all_reduce, sum of float32, N={nranks}; bandwidths in GB/s",
+        title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -193,22 +209,24 @@ def show(rows: list[dict[str, Any]], nranks: int, console: Console) -> None:
 
 def cells(row: dict[str, Any]) -> list[str]:
     limit = row["backend"].endswith("-limit")
+    link = row["backend"] == "link"
     low, high = row["time_ms_interval"]
     return [
         row["backend"],
         f"{row['time_ms']:.3g}",
         f"{low:.3g}-{high:.3g}",
         "" if limit else f"{row['algbw_gb_s']:.3g}",
-        "" if limit else f"{row['busbw_gb_s']:.3g}",
+        "" if limit or link else f"{row['busbw_gb_s']:.3g}",
         f"{row['of_limit']:.0%}" if row["of_limit"] else "",
-        "" if limit else str(row["wrong"]),
+        "" if limit or link else str(row["wrong"]),
     ]
 
 
 def markdown(results: dict[str, Any]) -> str:
     rows = results["rows"]
     machine = results["environment"]
-    lines = ["# all_reduce, sum of float32", "", f"`{results['command']}`, {results['created']}", ""]
+    lines = [f"# {TITLES[results['op']]}", "", f"`{results['command']}`, {results['created']}", ""]
+    lines += [f"emulated: {results['cluster']['words']}  "] if results.get("cluster") else []
     lines += [f"{key}: {value}  " for key, value in machine.items() if isinstance(value, (str, int, float))]
     lines += [f"absent: {name}: {reason}  " for name, reason in results["absent"].items()]
     head = ("bytes", "backend", "time ms", "min-max", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
@@ -217,10 +235,3 @@ def markdown(results: dict[str, Any]) -> str:
         mine = [row for row in rows if row["nranks"] == nranks]
         lines += [f"| {size_in_words(row['bytes'])} | {' | '.join(cells(row))} |" for row in mine]
     return "\n".join(lines) + "\n"
-
-
-def free_port() -> str:
-    """An address for a peer that cannot use an abstract socket; another process may take it first, though unlikely."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        host, port = probe.getsockname()
-        return f"{host}:{port}"

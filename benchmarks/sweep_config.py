@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import tyro
+
+from benchmarks.cluster import ClusterConfig
 from benchmarks.config import numbers
-from benchmarks.peers import PEERS
+from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.config import check_rank
 from common.errors import UsageError, choose
 
 __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 
 UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-OPS = ("all_reduce",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,30 +24,46 @@ class SweepConfig:
     """Time an operation over sizes and numbers of ranks, beside other libraries and the machine's own limits."""
 
     op: str = "all_reduce"
-    """Operation: all_reduce (sum of float32, in place)."""
+    """Operation: all_reduce (sum of float32, in place), or push_pull (a parameter server's round with SGD)."""
     nranks: str = "2,4"
     """Numbers of ranks, separated by commas."""
     sizes: str = "4KiB,64KiB,1MiB,16MiB,100MB"
     """Bytes of the array on each rank, separated by commas; KiB, MiB are powers of 2, KB, MB powers of 10."""
-    backends: str = "shm,shm-copied,tcp,gloo,torch-gloo,mpi,memory-limit,loopback-limit"
-    """What to measure, separated by commas; what is not installed is named as absent."""
+    backends: str | None = None
+    """What to measure, separated by commas; what is not installed is named as absent. On GPUs: nccl, nccl-ring,
+    nccl-raw (their limit) and torch-nccl. (default: all that can run)"""
+    servers: int = 1
+    """Number of parameter servers, of push_pull."""
     repetitions: int = 5
     """Rounds; in each, every backend is measured in turn. Medians over rounds are reported."""
     seconds: float = 0.2
     """About how long a backend runs at one size in one round."""
     out: Path = Path("out/sweep")
     """Folder for sweep.json and sweep.md."""
+    cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        choose("op", self.op, OPS)
+        choose("op", self.op, OPERATIONS)
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
-        for name in self.backends.split(","):
-            choose("backend", name, PEERS)
+        for name in self.names():
+            choose("backend", name, [peer for peer in PEERS if peer != "link"])
+            if name not in self._possible:
+                where = "one host" if self.cluster.hosts is None else "emulated hosts"
+                there = ", ".join(self._possible)
+                raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
         if not self.bytes:
             raise UsageError("--sizes must name at least one size")
-        if self.repetitions < 1 or not self.seconds > 0:
-            raise UsageError("--repetitions must be at least 1, --seconds positive")
+        if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0:
+            raise UsageError("--repetitions and --servers must be at least 1, --seconds positive")
+
+    def names(self) -> list[str]:
+        """Of the backends to measure."""
+        return list(self._possible) if self.backends is None else self.backends.split(",")
+
+    @property
+    def _possible(self) -> tuple[str, ...]:
+        return possible(self.op, emulated=self.cluster.hosts is not None)
 
     @property
     def bytes(self) -> list[int]:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sweep_worker BACKEND NRANKS ADDRESS CONTROL [RANK]`: one rank of a group that is measured.
+"""`python -m benchmarks.sweep_worker OPERATION BACKEND NRANKS ADDRESS CONTROL [RANK]`: one rank that is measured.
 
-Takes jobs over an abstract socket, a line of JSON each: {"count": elements, "iterations": k}; answers with the seconds
-of each iteration and the number of elements that a first, checked call got wrong. Between jobs it sleeps.
+Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k}; answers with the
+seconds of each iteration and the number of elements that a first, checked call got wrong. Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from common.process import prepare_process
 
 __all__ = ["main"]
@@ -22,46 +24,70 @@ WARMUP = 2  # calls before those that are timed
 
 def main() -> int:
     prepare_process()
-    name, nranks, address, control, *rest = sys.argv[1:]
+    operation, name, nranks, address, control, *rest = sys.argv[1:]
     rank = int(rest[0] if rest else os.environ["OMPI_COMM_WORLD_RANK"])
     from benchmarks.peers import load_peer
 
     module = load_peer(name)
+    checked = getattr(module, "sums", True) and not (rank and getattr(module, "driven_by_rank_0", False))
     peer = module.Rank(name, rank, int(nranks), address)
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(f"\0{control}")
+        connection.connect(control)
         lines = connection.makefile("rw", buffering=1)
         lines.write(json.dumps({"rank": rank}) + "\n")
         for line in lines:
             job = json.loads(line)
-            lines.write(json.dumps(measure(peer, job, rank, int(nranks), checked=getattr(module, "sums", True))) + "\n")
+            lines.write(json.dumps(measure(peer, operation, job, rank, int(nranks), checked=checked)) + "\n")
     peer.close()
     return 0
 
 
-def measure(peer: Any, job: dict[str, int], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
+def measure(peer: Any, operation: str, job: dict[str, int], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
     if getattr(peer, "array", None) is None or peer.array.size != job["count"]:
         peer.resize(job["count"])
-    wrong = wrong_elements(peer, rank, nranks) if checked else 0
+    run = getattr(peer, operation)
+    wrong = CHECKS[operation](peer, rank, nranks) if checked else 0
     peer.array[...] = 0  # a sum that never grows
     for _ in range(WARMUP):
-        peer.all_reduce()
+        run()
     seconds = []
     for _ in range(job["iterations"]):
         begun = time.perf_counter()
-        peer.all_reduce()
+        run()
         seconds.append(time.perf_counter() - begun)
     return {"seconds": seconds, "wrong": wrong}
 
 
-def wrong_elements(peer: Any, rank: int, nranks: int) -> int:
+def wrong_sums(peer: Any, rank: int, nranks: int) -> int:
     """Sum small whole numbers, which are exact in any order."""
-    import numpy as np
+    xp: Any = getattr(peer, "xp", np)
+    pattern = xp.arange(peer.array.size, dtype=np.float32) % 61
+    peer.array[...] = pattern + rank
+    peer.all_reduce()
+    return int(xp.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
+
+
+def wrong_parameters(peer: Any, rank: int, nranks: int) -> int:
+    """A step of SGD with whole numbers, whose mean is exact for nranks that are powers of two, else nearly so."""
+    from benchmarks.peers import RATE
 
     pattern = np.arange(peer.array.size, dtype=np.float32) % 61
-    np.add(pattern, rank, out=peer.array)
-    peer.all_reduce()
-    return int(np.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
+    before = peer.parameters.copy()
+    if hasattr(peer, "changed"):  # it adds the ranks itself
+        peer.array[...] = pattern
+        peer.changed()
+    else:
+        peer.array[...] = pattern + rank
+    peer.push_pull()
+    expected = before - np.float32(RATE) * (pattern + np.float32((nranks - 1) / 2))
+    wrong = int(np.count_nonzero(np.abs(peer.parameters - expected) > 1e-5 * np.abs(expected) + 1e-6))
+    if hasattr(peer, "changed"):
+        peer.array[...] = 0
+        peer.changed()
+    return wrong
+
+
+CHECKS = {"all_reduce": wrong_sums, "push_pull": wrong_parameters}
 
 
 if __name__ == "__main__":

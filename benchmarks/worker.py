@@ -40,7 +40,9 @@ def serve(job: dict[str, Any], answer: Any) -> int:
     """Be one parameter server for one training; returns the number of steps."""
     from ps.servicer import ParameterServer
 
-    with ParameterServer("127.0.0.1:0", job["nranks"], shard=tuple(job["shard"]), timeout=job["timeout"]) as server:
+    with ParameterServer(
+        f"{job['host']}:0", job["nranks"], shard=tuple(job["shard"]), timeout=job["timeout"]
+    ) as server:
         answer(address=server.address)
         server.wait()
         return server.steps
@@ -64,7 +66,8 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
         pairs = zip(trainable(initial), trainable(trained.model), strict=True)
         arrays: Any = {name: np.stack([p.numpy(), q.numpy()]) for (name, p), (_, q) in pairs}
         np.savez(job["keep"], allow_pickle=False, **arrays)
-    return trained.record.to_json()
+    size = sum(int(np.prod(p.shape)) * p.element_size() for _, p in trainable(trained.model))
+    return {**trained.record.to_json(), "parameter_bytes": size}
 
 
 def make_synchronizer(job: dict[str, Any]) -> Any:
@@ -84,7 +87,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer
 
-    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], timeout=timeout)
+    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], device="cpu", timeout=timeout)
     return RingSynchronizer(group, overlap=job["training"]["overlap"])
 
 

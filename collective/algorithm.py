@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from collective.transport import Array
@@ -46,6 +48,20 @@ class Algorithm(ABC):
     @abstractmethod
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         """An uninitialised 1-D array, 64-byte aligned, that is reached without a copy."""
+
+    def view(self, array: Any) -> Array:
+        """What a caller gives, without a copy, as an array that this algorithm works on.
+
+        Raises:
+            TypeError, ValueError: it is none, or lies elsewhere.
+        """
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array must be a numpy.ndarray (got {type(array).__name__})")
+        return array
+
+    def restore(self, flat: Array, array: Array) -> None:
+        """Write the elements of a contiguous copy back to the array, of any layout."""
+        array[...] = flat.reshape(array.shape)
 
     @abstractmethod
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:

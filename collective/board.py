@@ -23,6 +23,7 @@ after all of them (memory order: collective/semaphore.py).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -57,20 +58,24 @@ class Control:
 class Board:
     """One rank's place at the board. Blocking methods raise PeerLost or PeerStalled, naming the rank at fault.
 
+    Args:
+        ranks: of the group, those that share the board. Here they are counted from 0: `rank` of `nranks`.
+
     `halves[turn][rank]`: what each rank posts for the coming meeting; write to one's own only.
     `halves[1 - turn][r]`: what rank r posted for the last one; to be read until the next.
     """
 
-    def __init__(self, mesh: Mesh, nranks: int) -> None:
-        self.rank, self.nranks = mesh.rank, nranks
+    def __init__(self, mesh: Mesh, ranks: Sequence[int]) -> None:
+        self.rank, self.nranks = ranks.index(mesh.rank), len(ranks)
         self._mesh = mesh
+        self._ranks = ranks
         self._segments = SharedSegments(mesh)
-        self._others = [r for r in range(nranks) if r != self.rank]
+        self._others = [r for r in range(self.nranks) if r != self.rank]
         self._mine = Control(self._segments.create(CONTROL_BYTES), create=True)
-        self._segments.share(CONTROL, self._others)
+        self._share(CONTROL)
         everyone = [
-            self._mine if r == self.rank else Control(self._segments.of(r, CONTROL), create=False)
-            for r in range(nranks)
+            self._mine if r == self.rank else Control(self._segments.of(ranks[r], CONTROL), create=False)
+            for r in range(self.nranks)
         ]
         self._everyone = everyone
         self._posts = [[everyone[r].arrived[i].post for r in self._others] for i in range(2)]
@@ -87,12 +92,12 @@ class Board:
         """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`."""
         where = self._segments.locate(array)
         if where is not None:
-            self._segments.share(where[0], self._others)
+            self._share(where[0])
         return where
 
     def array_of(self, rank: int, number: int, offset: int, count: int, dtype: npt.DTypeLike) -> Array:
         """The memory that `rank` located so, as a 1-D array; waits until it is mapped."""
-        return self._segments.of(rank, number).array(offset, count, dtype)
+        return self._segments.of(self._ranks[rank], number).array(offset, count, dtype)
 
     def exchange(self, note: bytes) -> list[bytes]:
         """Meet, and return every rank's note, of NOTE_BYTES, in rank order."""
@@ -132,4 +137,7 @@ class Board:
                 raise self._mesh.stalled(self._late()[0], "waiting for it")
 
     def _late(self) -> list[int]:
-        return [r for r in self._others if self._everyone[r].meetings[0] < self._meetings]
+        return [self._ranks[r] for r in self._others if self._everyone[r].meetings[0] < self._meetings]
+
+    def _share(self, number: int) -> None:
+        self._segments.share(number, [self._ranks[r] for r in self._others])

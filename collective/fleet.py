@@ -16,7 +16,15 @@ def join(placement: Placement) -> Synchronizer:
     if not placement.rendezvous.startswith("unix"):
         check_bind_host(host_of(placement.rendezvous), insecure=placement.insecure)
     group = connect(
-        placement.rank, placement.nranks, placement.rendezvous, placement.backend, timeout=placement.timeout
+        placement.rank,
+        placement.nranks,
+        placement.rendezvous,
+        placement.backend,
+        algorithm=placement.algorithm,
+        checksum=placement.checksum,
+        device="cpu",
+        nccl_binding=placement.nccl_binding,
+        timeout=placement.timeout,
     )
     return RingSynchronizer(group, overlap=placement.overlap)
 

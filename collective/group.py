@@ -1,11 +1,13 @@
-"""The ranks of one group and the collective operations between them: the door for NumPy arrays."""
+"""The ranks of one group and the collective operations between them: the door for NumPy and CuPy arrays."""
 
 from __future__ import annotations
 
 import secrets
+import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +15,17 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm, Label
 from collective.board import Board
 from collective.direct import DirectAlgorithm
+from collective.exchange import ExchangeAlgorithm
+from collective.hierarchy import HierarchicalAlgorithm, neighbours, ranks_each
+from collective.links import CHECKSUMS, Links
 from collective.memory import make_memory_ring
-from collective.mesh import Listener, build_mesh
+from collective.mesh import Listener, Mesh, build_mesh
+from collective.nccl_group import NcclSeat, check_device
 from collective.ring_algorithm import RingAlgorithm
 from collective.shm import ShmTransport
 from collective.tcp import TcpTransport
 from collective.transport import Array
-from common.addresses import own_host
+from common.addresses import host_identity, own_host
 from common.buckets import chunk_bounds
 from common.config import check_rank
 from common.errors import UsageError, choose
@@ -28,8 +34,8 @@ from common.rendezvous import RendezvousServer, join
 
 __all__ = ["ALGORITHMS", "BACKENDS", "Group", "connect"]
 
-BACKENDS = ("auto", "shm", "tcp")
-ALGORITHMS = ("auto", "ring", "direct")
+BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
+ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
 
 
 class Group:
@@ -58,21 +64,20 @@ class Group:
         """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
 
         Combined in the canonical order (common/reduction.py), in the array's own type (float16 in float32, rounded
-        once), so that every backend and algorithm gives the same bits.
+        once), so that every backend and algorithm gives the same bits; but nccl, in an order of NCCL's own.
 
         Args:
             array: float32, float64, float16, int32 or int64; of equal shape on all ranks. One that is not
-                contiguous is copied in and out.
+                contiguous is copied in and out. In an NCCL group also an array of CuPy or any DLPack producer.
             op: "sum", "mean" (not of integers) or "max" (NaN where any rank has NaN). Integer sums wrap.
             step, bucket: what the messages are labelled with; by default the number of calls so far.
 
         Raises:
             ValueError, TypeError: the array or op is not of that kind.
         """
-        reduction, flat = self._reduction(array, op), self._flat(array)
+        reduction, view, flat = self._prepared(array, op)
         self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
-        if not array.flags.c_contiguous:
-            array[...] = flat.reshape(array.shape)
+        self._restore(flat, view)
 
     def reduce_scatter(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> Array:
         """This rank's chunk of what `all_reduce` would compute: elements chunk_bounds(array.size, nranks)[rank]
@@ -81,35 +86,32 @@ class Group:
         Of a contiguous array it is a view, at the chunk's own place; the rest of `array` is undefined afterwards.
         Arguments and errors are those of `all_reduce`; half of its bytes move.
         """
-        reduction, flat = self._reduction(array, op), self._flat(array)
+        reduction, _, flat = self._prepared(array, op)
         self._algorithm.reduce_scatter(flat, reduction, self._label(step, bucket))
         return flat[slice(*chunk_bounds(flat.size, self.nranks)[self.rank])]
 
     def gather_chunks(self, array: Array, *, step: int | None = None, bucket: int = 0) -> None:
         """Replace, on every rank, each of the array's `nranks` chunks (as in `reduce_scatter`) by that of the rank of
         the same number; in place. `reduce_scatter` and then this are an all-reduce. Dtypes as for `all_reduce`."""
-        self._reduction(array, "sum")
-        flat = self._flat(array)
+        _, view, flat = self._prepared(array, "sum")
         self._algorithm.gather_chunks(flat, self._label(step, bucket))
-        if not array.flags.c_contiguous:
-            array[...] = flat.reshape(array.shape)
+        self._restore(flat, view)
 
     def all_gather(self, array: Array) -> Array:
         """Every rank's `array` (equal shape and dtype), stacked in rank order: [nranks, *shape]."""
         self._check_open()
-        out: npt.NDArray[Any] = np.empty((self.nranks, *np.shape(array)), np.asarray(array).dtype)
-        out[self.rank] = array
+        view = self._algorithm.view(array if hasattr(array, "__dlpack__") else np.asarray(array))
+        out: Array = np.empty_like(view, shape=(self.nranks, *view.shape), order="C")
+        out[self.rank] = view
         self._algorithm.all_gather(out.reshape(self.nranks, -1), self._label(None, 0))
         return out
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Replace `array`, on every rank, by rank `root`'s; in place. Dtypes as for `all_reduce`."""
         check_rank(root, self.nranks)
-        self._reduction(array, "sum")
-        flat = self._flat(array)
+        _, view, flat = self._prepared(array, "sum")
         self._algorithm.broadcast(flat, root, self._label(None, 0))
-        if not array.flags.c_contiguous:
-            array[...] = flat.reshape(array.shape)
+        self._restore(flat, view)
 
     def barrier(self) -> None:
         """Block until every rank has called it."""
@@ -127,17 +129,18 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
 
-    def _reduction(self, array: Array, op: str) -> Reduction:
+    def _prepared(self, array: Array, op: str) -> tuple[Reduction, Array, Array]:
+        """(what to do, the array, its elements 1-D: the same memory if it is contiguous, else a copy)."""
         self._check_open()
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"array must be a numpy.ndarray (got {type(array).__name__})")
-        return Reduction.of(op, array.dtype, self.nranks)
-
-    def _flat(self, array: Array) -> Array:
-        """The array's elements, 1-D: the same memory if it is contiguous, else a copy."""
-        if not array.flags.writeable:
+        view = self._algorithm.view(array)
+        reduction = Reduction.of(op, view.dtype, self.nranks)
+        if not getattr(view.flags, "writeable", True):  # CuPy's always are
             raise ValueError("array must be writable, for it holds the result")
-        return np.ascontiguousarray(array).reshape(-1)
+        return reduction, view, (view if view.flags.c_contiguous else view.copy("C")).reshape(-1)
+
+    def _restore(self, flat: Array, view: Array) -> None:
+        if not view.flags.c_contiguous:
+            self._algorithm.restore(flat, view)
 
     def _label(self, step: int | None, bucket: int) -> Label:
         self._calls += 1
@@ -154,49 +157,125 @@ def connect(
     rendezvous: str = "127.0.0.1:8600",
     backend: str = "auto",
     *,
+    device: str = "auto",
+    nccl_binding: str = "cupy",
     algorithm: str = "auto",
+    checksum: str = "auto",
     timeout: float = 30.0,
 ) -> Group:
     """Join the group of `nranks` ranks that meets at `rendezvous`, where rank 0 listens; blocks until all have.
 
     Args:
         rendezvous: HOST:PORT, or unix-abstract:NAME for ranks of one host.
-        backend: "shm" (one host), "tcp" (any), or "auto": shm if the rendezvous is on this host, else tcp.
+        backend: "shm" (one host), "tcp" (any), "nccl" (GPUs, NCCL's own order of summation), "nccl-ring" (GPUs, the
+            canonical order), or "auto": nccl for a device gpu:K, else shm if the rendezvous is on this host, else tcp.
+        device: where `empty` makes arrays: "cpu", "gpu:K", or "auto": by the backend. An NCCL group takes arrays of
+            its GPU (CuPy's or of any DLPack producer) and of the host, which it copies to the GPU and back.
+        nccl_binding: "cupy" or "pynccl" (collective/nccl.py).
         algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
-            everyone's shared memory; backend shm only), or "auto": direct over shm, ring over tcp.
+            everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring),
+            "hierarchical" (several hosts with equally many ranks, numbered host by host: shared memory inside a host,
+            tcp between them), or "auto": hierarchical where backend tcp finds such hosts, else direct.
+        checksum: of what tcp carries: "on", "off", or "auto": on between hosts, off on loopback.
         timeout: deadline of every wait, in seconds.
 
     Raises:
-        UsageError: backend and algorithm do not go together, or not with the rendezvous.
+        UsageError: backend, device, algorithm and rendezvous do not go together; or CuPy, NCCL or the GPU is missing.
         RendezvousError, VersionMismatch, PeerUnreachable, PortInUse: the group did not come together.
     """
     check_rank(rank, nranks)
     choose("backend", backend, BACKENDS)
     choose("algorithm", algorithm, ALGORITHMS)
+    choose("checksum", checksum, CHECKSUMS)
+    check_device(device)
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
-    kind = backend if backend != "auto" else ("shm" if local else "tcp")
-    usual = "direct" if kind == "shm" else "ring"
-    chosen = algorithm if algorithm != "auto" else usual
+    on_gpu = device.startswith("gpu:")
+    kind = backend if backend != "auto" else ("nccl" if on_gpu else "shm" if local else "tcp")
     if kind == "shm" and not local:
         raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
-    if kind != "shm" and chosen == "direct":
-        raise UsageError(f"algorithm direct needs shared memory (backend is {kind}); use ring")
+    if kind == "shm" and algorithm == "hierarchical":
+        raise UsageError("algorithm hierarchical is for ranks of several hosts (backend is shm); use direct")
+    if kind.startswith("nccl") and algorithm not in ("auto", "ring"):
+        raise UsageError(f"algorithm {algorithm} is for the host's memory (backend is {kind}); use auto or ring")
+    if kind in ("shm", "tcp") and on_gpu:
+        raise UsageError(f"backend {kind} works on the host's memory, not on {device}; use nccl or nccl-ring")
+    seat = NcclSeat(rank, device, nccl_binding, local=local) if kind.startswith("nccl") else None
     if nranks == 1:
+        if seat:
+            return Group(
+                seat.join(
+                    Mesh(0, {}, timeout=timeout), [seat.note], ring="ring" in (kind.partition("-")[2], algorithm)
+                ),
+                backend=kind,
+            )
         return Group(RingAlgorithm(make_memory_ring(1)[0]), backend=kind)
     with ExitStack() as until_connected:
         if rank == 0:
             server = until_connected.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
             rendezvous = server.address
-        listening_host = "" if kind == "shm" else "127.0.0.1" if local else own_host(host)
-        listener = until_connected.enter_context(Listener(listening_host, f"gradsync-{secrets.token_hex(8)}"))
-        plan = kind if chosen == usual else f"{kind} with algorithm {chosen}"  # the ranks' must be equal
-        members = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=listener.address, timeout=timeout)
-        mesh, to_right, from_left = build_mesh(
-            rank, members.addresses, listener, members.token, ring=kind == "tcp", timeout=timeout
+        own = "" if local and kind != "tcp" else "127.0.0.1" if local else own_host(host)
+        listener = until_connected.enter_context(Listener(own, f"gradsync-{secrets.token_hex(8)}"))
+        plan = kind if algorithm == "auto" else f"{kind} with algorithm {algorithm}"  # the ranks' must be equal
+        plan += "" if checksum == "auto" else f" with checksum {checksum}"
+        plan += f" {seat.plan}" if seat else ""
+        address = "|".join((listener.address, listener.local_address, host_identity(own)))
+        note = seat.note if seat else b""
+        joined = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=address, timeout=timeout, note=note)
+        members = [member.split("|") for member in joined.addresses]
+        layout = lay_out(kind, algorithm, rank, [identity for _, _, identity in members])
+        addresses = tuple(m[1] if r in layout.local else m[0] for r, m in enumerate(members))
+        mesh, connections = build_mesh(rank, addresses, listener, joined.token, data=layout.linked, timeout=timeout)
+    if seat:
+        return Group(seat.join(mesh, joined.notes, ring=layout.algorithm == "ring"), backend=kind)
+    return Group(make_algorithm(layout, mesh, connections, checksum=checksum), backend=kind)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """With whom a rank is connected, and how."""
+
+    backend: str
+    algorithm: str
+    local: Sequence[int]  # ranks, itself among them, with which it shares memory
+    linked: Sequence[int]  # ranks with which it exchanges data over TCP
+
+
+def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Layout:
+    """The same choice on every rank, from every rank's host.
+
+    Raises:
+        UsageError: the hierarchical algorithm does not fit.
+    """
+    everyone, each = range(len(hosts)), ranks_each(hosts)
+    if backend.startswith("nccl"):
+        on_one_host = len(set(hosts)) == 1
+        return Layout(backend, "ring" if backend == "nccl-ring" else algorithm, everyone if on_one_host else (), ())
+    if backend == "shm":
+        return Layout(backend, "direct" if algorithm == "auto" else algorithm, everyone, ())
+    if algorithm in ("ring", "direct") or (algorithm == "auto" and each < 2):
+        others = [r for r in everyone if r != rank]
+        return Layout(backend, "ring" if algorithm == "ring" else "direct", (), others)
+    if not each:
+        counts = ", ".join(str(hosts.count(host)) for host in dict.fromkeys(hosts))
+        raise UsageError(
+            "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
+            f"(ranks on each host here: {counts}); use direct"
         )
-    if to_right is not None and from_left is not None:
-        return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=kind)
-    if chosen == "ring":
-        return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=kind)
-    return Group(DirectAlgorithm(Board(mesh, nranks)), backend=kind)
+    first = rank // each * each
+    return Layout(backend, "hierarchical", range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
+
+
+def make_algorithm(
+    layout: Layout, mesh: Mesh, connections: dict[int, socket.socket], *, checksum: str = "auto"
+) -> Algorithm:
+    """The algorithm over a mesh that was built by this layout, and over its data connections."""
+    nranks = len(mesh.peers) + 1
+    if layout.backend == "shm":
+        ring = layout.algorithm == "ring"
+        return RingAlgorithm(ShmTransport(mesh, nranks)) if ring else DirectAlgorithm(Board(mesh, layout.local))
+    links = Links(mesh, connections, checksum=checksum)
+    if layout.algorithm == "hierarchical":
+        return HierarchicalAlgorithm(Board(mesh, layout.local), links, nranks)
+    transport = TcpTransport(links, nranks)
+    return RingAlgorithm(transport) if layout.algorithm == "ring" else ExchangeAlgorithm(transport)

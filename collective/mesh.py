@@ -5,6 +5,7 @@ Data does not pass here. Messages are small JSON objects, length first:
     {"leave": reason}                    I am going: training is complete (reason ""), or I failed
     {"leave": reason, "because": [kind, text, rank]}   ... because of another rank, with the error that says so
     {"waiting?": n} / {"waiting!": n}    are you blocked in a wait? / yes (only a rank that is waiting can answer)
+    {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a piece of my memory; its descriptor comes with the message (Unix sockets)
 
 A socket that closes without a `leave` is a process that died: everyone who waits learns it at once, and which.
@@ -19,13 +20,14 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
 
-__all__ = ["Listener", "Mesh", "build_mesh", "poll_readable"]
+__all__ = ["Listener", "Mesh", "build_mesh", "on_loopback", "poll_readable"]
 
 LENGTH = struct.Struct("<I")
 HELLO = struct.Struct("<16sHI")  # token, purpose, rank
@@ -33,26 +35,35 @@ MESH, DATA = 0, 1  # purposes of a connection
 HELLO_S = 1.0  # how long a new connection may take to say who it is
 ANSWER_S = 0.5  # how long a waiting rank may take to say so
 READ_BYTES = 65_536
+LOOPBACK = ("127.0.0.1", "::1")
+RENO = (
+    b"reno"  # every kernel has it; where nothing is lost, the pacing of BBR, some systems' usual one, only costs time
+)
 
 
 class Listener:
-    """Accepts the connections of ranks that know the group's token, on a Unix or TCP socket; a context manager.
+    """Accepts the connections of ranks that know the group's token; a context manager.
 
     Args:
-        host: an address of this machine; "" listens in Linux's abstract Unix namespace (no file, no port).
+        host: an address of this machine, for TCP; "": none.
+        name: in Linux's abstract Unix namespace (no file, no port), which ends with the network namespace; "": none.
     """
 
     def __init__(self, host: str, name: str) -> None:
+        self._sockets: list[socket.socket] = []
+        self.address, self.local_address = "", name
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.bind((host, 0))
-            self.address = f"{host} {self._socket.getsockname()[1]}"
-        else:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind("\0" + name)
-            self.address = name
-        self._socket.listen(128)
+            self._listen(socket.socket(family, socket.SOCK_STREAM), (host, 0))
+            self.address = f"{host} {self._sockets[0].getsockname()[1]}"
+        if name:
+            self._listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), "\0" + name)
+
+    def _listen(self, each: socket.socket, where: str | tuple[str, int]) -> None:
+        self._sockets.append(each)
+        each.bind(where)
+        each.listen(128)
+        each.setblocking(False)
 
     def accept(self, token: bytes, deadline: float) -> tuple[int, int, socket.socket]:
         """The next connection as (purpose, rank, socket); strangers are turned away.
@@ -61,8 +72,10 @@ class Listener:
             TimeoutError: none came before `deadline` (monotonic seconds).
         """
         while True:
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            connection, _ = self._socket.accept()
+            ready = poll_readable(self._sockets, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("timed out")
+            connection, _ = ready[0].accept()
             hello = b""
             with suppress(OSError):  # a stranger who says nothing holds nobody up for long
                 connection.settimeout(max(0.001, min(HELLO_S, deadline - time.monotonic())))
@@ -73,7 +86,8 @@ class Listener:
             connection.close()
 
     def close(self) -> None:
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -83,7 +97,7 @@ class Listener:
 
 
 def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -> socket.socket:
-    """Connect to another rank's listener and say who calls."""
+    """Connect to another rank's listener, by its address or local address, and say who calls."""
     host, _, port = address.rpartition(" ")
     timeout = max(0.001, deadline - time.monotonic())
     if host:
@@ -99,7 +113,14 @@ def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -
 def tuned(connection: socket.socket) -> socket.socket:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if on_loopback(connection):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, RENO)
     return connection
+
+
+def on_loopback(connection: socket.socket) -> bool:
+    """Whether both ends are on this host."""
+    return connection.family == socket.AF_UNIX or connection.getpeername()[0] in LOOPBACK
 
 
 @dataclass
@@ -112,6 +133,7 @@ class Peer:
     left: bool = False  # it said that its training is complete
     answered: bool = False  # to the last "waiting?"
     descriptors: deque[int] = field(default_factory=deque)  # received, not yet taken
+    notes: deque[list[int]] = field(default_factory=deque)  # received, not yet taken
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)  # id -> (descriptor, bytes), likewise
 
 
@@ -152,10 +174,17 @@ class Mesh:
         if needed is not None and self.peers[needed].left:
             raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
 
-    def stalled(self, suspect: int, doing: str) -> GradSyncError:
+    @overload
+    def stalled(self, suspect: int, doing: str) -> GradSyncError: ...
+
+    @overload
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None: ...
+
+    def stalled(self, suspect: int | None, doing: str) -> GradSyncError | None:
         """The error for a wait on `suspect` that outlasted the timeout: find who does not even wait, and name it.
 
-        A rank that waits for another one is not to blame, so every rank is asked whether it waits.
+        A rank that waits for another one is not to blame, so every rank is asked whether it waits. Without a suspect
+        nobody may be to blame: None.
         """
         for peer in self.peers.values():
             peer.answered = peer.left
@@ -169,6 +198,8 @@ class Mesh:
                 return exc
         silent = [p.rank for p in self.peers.values() if not p.answered]
         culprit = suspect if suspect in silent or not silent else silent[0]
+        if culprit is None:
+            return None
         return self._fail(
             PeerStalled(
                 f"rank {culprit} did not take part for {self.timeout:g} s (rank {self.rank} was {doing}); "
@@ -176,6 +207,19 @@ class Mesh:
             ),
             culprit,
         )
+
+    def tell(self, rank: int, note: list[int]) -> None:
+        """Send numbers to `rank`, for its `told`."""
+        self._send(self.peers[rank], {"note": note})
+
+    def told(self, rank: int) -> list[int] | None:
+        """The next numbers that `rank` sent; None if there are none yet. Never blocks; raises like `check`."""
+        peer = self.peers[rank]
+        if not peer.notes and not peer.left:
+            self._read(peer)
+        if self._failure:
+            raise self._failure
+        return peer.notes.popleft() if peer.notes else None
 
     def share(self, rank: int, number: int, nbytes: int, descriptor: int) -> None:
         """Let `rank` map a segment of this rank's memory (Unix sockets only)."""
@@ -212,12 +256,15 @@ class Mesh:
         data = json.dumps(message).encode()
         framed = LENGTH.pack(len(data)) + data
         with suppress(OSError):  # it is gone: reading from it says so
+            sent = 0
+            with suppress(BlockingIOError):
+                sent = peer.connection.send(framed) if not descriptors else 0
+            if sent == len(framed):
+                return
             peer.connection.settimeout(self.timeout)
             if descriptors:
                 sent = socket.send_fds(peer.connection, [framed], descriptors)
-                peer.connection.sendall(framed[sent:])
-            else:
-                peer.connection.sendall(framed)
+            peer.connection.sendall(framed[sent:])
         with suppress(OSError):
             peer.connection.setblocking(False)
 
@@ -245,7 +292,9 @@ class Mesh:
             peer.left = True
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "segment" in message:
+        if "note" in message:
+            peer.notes.append(message["note"])
+        elif "segment" in message:
             peer.segments[message["segment"]] = (peer.descriptors.popleft(), message["nbytes"])
         elif "waiting?" in message:
             self._send(peer, {"waiting!": 1})
@@ -278,35 +327,31 @@ def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.s
 
 
 def build_mesh(
-    rank: int, addresses: tuple[str, ...], listener: Listener, token: bytes, *, ring: bool, timeout: float
-) -> tuple[Mesh, socket.socket | None, socket.socket | None]:
-    """Connect to every lower rank and be called by every higher one; with `ring` also one data socket to the right
-    neighbour and one from the left. Returns (mesh, to the right, from the left).
+    rank: int, addresses: Sequence[str], listener: Listener, token: bytes, *, data: Collection[int], timeout: float
+) -> tuple[Mesh, dict[int, socket.socket]]:
+    """Connect to every lower rank and be called by every higher one; likewise, a second time, for data with the ranks
+    that `data` names (which must name this one). Returns the mesh and the data connections.
+
+    Args:
+        addresses: of each rank's listener, or its local address if the two ranks share a host and are to share memory.
 
     Raises:
         RendezvousError: a rank that had joined did not connect within `timeout` seconds.
     """
     nranks, deadline = len(addresses), time.monotonic() + timeout
-    right, left = (rank + 1) % nranks, (rank - 1) % nranks
-    meshed: dict[int, socket.socket] = {}
-    to_right = from_left = None
+    wanted = {(MESH, r) for r in range(nranks) if r != rank} | {(DATA, r) for r in data}
+    opened: dict[tuple[int, int], socket.socket] = {}
     try:
-        for other in range(rank):
-            meshed[other] = dial(addresses[other], token, MESH, rank, deadline)
-        if ring and nranks > 1:
-            to_right = dial(addresses[right], token, DATA, rank, deadline)
-        while len(meshed) < nranks - 1 or (ring and nranks > 1 and from_left is None):
+        for purpose, other in sorted(wanted):
+            if other < rank:
+                opened[purpose, other] = dial(addresses[other], token, purpose, rank, deadline)
+        while len(opened) < len(wanted):
             purpose, other, connection = listener.accept(token, deadline)
-            if purpose == DATA and other == left:
-                from_left = connection
-            else:
-                meshed[other] = connection
+            opened[purpose, other] = connection
     except OSError as exc:
-        for opened in (*meshed.values(), to_right, from_left):
-            if opened is not None:
-                opened.close()
-        missing = [str(r) for r in range(nranks) if r != rank and r not in meshed] or [str(left)]
-        raise RendezvousError(
-            f"rank {', '.join(missing)} did not connect to rank {rank} within {timeout:g} s ({exc})"
-        ) from exc
-    return Mesh(rank, meshed, timeout=timeout), to_right, from_left
+        for connection in opened.values():
+            connection.close()
+        missing = ", ".join(str(r) for r in sorted({r for _, r in wanted - opened.keys()}))
+        raise RendezvousError(f"rank {missing} did not connect to rank {rank} within {timeout:g} s ({exc})") from exc
+    mesh = Mesh(rank, {r: c for (purpose, r), c in opened.items() if purpose == MESH}, timeout=timeout)
+    return mesh, {r: c for (purpose, r), c in sorted(opened.items()) if purpose == DATA}

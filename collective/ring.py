@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["all_gather_steps", "reduce_scatter_steps"]
+__all__ = ["all_gather_steps", "pipeline", "reduce_scatter_steps"]
 
 
 def reduce_scatter_steps(rank: int, nranks: int) -> Iterator[tuple[int, int]]:
@@ -39,3 +39,19 @@ def all_gather_steps(rank: int, nranks: int) -> Iterator[tuple[int, int]]:
     """
     for step in range(nranks - 1):
         yield (rank - step) % nranks, (rank - 1 - step) % nranks
+
+
+def pipeline(steps: int, pieces: int) -> Iterator[list[tuple[int, int]]]:
+    """The (step, piece) pairs that are under way at each tick: a piece that has come at one step leaves at the next
+    one, still in the cache. With 3 steps of 4 pieces:
+
+        tick   0  1  2  3  4  5
+        step 0 0  1  2  3
+        step 1    0  1  2  3
+        step 2       0  1  2  3
+
+    >>> list(pipeline(2, 3))
+    [[(0, 0)], [(0, 1), (1, 0)], [(0, 2), (1, 1)], [(1, 2)]]
+    """
+    for tick in range(pieces + steps - 1):
+        yield [(step, tick - step) for step in range(max(0, tick - pieces + 1), min(steps, tick + 1))]

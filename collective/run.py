@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from collective.config import CollectiveRunConfig
+from collective.nccl_group import gpus_for, require_nccl
 from common.cli import run_command, split_script
-from common.hosts import find_node, start_ranks
+from common.hosts import Node, find_node, start_ranks
 from common.launch import Job, abstract_address, flags_of
 from common.placement import (
+    ALGORITHM_VARIABLE,
     BACKEND_VARIABLE,
+    CHECKSUM_VARIABLE,
     INSECURE_VARIABLE,
+    NCCL_BINDING_VARIABLE,
     OVERLAP_VARIABLE,
     RENDEZVOUS_VARIABLE,
     TIMEOUT_VARIABLE,
@@ -26,13 +31,19 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: CollectiveRunConfig, script: list[str]) -> None:
     config.check_script(script)
+    if config.backend.startswith("nccl"):
+        require_nccl(config.nccl_binding)
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
     rendezvous = node.meeting_place or abstract_address("ring")
+    config = replace(config, backend=choose_backend(config, node))
     trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "nranks"))]
     trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
     environment = {
         RENDEZVOUS_VARIABLE: rendezvous,
         BACKEND_VARIABLE: config.backend,
+        ALGORITHM_VARIABLE: config.algorithm,
+        CHECKSUM_VARIABLE: config.checksum,
+        NCCL_BINDING_VARIABLE: config.nccl_binding,
         TIMEOUT_VARIABLE: str(config.timeout),
         OVERLAP_VARIABLE: str(int(config.overlap)),
         INSECURE_VARIABLE: str(int(config.hosts.insecure)),
@@ -40,6 +51,19 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     with Job(config.log_dir) as job:
         start_ranks(job, node, script=script, trainer=trainer, environment=environment)
         job.wait()
+
+
+def choose_backend(config: CollectiveRunConfig, node: Node) -> str:
+    """What `auto` means on this host: nccl if each rank has a GPU; several hosts must say nccl themselves."""
+    if config.backend != "auto" or node.nnodes > 1:
+        return config.backend
+    ranks = len(node.ranks)
+    if missing := gpus_for(ranks, config.nccl_binding):
+        if not missing.startswith("no GPU"):
+            print(f"backend shm, not nccl: {missing}")
+        return "auto"
+    print(f"backend nccl: a GPU for each of {ranks} ranks")
+    return "nccl"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,17 @@ def run(config: CollectiveTrainerConfig) -> None:
     run_training(
         config,
         lambda: RingSynchronizer(
-            connect(config.rank, config.nranks, config.rendezvous, config.backend, timeout=config.timeout),
+            connect(
+                config.rank,
+                config.nranks,
+                config.rendezvous,
+                config.backend,
+                algorithm=config.algorithm,
+                checksum=config.checksum,
+                device=config.device,
+                nccl_binding=config.nccl_binding,
+                timeout=config.timeout,
+            ),
             overlap=config.overlap,
             shard_optimizer=config.shard_optimizer,
         ),

@@ -16,7 +16,7 @@ from common.memory import aligned_empty
 __all__ = ["SEGMENT_BYTES", "Array", "Tag", "Transport"]
 
 Array = npt.NDArray[Any]
-SEGMENT_BYTES = 256 * 1024  # no message is larger; small enough to stay in L2 between receipt and addition
+SEGMENT_BYTES = 256 * 1024  # of the largest message, unless a transport says otherwise: stays in L2 until it is added
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,14 @@ class Tag:
 class Transport(ABC):
     """One rank's two neighbours in the ring: what it sends goes to rank+1, what it receives comes from rank-1.
 
-    Messages arrive in the order sent. A message is a contiguous array of at most SEGMENT_BYTES bytes. Blocking
+    Messages arrive in the order sent. A message is a contiguous array of at most `segment_bytes` bytes. Blocking
     methods wait at most `timeout` seconds and raise PeerLost or PeerStalled, naming the rank at fault.
     """
 
     name: str
     rank: int
     nranks: int
+    segment_bytes = SEGMENT_BYTES
 
     @property
     def left(self) -> int:

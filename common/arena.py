@@ -94,6 +94,10 @@ class Arena:
 
     A word is four bytes: one float32, or half a float64 where a slot or bucket says so. Padding between parameters is
     zero and stays zero: every optimizer maps a zero gradient and a zero parameter to zero.
+
+    Args:
+        empty: makes the arrays.
+        given: the arrays themselves.
     """
 
     def __init__(
@@ -102,13 +106,15 @@ class Arena:
         *,
         buckets: tuple[Bucket, ...] | None = None,
         empty: Callable[[int], npt.NDArray[Any]] = aligned_empty,
+        given: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         self.layout = layout
         self.buckets = layout.plan() if buckets is None else buckets
-        self.parameters: FloatArray = empty(layout.length)
-        self.gradients: FloatArray = empty(layout.length)
-        self.parameters.fill(0)
-        self.gradients.fill(0)
+        if given is None:
+            given = empty(layout.length), empty(layout.length)
+            for array in given:
+                array.fill(0)
+        self.parameters, self.gradients = given
 
     def parameter(self, slot: Slot) -> npt.NDArray[Any]:
         """The parameter of a slot in its shape, as a view."""

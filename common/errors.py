@@ -9,6 +9,7 @@
     │   ├── PeerUnreachable              nobody answered at that address
     │   ├── VersionMismatch              two versions of GradSync in one group
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
+    ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
     ├── CertificateFailed            3   schemes that must compute the same bits did not
     ├── PeerError                    4   another process failed; the one it names is where to look
     │   ├── PeerLost                     it died, or left with an error
@@ -29,6 +30,7 @@ __all__ = [
     "DataError",
     "GradSyncError",
     "LayoutMismatch",
+    "NcclFailed",
     "PeerError",
     "PeerLost",
     "PeerStalled",
@@ -81,6 +83,10 @@ class VersionMismatch(UsageError):
 
 
 class LayoutMismatch(UsageError):
+    pass
+
+
+class NcclFailed(GradSyncError):
     pass
 
 

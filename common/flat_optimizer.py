@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -44,6 +44,7 @@ class FlatOptimizer:
                 f"parameters and gradients must be of equal shape (got {parameters.shape}, {gradients.shape})"
             )
         self._keep_alive = (parameters, gradients)
+        self._named = False
         self._empty = parameters.size == 0  # a server may own nothing
         if self._empty:
             return
@@ -57,8 +58,9 @@ class FlatOptimizer:
         if self._empty:
             return
         self._paddle.set_lr(learning_rate)
-        with fresh_names():  # the first step names the moments
+        with nullcontext() if self._named else fresh_names():  # the first step names the moments
             self._paddle.step()
+        self._named = True
 
     def state_elements(self) -> int:
         """How many numbers the optimizer keeps beside the parameters (moments and the like)."""

@@ -7,32 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address")
+    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     nranks: int
     epoch: int
     backend: str
     address: str
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    note: bytes
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("addresses", "token", "shard", "shards")
+    __slots__ = ("addresses", "token", "shard", "shards", "notes")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     token: bytes
     shard: int
     shards: int
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
     __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull")
@@ -298,3 +302,45 @@ class Failure(_message.Message):
     kind: str
     message: str
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("shard", "shards", "nranks", "steps", "state", "parameters", "trainers")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NRANKS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    shards: int
+    nranks: int
+    steps: int
+    state: str
+    parameters: int
+    trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
+    def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ...) -> None: ...
+
+class TrainerStatus(_message.Message):
+    __slots__ = ("rank", "data_plane", "steps", "times_last", "lag", "bytes_pushed", "bytes_served", "left")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DATA_PLANE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_LAST_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SERVED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    data_plane: str
+    steps: int
+    times_last: int
+    lag: float
+    bytes_pushed: int
+    bytes_served: int
+    left: bool
+    def __init__(self, rank: _Optional[int] = ..., data_plane: _Optional[str] = ..., steps: _Optional[int] = ..., times_last: _Optional[int] = ..., lag: _Optional[float] = ..., bytes_pushed: _Optional[int] = ..., bytes_served: _Optional[int] = ..., left: bool = ...) -> None: ...

@@ -10,9 +10,12 @@ from common.config import check_rank, parse_addresses
 from common.errors import UsageError, choose
 
 __all__ = [
+    "ALGORITHM_VARIABLE",
     "BACKEND_VARIABLE",
+    "CHECKSUM_VARIABLE",
     "DATA_PLANE_VARIABLE",
     "INSECURE_VARIABLE",
+    "NCCL_BINDING_VARIABLE",
     "OVERLAP_VARIABLE",
     "RENDEZVOUS_VARIABLE",
     "SERVERS_VARIABLE",
@@ -26,6 +29,9 @@ __all__ = [
 RENDEZVOUS_VARIABLE = "GRADSYNC_RENDEZVOUS"  # where the ranks of a ring meet
 SERVERS_VARIABLE = "GRADSYNC_SERVERS"  # HOST:PORT of every parameter server
 BACKEND_VARIABLE = "GRADSYNC_BACKEND"
+ALGORITHM_VARIABLE = "GRADSYNC_ALGORITHM"  # of a ring's ranks; likewise the checksum
+CHECKSUM_VARIABLE = "GRADSYNC_CHECKSUM"
+NCCL_BINDING_VARIABLE = "GRADSYNC_NCCL_BINDING"
 TIMEOUT_VARIABLE = "GRADSYNC_TIMEOUT"
 DATA_PLANE_VARIABLE = "GRADSYNC_DATA_PLANE"  # what carries gradients to parameter servers
 INSECURE_VARIABLE = "GRADSYNC_INSECURE"  # 1: listen to other hosts although nothing is encrypted
@@ -44,6 +50,9 @@ class Placement:
     servers: tuple[str, ...] = ()
     backend: str = "auto"
     data_plane: str = "auto"
+    algorithm: str = "auto"
+    checksum: str = "auto"
+    nccl_binding: str = "cupy"
     timeout: float = 30.0
     insecure: bool = False
     overlap: bool = True
@@ -71,6 +80,9 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         servers=tuple(parse_addresses(servers)) if servers else (),
         backend=env.get(BACKEND_VARIABLE, "auto"),
         data_plane=env.get(DATA_PLANE_VARIABLE, "auto"),
+        algorithm=env.get(ALGORITHM_VARIABLE, "auto"),
+        checksum=env.get(CHECKSUM_VARIABLE, "auto"),
+        nccl_binding=env.get(NCCL_BINDING_VARIABLE, "cupy"),
         timeout=float(env.get(TIMEOUT_VARIABLE, "30")),
         insecure=env.get(INSECURE_VARIABLE, "") == "1",
         overlap=env.get(OVERLAP_VARIABLE, "1") != "0",

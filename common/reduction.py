@@ -83,8 +83,8 @@ class Reduction:
 
         Args:
             inputs: the values of two or more ranks, 1-D and of equal length, in canonical order.
-            outputs: likewise 1-D. The first may be the first input itself and must not overlap the others; the
-                following ones may be anything, for they are written last.
+            outputs: likewise 1-D. The first may be the first or second input itself and must not overlap the
+                others; the following ones may be anything, for they are written last.
             scratch: of dtype `partial` and no shorter; used where partial results are wider than the arrays.
         """
         if self.widens:

@@ -143,7 +143,7 @@ class RendezvousServer:
             members = self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
         except GradSyncError as exc:
             rpc.abort_with(context, exc)
-        return JoinReply(addresses=[m.address for m in members], token=self._token)
+        return JoinReply(addresses=[m.address for m in members], token=self._token, notes=[m.note for m in members])
 
     def close(self) -> None:
         self._roster.let_latecomers_hear()
@@ -164,10 +164,19 @@ class Membership:
 
     addresses: tuple[str, ...]  # of all ranks' listeners, in rank order
     token: bytes
+    notes: tuple[bytes, ...] = ()  # what each rank told all others
 
 
 def join(
-    rendezvous: str, *, rank: int, nranks: int, backend: str, address: str, timeout: float, member: str = "rank"
+    rendezvous: str,
+    *,
+    rank: int,
+    nranks: int,
+    backend: str,
+    address: str,
+    timeout: float,
+    member: str = "rank",
+    note: bytes = b"",
 ) -> Membership:
     """Say hello at `rendezvous` and wait, at most `timeout` seconds, until all ranks have.
 
@@ -183,8 +192,9 @@ def join(
             response_deserializer=JoinReply.FromString,
         )
         request = JoinRequest(version=__version__, rank=rank, nranks=nranks, backend=backend, address=address)
+        request.note = note
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:
             raise rpc.translate(exc, f"{member} 0 at {rendezvous}", "joining the group") from exc
-    return Membership(tuple(reply.addresses), reply.token)
+    return Membership(tuple(reply.addresses), reply.token, tuple(reply.notes))

@@ -48,14 +48,26 @@ CHANNEL_OPTIONS = [
 SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]  # else two servers can share a port, silently
 
 
-def serve(address: str, service: str, handlers: Mapping[str, Any], *, threads: int) -> tuple[grpc.Server, str]:
+def serve(
+    address: str,
+    service: str,
+    handlers: Mapping[str, Any],
+    *,
+    threads: int,
+    more: Callable[[grpc.Server], None] | None = None,
+) -> tuple[grpc.Server, str]:
     """Start a server for one service; return it with the address it listens on (a port 0 filled in).
+
+    Args:
+        more: adds further services.
 
     Raises:
         PortInUse: naming the address.
     """
     server = grpc.server(futures.ThreadPoolExecutor(threads), options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
+    if more:
+        more(server)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as exc:

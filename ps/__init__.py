@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 
@@ -14,13 +14,20 @@ if getattr(common, "__version__", None) is None:
 from common.names import PUBLIC, SERVER_SIDE, missing_name
 from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Momentum", "RMSProp", *PUBLIC, *SERVER_SIDE]
+if TYPE_CHECKING:
+    from ps.connection import Connection, connect
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Connection", "Momentum", "RMSProp", "connect", *PUBLIC, *SERVER_SIDE]
 
 
 def __getattr__(name: str) -> Any:
-    """The names for Paddle programs, loaded with Paddle when first used."""
+    """Loaded when first used: the names for NumPy users with gRPC, those for Paddle programs with Paddle."""
     if name not in __all__:
         raise missing_name(__name__, name, __all__)
+    if name in ("Connection", "connect"):
+        from ps import connection
+
+        return getattr(connection, name)
     from ps import fleet
 
     return getattr(fleet, name, None) or getattr(fleet.surface, name)

@@ -35,15 +35,16 @@ from common.gradsync_pb2 import (
     StateRequest,
     TrainerMessage,
 )
-from common.memory import Segment, SegmentPool, aligned_empty
+from common.memory import ALIGNMENT_BYTES, Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
+from ps.frames import Outgoing, frames, read_server, to_bytes
 from ps.modes import SYNC, Mode
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
-from ps.wire import chunks, data_of, describe, optimizer_message, pieces, state_of, state_pieces
+from ps.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
 
 __all__ = ["DATA_PLANES", "Client"]
 
@@ -69,17 +70,17 @@ class Session:
         self.parameters: FloatArray | None = None  # of the shard, in the server's memory, if they are to be copied
         self.gradients: FloatArray | None = None  # likewise the average
         self._changed = changed
-        self._outbox: queue.SimpleQueue[Iterable[TrainerMessage] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
         self._leaving = False
         self._call: Any = channel.stream_stream(
             SESSION,
-            request_serializer=TrainerMessage.SerializeToString,
-            response_deserializer=ServerMessage.FromString,
+            request_serializer=to_bytes,
+            response_deserializer=read_server,
         )(self._outgoing())
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
 
-    def send(self, messages: Iterable[TrainerMessage]) -> None:
+    def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
         """Queue messages; an iterator is drawn from only as they are about to be sent."""
         self._outbox.put(messages)
 
@@ -91,14 +92,14 @@ class Session:
         self._call.cancel()
         self._listener.join()
 
-    def _outgoing(self) -> Iterator[TrainerMessage]:
+    def _outgoing(self) -> Iterator[TrainerMessage | Outgoing]:
         while (messages := self._outbox.get()) is not None:
             yield from messages
 
     def _listen(self) -> None:
         try:
-            for message in self._call:
-                self._handle(message)
+            for frame in self._call:
+                self._handle(frame.message, frame.words)
             self._note_error(ProtocolError(f"{self.name} ended the session without a reason"))
         except grpc.RpcError as exc:
             self._note_error(rpc.translate(exc, self.name, "training"))
@@ -106,11 +107,11 @@ class Session:
             self._note_error(exc)
             self._call.cancel()
 
-    def _handle(self, message: ServerMessage) -> None:
+    def _handle(self, message: ServerMessage, words: FloatArray | None) -> None:
         self.heard_at = time.monotonic()
         kind = message.WhichOneof("kind")
         if kind == "parameters":
-            self._store(message.parameters)
+            self._store(message.parameters, data_of(message.parameters) if words is None else words)
             return
         with self._changed:
             if kind == "served":
@@ -128,8 +129,7 @@ class Session:
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
 
-    def _store(self, chunk: Chunk) -> None:
-        data = data_of(chunk)
+    def _store(self, chunk: Chunk, data: FloatArray) -> None:
         if not self.shard.start <= chunk.start <= chunk.start + data.size <= self.shard.stop:
             raise ProtocolError(
                 f"{self.name} sent elements {chunk.start}..{chunk.start + data.size} outside {self.shard}"
@@ -173,6 +173,7 @@ class Client:
         self.rank, self.nranks, self.timeout, self.epoch, self.mode = rank, nranks, timeout, 0, mode
         self._pool, self._others_memory = SegmentPool(), OthersMemory()
         self._common: tuple[Segment, int] | None = None  # the parameters of all trainers, and where they are mapped
+        self._told_of_gradients = False
         self._staging: FloatArray | None = None  # a copy of gradients that the servers do not reach
         self._landing: FloatArray | None = None  # where servers write the parameters, except in sync mode
         self.servers = tuple(servers)
@@ -181,7 +182,7 @@ class Client:
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
-        self._gradients: FloatArray = np.empty(0, np.float32)
+        self.gradients: FloatArray = np.empty(0, np.float32)  # what is pushed, or after `average`, the mean
         self._channels = ExitStack()
         try:
             for index, address in enumerate(servers):
@@ -197,10 +198,16 @@ class Client:
         return "+".join(sorted({"grpc" if s.plane.refusal else "shm" for s in self._sessions}, reverse=True))
 
     def empty(self, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-        """An uninitialised 1-D array, 64-byte aligned, that servers of this host reach without a copy."""
-        if self._asked_plane == "grpc":
-            return aligned_empty(count, dtype)
+        """A new 1-D array of zeros, 64-byte aligned, that servers of this host reach without a copy."""
         return self._pool.empty(count, dtype)
+
+    def shared_words(self, array: npt.NDArray[Any], count: int) -> FloatArray | None:
+        """`count` words from where an array from `empty` begins; None: it is none, or not so many follow."""
+        where = self._pool.locate(array)
+        if where is None or where[1] % ALIGNMENT_BYTES:
+            return None
+        segment = self._pool.segments[where[0]]
+        return segment.array(where[1], count, np.float32) if where[1] + 4 * count <= segment.nbytes else None
 
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
@@ -215,7 +222,7 @@ class Client:
         """
         if self.mode != SYNC and not optimizer:
             raise UsageError(f"mode {self.mode} needs the optimizer when the training begins; use mode sync")
-        self._arena, self._buckets, self._gradients = arena, arena.buckets, arena.gradients
+        self._arena, self._buckets, self.gradients = arena, arena.buckets, arena.gradients
         for session, shard in zip(self._sessions, plan_shards(arena.layout.length, len(self.servers)), strict=True):
             session.shard, session.served = shard, arena.parameters
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
@@ -238,14 +245,16 @@ class Client:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
         has returned."""
         where = self._buckets[bucket]
+        if not self._told_of_gradients:
+            self._tell_of_gradients()
         if self._staging is not None:
-            self._staging[where.start : where.stop] = self._gradients[where.start : where.stop]
+            self._staging[where.start : where.stop] = self.gradients[where.start : where.stop]
         for session in self._sessions:
             part = shard_of_bucket(session.shard, where)
             if session.plane.refusal:
-                gradients = self._gradients[part.start : part.stop]
-                pieces = chunks(gradients, first=part.start, epoch=self.epoch, step=self.step, bucket=bucket)
-                session.send(TrainerMessage(gradients=piece) for piece in pieces)
+                gradients = self.gradients[part.start : part.stop]
+                label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
+                session.send(frames(TrainerMessage, "gradients", gradients, first=part.start, **label))
             elif part.length:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 session.send([TrainerMessage(gradients=words)])
@@ -268,7 +277,7 @@ class Client:
     def average(self) -> None:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
-        self._end_step(Commit(), self._arena.gradients)
+        self._end_step(Commit(), self.gradients)
 
     def pull(self) -> None:
         """Between steps, not in sync mode: blocks until the servers' present parameters are in the arena."""
@@ -407,9 +416,19 @@ class Client:
         if near and all(session.plane.in_place for session in near):
             self._have_parameters_in_common(near)
         self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
-        if near and (reached := self._within_reach(self._gradients)) is not self._gradients:
-            self._staging = reached
-        place = place_of(self._gradients if self._staging is None else self._staging, self._pool)
+
+    def gradients_in(self, array: FloatArray) -> None:
+        """Push from this array, of the arena's length, from now on, and have averages written there."""
+        if array.ctypes.data != self.gradients.ctypes.data:
+            self.gradients, self._told_of_gradients = array, False
+
+    def _tell_of_gradients(self) -> None:
+        """Let the servers that read gradients in place know where that is."""
+        self._told_of_gradients = True
+        near = [session for session in self._sessions if not session.plane.refusal]
+        reached = self._within_reach(self.gradients) if near else self.gradients
+        self._staging = None if reached is self.gradients else reached
+        place = place_of(reached, self._pool)
         for session in near:
             session.send([TrainerMessage(gradients_at=place)])
 
@@ -449,8 +468,9 @@ class Client:
         for session in self._sessions:
             shard = session.shard
             mine = self._arena.parameters[shard.start : shard.stop].copy()
-            pieces = chunks(mine, first=shard.start, epoch=self.epoch, step=self.step)
-            session.send(TrainerMessage(parameters=piece) for piece in pieces)
+            session.send(
+                frames(TrainerMessage, "parameters", mine, first=shard.start, epoch=self.epoch, step=self.step)
+            )
 
     def _end_step(self, commit: Commit, served: FloatArray) -> None:
         commit.epoch, commit.step = self.epoch, self.step

@@ -17,7 +17,7 @@ from ps.client import DATA_PLANES
 from ps.modes import MODES, SYNC, Mode, parse_mode
 from ps.shards import parse_shard
 
-__all__ = ["RunConfig", "ServerConfig", "TrainerConfig"]
+__all__ = ["RunConfig", "ServerConfig", "StatusConfig", "TrainerConfig"]
 
 TRAINERS = tyro.conf.arg(aliases=("--trainers",))
 
@@ -40,14 +40,37 @@ class ServerConfig:
     """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
     address_file: Path | None = None
     """Write HOST:PORT to this file once trainers can connect."""
+    metrics_port: int | None = None
+    """Serve figures for Prometheus at http://HOST:METRICS_PORT/metrics; 0 lets the system choose. (default: none)"""
 
     def __post_init__(self) -> None:
         check_rank(0, self.nranks)
         parse_shard(self.shard)
         if not 0 <= self.port < 65536:
             raise UsageError(f"--port must be in 0..65535 (got {self.port})")
+        if not 0 <= (self.metrics_port or 0) < 65536:
+            raise UsageError(f"--metrics-port must be in 0..65535 (got {self.metrics_port})")
         if not self.timeout > 0:
             raise UsageError(f"--timeout must be a positive number of seconds (got {self.timeout})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusConfig:
+    """Show how the training of these servers goes, until it ends or Ctrl-C."""
+
+    servers: str = "127.0.0.1:8500"
+    """HOST:PORT of every server, separated by commas."""
+    interval: float = 1.0
+    """Seconds between two looks."""
+    once: bool = False
+    """Look once only; always so where the output is no terminal."""
+    timeout: float = 5.0
+    """How long to wait for each server to answer, in seconds."""
+
+    def __post_init__(self) -> None:
+        parse_addresses(self.servers)
+        if not (self.interval > 0 and self.timeout > 0):
+            raise UsageError("--interval and --timeout must be positive numbers of seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

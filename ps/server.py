@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from common.process import prepare_process
 
 if TYPE_CHECKING:
     from ps.config import ServerConfig
+    from ps.servicer import ParameterServer
 
 __all__ = ["main"]
 
@@ -31,15 +34,35 @@ def run(config: ServerConfig) -> None:
     check_bind_host(config.host, insecure=config.insecure)
     host = f"[{config.host}]" if ":" in config.host else config.host
     shard = parse_shard(config.shard)
-    with ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
+        )
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
             check_writable("address-file", config.address_file)
             config.address_file.write_text(f"{server.address}\n")
+        stop_on_sigterm(server)
+        if config.metrics_port is not None:
+            from ps.metrics import serve_metrics
+
+            port = stack.enter_context(serve_metrics(server.status, config.host, config.metrics_port))
+            print(f"metrics at http://{host}:{port}/metrics", flush=True)
         with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
             import common.flat_optimizer  # noqa: F401
         server.wait()
         print(f"training is complete: {server.steps:,} steps", flush=True)
+        if straggler := server.straggler():
+            print(straggler, flush=True)
+
+
+def stop_on_sigterm(server: ParameterServer) -> None:
+    """On SIGTERM the step under way is completed, trainers hear why, and the server ends."""
+
+    def stop(*_: object) -> None:  # not here: the signal may have interrupted whoever holds the group's lock
+        threading.Thread(target=server.stop, args=("was told to stop (SIGTERM)",), daemon=True).start()
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 if __name__ == "__main__":

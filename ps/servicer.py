@@ -7,18 +7,30 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from common import rpc
 from common.errors import GradSyncError, PeerLost, RendezvousError
-from common.gradsync_pb2 import JoinReply, JoinRequest, ServerMessage, TrainerMessage
+from common.gradsync_pb2 import (
+    JoinReply,
+    JoinRequest,
+    ServerMessage,
+    StatusReply,
+    StatusRequest,
+    TrainerMessage,
+)
 from common.memory import SegmentPool
 from common.rendezvous import GRACE, Roster
+from ps.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.training_group import Outbox, TrainingGroup, tell
 
-__all__ = ["JOIN", "SERVICE", "SESSION", "ParameterServer"]
+__all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "ParameterServer"]
 
 SERVICE = "gradsync.ParameterServer"
-JOIN, SESSION = f"/{SERVICE}/Join", f"/{SERVICE}/Session"
+JOIN, SESSION, STATUS = f"/{SERVICE}/Join", f"/{SERVICE}/Session", f"/{SERVICE}/Status"
+SERVING = HealthCheckResponse.SERVING
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
 
 
@@ -32,21 +44,31 @@ class ParameterServer:
     def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks)
+        self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
+        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
             ),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, TrainerMessage.FromString, ServerMessage.SerializeToString
+            "Session": grpc.stream_stream_rpc_method_handler(self._session, read_trainer, to_bytes),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                lambda _, __: self._group.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
         }
-        self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
-        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
+        self._health = HealthServicer()
         try:
-            self._server, self.address = rpc.serve(address, SERVICE, handlers, threads=2 * nranks + 2)
+            self._server, self.address = rpc.serve(
+                address,
+                SERVICE,
+                handlers,
+                threads=2 * nranks + 4,
+                more=lambda s: add_HealthServicer_to_server(self._health, s),
+            )
         except GradSyncError as exc:
             self._group.fail(exc)
             raise
+        for service in ("", SERVICE):
+            self._health.set(service, SERVING)
 
     @property
     def steps(self) -> int:
@@ -59,12 +81,29 @@ class ParameterServer:
         Raises:
             PeerLost, PeerStalled, LayoutMismatch, RendezvousError, ...: why it failed.
         """
-        self._group.wait()
+        try:
+            self._group.wait()
+        finally:
+            self._health.enter_graceful_shutdown()
+
+    def status(self) -> StatusReply:
+        """How the training goes; also by `python -m ps.status`."""
+        return self._group.status()
+
+    def straggler(self) -> str:
+        """Which trainer the others waited for most often, in words; "" if there is no telling."""
+        return self._group.straggler()
+
+    def stop(self, reason: str) -> None:
+        """End the training once no step is half done; all trainers hear why."""
+        self._health.enter_graceful_shutdown()
+        self._group.stop_after_step(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"))
 
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
         self._roster.let_latecomers_hear()
         self._group.fail(PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training"))
+        self._health.enter_graceful_shutdown()
         self._server.stop(FAREWELL_S).wait()
         self._helper.shutdown()
         self._group.close()
@@ -88,21 +127,23 @@ class ParameterServer:
         index, count = self._shard
         return JoinReply(shard=index, shards=count)
 
-    def _session(self, messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
+    def _session(
+        self, received: Iterator[Frame[TrainerMessage]], context: grpc.ServicerContext
+    ) -> Iterator[ServerMessage | Outgoing]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
         outbox = Outbox()
-        reader = threading.Thread(target=self._read, args=(messages, outbox), name="gradsync-reader", daemon=True)
+        reader = threading.Thread(target=self._read, args=(received, outbox), name="gradsync-reader", daemon=True)
         reader.start()
         yield from outbox
 
-    def _read(self, messages: Iterator[TrainerMessage], outbox: Outbox) -> None:
+    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: Outbox) -> None:
         """Feed one trainer's messages to the group until its stream ends."""
         rank = None
         try:
-            rank = self._group.enter(next(messages), outbox)
-            for message in messages:
-                self._group.handle(rank, message)
+            rank = self._group.enter(next(received).message, outbox)
+            for frame in received:
+                self._group.handle(rank, frame.message, frame.words)
         except GradSyncError as exc:
             self._group.fail(exc)
             if rank is None:

@@ -34,16 +34,19 @@ from common.gradsync_pb2 import (
     ServerMessage,
     StatePiece,
     StateRequest,
+    StatusReply,
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
+from ps.frames import Outgoing, frames
 from ps.modes import SYNC, parse_mode
+from ps.pace import Pace
 from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
 from ps.shards import plan_shards
 from ps.shared_memory import OthersMemory, Unreachable, place_of
 from ps.store import Ending, Store
-from ps.wire import chunks, data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
+from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
 __all__ = ["Outbox", "TrainingGroup", "tell"]
 
@@ -54,15 +57,15 @@ class Outbox:
     """Messages for one trainer, in order; some are made only when they are about to be sent."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Iterable[ServerMessage] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Iterable[ServerMessage | Outgoing] | None] = queue.SimpleQueue()
 
-    def put(self, messages: Iterable[ServerMessage]) -> None:
+    def put(self, messages: Iterable[ServerMessage | Outgoing]) -> None:
         self._queue.put(messages)
 
     def end(self) -> None:
         self._queue.put(None)
 
-    def __iter__(self) -> Iterator[ServerMessage]:
+    def __iter__(self) -> Iterator[ServerMessage | Outgoing]:
         while (messages := self._queue.get()) is not None:
             yield from messages
 
@@ -116,7 +119,9 @@ class TrainingGroup:
         self._gathering: dict[int, bytearray] = {}  # what each trainer has sent of the gather under way
         self._gathered: set[int] = set()  # whose part is complete
         self._gone: set[int] = set()
+        self._pace = Pace(nranks)
         self._failure: GradSyncError | None = None
+        self._stop: GradSyncError | None = None  # to fail with when the step is complete
         self._over = False
         self._waiting_since: float | None = None
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
@@ -144,8 +149,9 @@ class TrainingGroup:
             if len(self._outboxes) < self.nranks:
                 self._someone_waits()
 
-    def handle(self, rank: int, message: TrainerMessage) -> None:
-        """Any later message of a trainer. Raises what `fail` is then to be called with."""
+    def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
+        """Any later message of a trainer, perhaps with the words of its chunk apart. Raises what `fail` is then to be
+        called with."""
         kind = message.WhichOneof("kind")
         with self._lock:
             if self._failure:
@@ -153,10 +159,11 @@ class TrainingGroup:
             if kind == "register" and rank not in self._registered:
                 self._register(rank, message.register)
             elif kind == "parameters":
-                self._take_parameters(rank, message.parameters)
+                self._take_parameters(rank, message.parameters, words)
             elif kind == "gradients":
                 chunk, store = message.gradients, self._running(rank)
-                data = chunk.size if chunk.size and not chunk.data else data_of(chunk)
+                data = words if words is not None else chunk.size or data_of(chunk)
+                self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
                 if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
                     store.reduce(chunk.bucket)
                 self._still_alive()
@@ -189,6 +196,41 @@ class TrainingGroup:
     def fail(self, error: GradSyncError) -> None:
         with self._lock:
             self._fail(error)
+
+    def status(self) -> StatusReply:
+        """How the training goes."""
+        with self._lock:
+            training = "training" if self._updater is not None else "waiting for trainers"
+            state = str(self._failure) if self._failure else "complete" if self._over else training
+            index, count = self.shard
+            reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=self.steps, state=state)
+            reply.parameters = self._store.shard.length if self._store else 0
+            for rank in sorted(self._outboxes):
+                plane = self._planes.get(rank)
+                reply.trainers.add(
+                    rank=rank,
+                    data_plane="" if plane is None else "grpc" if plane.refusal else "shm",
+                    steps=self._pace.steps[rank],
+                    times_last=self._pace.times_last[rank],
+                    lag=self._pace.lag(rank),
+                    bytes_pushed=self._pace.pushed[rank],
+                    bytes_served=self._pace.served[rank],
+                    left=rank in self._gone,
+                )
+            return reply
+
+    def straggler(self) -> str:
+        """Which trainer the others waited for most often, in words; "" if there is no telling."""
+        with self._lock:
+            return self._pace.straggler()
+
+    def stop_after_step(self, error: GradSyncError) -> None:
+        """Fail with this error as soon as no step is half committed."""
+        with self._lock:
+            self._stop = error
+            in_step = isinstance(self._store, Store)
+            if self._store is None or not in_step or len(self._store.waiting_for()) == self.nranks:
+                self._fail(error)
 
     def close(self) -> None:
         """Give trainers' memory back, when nobody is heard any longer."""
@@ -315,10 +357,10 @@ class TrainingGroup:
             raise ProtocolError(f"the gradients of rank {rank} cannot be read at step {self.steps}: {exc}") from exc
         store.read_in_place(rank, whole[store.shard.start : store.shard.stop])
 
-    def _take_parameters(self, rank: int, chunk: Chunk) -> None:
+    def _take_parameters(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
         store = self._running(rank)
         self._check_epoch(chunk.epoch, rank)
-        data = data_of(chunk)
+        data = data_of(chunk) if words is None else words
         if self._configuration is not None and isinstance(store, Store):
             store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
             self._still_alive()
@@ -340,6 +382,7 @@ class TrainingGroup:
             self._commit_relaxed(rank, commit, ending, store)
             return
         complete = store.commit(rank, commit.epoch, commit.step, ending, commit.used)
+        self._pace.committed(rank, time.monotonic(), last=complete)
         self._someone_waits()
         if complete and commit.update and self._updater:
             store.update(self._updater)
@@ -358,6 +401,7 @@ class TrainingGroup:
             raise ProtocolError(f"rank {rank} committed step {commit.step} before all had registered")
         for each in store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater):
             self._hand_over(each, store)
+        self._pace.steps[rank] += 1
         self.steps = min(store.steps)
         self._waiting_since = time.monotonic() if store.waiting or self._gathered else None
         for each in self._gathered:  # which takes as long as others train; see Gather
@@ -382,8 +426,9 @@ class TrainingGroup:
         if rank in self._landings:
             self._landings[rank][...] = store.parameters
         else:
-            pieces = chunks(store.parameters.copy(), first=store.shard.start, epoch=self.epoch, step=step)
-            outbox.put(ServerMessage(parameters=piece) for piece in pieces)
+            self._pace.served[rank] += store.parameters.nbytes
+            label = {"epoch": self.epoch, "step": step}
+            outbox.put(frames(ServerMessage, "parameters", store.parameters.copy(), first=store.shard.start, **label))
         outbox.put([ServerMessage(served=Served(epoch=self.epoch, step=step))])
 
     def _configure(self, rank: int, configure: Configure) -> None:
@@ -439,10 +484,13 @@ class TrainingGroup:
         served = Served(epoch=self.epoch, step=store.step)
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
-                pieces = chunks(served_array, first=store.shard.start, epoch=self.epoch, step=store.step)
-                outbox.put(ServerMessage(parameters=piece) for piece in pieces)
+                self._pace.served[rank] += served_array.nbytes
+                label = {"epoch": self.epoch, "step": store.step}
+                outbox.put(frames(ServerMessage, "parameters", served_array, first=store.shard.start, **label))
             outbox.put([ServerMessage(served=served)])
         self._nobody_waits()
+        if self._stop:
+            self._fail(self._stop)
 
     def _gather(self, rank: int, gather: Gather) -> None:
         self._check_epoch(gather.epoch, rank)

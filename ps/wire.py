@@ -18,7 +18,6 @@ from common.rpc import CHUNK_BYTES
 from common.updater import Accumulator
 
 __all__ = [
-    "chunks",
     "data_of",
     "describe",
     "layout_of",
@@ -29,16 +28,8 @@ __all__ = [
     "state_pieces",
 ]
 
-CHUNK_ELEMENTS = CHUNK_BYTES // 4
 FLOAT32 = np.dtype("<f4")
 DTYPES = ("float32", "float64")
-
-
-def chunks(array: FloatArray, *, first: int, epoch: int, step: int, bucket: int = 0) -> Iterator[Chunk]:
-    """`array` as chunk messages, lazily; `first` is where in the arena it begins."""
-    for start, stop in segments(0, array.size, CHUNK_ELEMENTS):
-        data = array[start:stop].astype(FLOAT32, copy=False).tobytes()
-        yield Chunk(epoch=epoch, step=step, bucket=bucket, start=first + start, data=data)
 
 
 def data_of(chunk: Chunk) -> FloatArray:

@@ -16,27 +16,27 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from collective.board import Board
-from collective.direct import DirectAlgorithm
-from collective.group import Group, connect
+from collective.group import Group, connect, lay_out, make_algorithm
 from collective.memory import make_memory_ring
 from collective.mesh import Listener, build_mesh
+from collective.nccl_algorithm import NcclAlgorithm, NcclRingAlgorithm
 from collective.ring_algorithm import RingAlgorithm
-from collective.shm import ShmTransport
-from collective.tcp import TcpTransport
 from common.launch import abstract_address
 from common.process import PARENT_VARIABLE, prepare_process
+from tests.fake_nccl import FakeGpu, FakeNccl, make_binding
 
 ROOT = Path(__file__).resolve().parents[1]
-RINGS = ("memory", "shm-ring", "tcp")  # backends, with the algorithm where it is not the usual one
-PROCESSES = ("shm", "shm-ring", "tcp")
-BACKENDS = ("memory", *PROCESSES)
-DEADLINE_S = 40.0  # of every wait in these tests; far above what a loaded machine needs
+RINGS = ("memory", "shm-ring", "tcp-ring")  # backends, with the algorithm where it is not the usual one
+PROCESSES = ("shm", "shm-ring", "tcp", "tcp-ring")
+BACKENDS = ("memory", *PROCESSES, "tcp-hierarchical")
+CANONICAL = (*BACKENDS, "fake-nccl-ring")  # all that give the same bits
+DEADLINE_S = float(os.environ.get("GRADSYNC_TEST_DEADLINE_S", "40"))  # of every wait here; far above what is needed
 T = TypeVar("T")
 
 
@@ -130,41 +130,67 @@ def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
 
 def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """The groups of all ranks, in rank order, connected inside this process."""
+    if backend == "fake-nccl-ring":
+        return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
         return [
             Group(RingAlgorithm(transport), backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)
         ]
+    if backend == "tcp-hierarchical":  # this is one host
+        return mesh_groups(backend, nranks, timeout=timeout)
     rendezvous = abstract_address("test")
     return on_threads(nranks, lambda rank: connect(rank, nranks, rendezvous, timeout=timeout, **named(backend)))
 
 
 def named(backend: str) -> dict[str, str]:
-    """The arguments of `connect` for one of PROCESSES."""
-    kind, _, algorithm = backend.partition("-")
-    return {"backend": kind, "algorithm": algorithm or "auto"}
+    """The arguments of `connect` for one of PROCESSES, or as in nccl-ring+pynccl."""
+    place, _, binding = backend.partition("+")
+    kind, _, algorithm = place.partition("-")
+    return {"backend": kind, "algorithm": algorithm or "auto", "nccl_binding": binding or "cupy"}
 
 
 def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """Like `open_groups` but without the rendezvous, whose gRPC takes 0.2 s each time."""
+    if backend == "fake-nccl-ring":
+        return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
         return open_groups(backend, nranks, timeout=timeout)
     token = secrets.token_bytes(16)
+    kind, _, algorithm = backend.partition("-")
     with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(Listener("127.0.0.1" if backend == "tcp" else "", f"gradsync-{secrets.token_hex(8)}"))
-            for _ in range(nranks)
-        ]
-        addresses = tuple(listener.address for listener in listeners)
+        host = "127.0.0.1" if kind == "tcp" else ""
+        listeners = [stack.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
 
         def join(rank: int) -> Group:
-            mesh, to_right, from_left = build_mesh(
-                rank, addresses, listeners[rank], token, ring=backend == "tcp", timeout=timeout
-            )
-            if to_right is not None and from_left is not None:
-                return Group(RingAlgorithm(TcpTransport(mesh, nranks, to_right, from_left)), backend=backend)
-            if backend == "shm-ring":
-                return Group(RingAlgorithm(ShmTransport(mesh, nranks)), backend=backend)
-            return Group(DirectAlgorithm(Board(mesh, nranks)), backend=backend)
+            layout = lay_out(kind, algorithm or "direct", rank, hosts_of(nranks))
+            addresses = [x.local_address if r in layout.local else x.address for r, x in enumerate(listeners)]
+            mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=layout.linked, timeout=timeout)
+            return Group(make_algorithm(layout, mesh, connections), backend=kind)
+
+        return on_threads(nranks, join)
+
+
+def hosts_of(nranks: int) -> list[str]:
+    """Where the ranks of a hierarchical group are supposed to be: two on each host, or else one."""
+    each = 2 if nranks % 2 == 0 and nranks > 2 else 1
+    return [f"host {rank // each}" for rank in range(nranks)]
+
+
+def nccl_groups(
+    nranks: int, *, ring: bool, binding: str = "cupy", nccl: Any = None, timeout: float = 30.0, **options: Any
+) -> list[Group]:
+    """Groups over the fake NCCL and GPU, of threads; `options` are those of NcclAlgorithm."""
+    nccl, token, identity = nccl or FakeNccl(), secrets.token_bytes(16), secrets.token_bytes(128)
+    kind = NcclRingAlgorithm if ring else NcclAlgorithm
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(Listener("", f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
+        addresses = tuple(listener.local_address for listener in listeners)
+
+        def join(rank: int) -> Group:
+            mesh, _ = build_mesh(rank, addresses, listeners[rank], token, data=(), timeout=timeout)
+            end = partial(nccl.interrupt, rank)
+            algorithm = kind(make_binding(binding, nccl), FakeGpu(), mesh, nranks, identity, end=end, **options)
+            return Group(algorithm, backend="nccl-ring" if ring else "nccl")
 
         return on_threads(nranks, join)
 
@@ -206,10 +232,12 @@ def closing_on_error(group: Group, function: Callable[[Group], T]) -> T:
 def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
     for group in groups:
-        below = transport_of(group) if group.algorithm == "ring" else board_of(group)
-        below.timeout = seconds
-        if hasattr(below, "_mesh"):
-            below._mesh.timeout = seconds
+        parts: list[Any] = [group._algorithm]
+        for part in parts:
+            parts += [
+                vars(part)[n] for n in ("transport", "links", "_links", "_board", "mesh", "_mesh") if n in vars(part)
+            ]
+            part.timeout = seconds
 
 
 def transport_of(group: Group) -> Any:
@@ -236,7 +264,8 @@ class RankProcesses:
 
     def __init__(self, body: Callable[[Group], object], nranks: int, backend: str, rendezvous: str = "") -> None:
         self.rendezvous = rendezvous or abstract_address("test")
-        target = f"tests.{body.__module__.rpartition('.')[2]}:{body.__name__}"
+        module = Path(body.__code__.co_filename).relative_to(ROOT).with_suffix("")
+        target = f"{'.'.join(module.parts)}:{body.__name__}"
         self.processes = [
             self._start([target, str(rank), str(nranks), self.rendezvous, backend]) for rank in range(nranks)
         ]

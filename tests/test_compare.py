@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cluster import why_no_cluster
+
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
 
@@ -81,6 +83,8 @@ def test_the_environment_is_told(results: dict[str, Any]) -> None:
         (["compare", "--schemes", "local", "--nranks", "2"], "nobody takes part"),
         (["compare", "--steps", "2", "--warmup-steps", "2"], "--steps more than --warmup-steps"),
         (["compare", "--backends", "shmem"], "did you mean 'shm'"),
+        (["compare", "--hosts", "2", "--backends", "shm"], "shm does not reach other hosts"),
+        (["compare", "--latency", "1ms"], "--latency is for emulated hosts; give --hosts too"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(flags: list[str], text: str) -> None:
@@ -95,3 +99,25 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"no such file: {tmp_path}/train-images-idx3-ubyte.gz" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
+def test_between_emulated_hosts(tmp_path: Path) -> None:
+    cluster = ["--hosts", "3", "--link", "200mbit", "--nranks", "1,2", "--servers", "1,2"]
+    done = run("compare", *TINY, *cluster, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["certificate"]["passed"]
+    assert 0.7 < found["cluster"]["stream_bytes_per_s"] / 25e6 < 1.0
+    least = {r["contestant"]: r["least_sync_ms"] for r in found["runs"]}
+    size = {r["parameter_bytes"] for r in found["runs"]}
+    assert size == {4 * (784 * 16 + 16 + 16 * 10 + 10)}
+    share = 1e3 * size.pop() / found["cluster"]["stream_bytes_per_s"]  # M/B in ms
+    alone = {"local N=1": 0, "ps/grpc N=1": share, "ring/tcp N=1": 0}
+    pairs = {
+        "ps/grpc N=2": 2 * share,
+        "ps/grpc N=2 S=2": share,
+        "ring/tcp N=2": share,
+    }  # the second server is beside rank 0
+    assert least == pytest.approx(alone | pairs)
+    assert "Emulated: 3 hosts, 200mbit. A plain TCP stream reaches" in (tmp_path / "report.md").read_text()

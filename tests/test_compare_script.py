@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("paddle")
-from benchmarks.compare_script import distance, summarise
+from benchmarks.compare_script import distance, reason_in, summarise
 from benchmarks.contestants import Contestant
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
@@ -44,8 +46,59 @@ def test_a_program_that_fails_is_reported_with_its_words(tmp_path: Path) -> None
     program.write_text("raise ValueError('no such luck')\n")
     done = run("--schemes", "ring", "--repetitions", "1", "--out", str(tmp_path), str(program))
     assert done.returncode == 1
-    assert "ring/shm N=2: the program ended with exit code 1" in done.stderr
-    assert "ValueError: no such luck" in done.stderr
+    assert "ring/shm N=2: exit code 1: ValueError: no such luck" in done.stderr
+    assert "ring/shm N=2 failed: exit code 1: ValueError: no such luck" in done.stdout
+
+
+UNDER_ONE = """
+import os, runpy, sys
+if {under} and os.environ["PADDLE_TRAINER_ID"] == "1":
+    assert False, "rank 1 minds"
+runpy.run_path({program!r}, run_name="__main__")
+sys.exit(0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("under", "failing", "code"),
+    [
+        ("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0),
+        ("'collective' in sys.modules", "ring/shm N=2", 1),
+    ],
+)
+def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
+    under: str, failing: str, code: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(UNDER_ONE.format(under=under, program=str(PROGRAM)))
+    done = run("--repetitions", "2", "--out", str(tmp_path), str(program))
+    assert done.returncode == code, done.stderr
+    assert f"{failing} failed: exit code 1: AssertionError: rank 1 minds" in done.stdout
+    assert re.search(f"^{failing} +failed *$", done.stdout, re.MULTILINE)
+    assert (f"{failing}: exit code 1: AssertionError: rank 1 minds" in done.stderr) == bool(code)
+    found = json.loads((tmp_path / "script.json").read_text())
+    assert list(found["failed"]) == [failing]
+    assert any("rank 1 minds" in line for line in found["failed"][failing]["output"])
+    everyone = ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
+    assert [r["contestant"] for r in found["runs"]] == [name for name in everyone if name != failing]
+    assert all(r["repetitions"] == 2 for r in found["runs"])
+
+
+def test_the_reason_is_the_first_error_that_blames_nobody_else(tmp_path: Path) -> None:
+    logs = {
+        "workerlog.2": "setting up\nAssertionError\nbye",
+        "workerlog.1": "RuntimeError: connection closed",
+        "workerlog.0": "program.py: PeerLost: rank 2 died",
+        "launcher.log": "collective.run: ProcessFailed: rank 2 ended with exit code 1",
+    }
+    for age, (name, text) in enumerate(logs.items()):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (age, age))
+    assert reason_in(tmp_path) == "AssertionError"
+    (tmp_path / "workerlog.2").write_text("")
+    (tmp_path / "workerlog.1").write_text("")
+    assert reason_in(tmp_path) == "collective.run: ProcessFailed: rank 2 ended with exit code 1"
 
 
 def test_unknown_scheme_is_one_line() -> None:

@@ -19,6 +19,7 @@ TREE = {
     "PeerUnreachable": ("UsageError", 2),
     "VersionMismatch": ("UsageError", 2),
     "LayoutMismatch": ("UsageError", 2),
+    "NcclFailed": ("GradSyncError", 1),
     "CertificateFailed": ("GradSyncError", 3),
     "PeerError": ("GradSyncError", 4),
     "PeerLost": ("PeerError", 4),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import collective
 from collective.direct import SHORT_BYTES
-from collective.group import ALGORITHMS
+from collective.exchange import SHORT_BYTES as EXCHANGED_BYTES
+from collective.group import ALGORITHMS, lay_out
 from collective.group import BACKENDS as CONNECT_BACKENDS
 from collective.transport import SEGMENT_BYTES
 from common.buckets import chunk_bounds
@@ -33,7 +34,7 @@ from common.launch import abstract_address
 from common.reduction import DTYPES, OPS
 from tests.groups import (
     BACKENDS,
-    PROCESSES,
+    CANONICAL,
     assert_same_bits,
     board_of,
     cuts_of,
@@ -96,7 +97,7 @@ def groups():
     every.close()
 
 
-backends = pytest.mark.parametrize("backend", BACKENDS)
+backends = pytest.mark.parametrize("backend", CANONICAL)
 ranks = pytest.mark.parametrize("nranks", NRANKS, ids="N{}".format)
 
 
@@ -182,6 +183,106 @@ def test_a_million_elements_wherever_each_rank_has_them(groups, backend, nranks,
     for rank, (array, chunk) in enumerate(groups.run(backend, nranks, body)):
         assert_same_bits(array, expected)
         assert_same_bits(chunk, expected[cuts[rank] : cuts[rank + 1]])
+
+
+@pytest.mark.parametrize(("nranks", "each"), [(6, 3), (6, 2), (8, 2), (8, 4), (9, 3)])
+def test_hosts_of_any_number_and_size_give_the_same_bits(monkeypatch, nranks, each):
+    """As a hierarchy: sums that begin and end in the middle of a host, arrays that lie in shared memory or do not."""
+    monkeypatch.setattr("tests.groups.hosts_of", lambda n: [f"host {rank // each}" for rank in range(n)])
+    sizes = (0, 1, nranks - 1, 1009, 300_001)
+
+    def body(group):
+        results = []
+        for shared in (False, True):
+            for size in sizes:
+                array = filled(group, size, "float32", shared and size % 2)
+                group.all_reduce(array)
+                results.append(array.copy())
+            half = filled(group, 1009, "float16", shared)
+            group.all_reduce(half)
+            results.append(half.copy())
+        array = filled(group, 300_001, "float32", group.rank % 3 == 0)
+        chunk = group.reduce_scatter(array).copy()
+        group.gather_chunks(array)
+        roots = [sample(group.rank, 70_001, "float64", seed=root) for root in (0, nranks // 2, nranks - 1)]
+        for root, values in zip((0, nranks // 2, nranks - 1), roots, strict=True):
+            group.broadcast(values, root)
+        return results, chunk, array, roots, group.all_gather(sample(group.rank, (3, 5), "int32"))
+
+    def expected(size, dtype="float32"):
+        return reduced([sample(r, size, dtype) for r in range(nranks)], "mean")
+
+    right = [*map(expected, sizes), expected(1009, "float16")] * 2
+    cuts = cuts_of(300_001, nranks)
+    with opened("tcp-hierarchical", nranks) as every:
+        assert {group.algorithm for group in every} == {"hierarchical"}
+        for rank, (results, chunk, array, roots, stacked) in enumerate(on_ranks(every, body)):
+            for result, values in zip(results, right, strict=True):
+                assert_same_bits(result, values)
+            assert_same_bits(chunk, expected(300_001)[cuts[rank] : cuts[rank + 1]])
+            assert_same_bits(array, expected(300_001))
+            for root, values in zip((0, nranks // 2, nranks - 1), roots, strict=True):
+                assert_same_bits(values, sample(root, 70_001, "float64", seed=root))
+            assert_same_bits(stacked, np.stack([sample(r, (3, 5), "int32") for r in range(nranks)]))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "algorithm", "local", "linked"),
+    [
+        ("aabb", "hierarchical", [2, 3], [1]),
+        ("aaabbbccc", "hierarchical", [3, 4, 5], [0, 6]),
+        ("abcd", "direct", [], [0, 1, 2]),
+        ("aaaa", "direct", [], [0, 1, 2]),
+        ("abab", "direct", [], [0, 1, 2]),
+        ("aabbb", "direct", [], [0, 1, 2, 4]),
+    ],
+)
+def test_auto_takes_the_hierarchy_where_hosts_are_alike(hosts, algorithm, local, linked):
+    layout = lay_out("tcp", "auto", 3, list(hosts))
+    assert (layout.algorithm, [*layout.local], [*layout.linked]) == (algorithm, local, linked)
+
+
+@pytest.mark.parametrize(("hosts", "counts"), [("aaaa", "4"), ("aab", "2, 1"), ("abab", "2, 2")])
+def test_a_hierarchy_that_does_not_fit_is_refused(hosts, counts):
+    with pytest.raises(UsageError) as caught:
+        lay_out("tcp", "hierarchical", 1, list(hosts))
+    assert str(caught.value) == (
+        "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
+        f"(ranks on each host here: {counts}); use direct"
+    )
+    with pytest.raises(UsageError, match=r"algorithm hierarchical is for ranks of several hosts \(backend is shm\)"):
+        collective.connect(0, 2, algorithm="hierarchical")
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_over_tcp_short_and_long_arrays_agree(groups, nranks):
+    """One goes straight to its reducers, the other round the ring."""
+    limit = EXCHANGED_BYTES // nranks // 4
+
+    def body(group):
+        array = sample(group.rank, limit + 1, "float32")
+        short, scattered = array[:limit].copy(), array[:limit].copy()
+        for each in (array, short):
+            group.all_reduce(each)
+        group.reduce_scatter(scattered)
+        group.gather_chunks(scattered)
+        return array, short, scattered
+
+    inputs = [sample(r, limit + 1, "float32") for r in range(nranks)]
+    expected = reduced(inputs, "mean"), *[reduced([x[:limit] for x in inputs], "mean")] * 2
+    for results in groups.run("tcp", nranks, body):
+        for result, right in zip(results, expected, strict=True):
+            assert_same_bits(result, right)
+
+
+def test_over_tcp_a_short_array_and_a_long_one_do_not_mix():
+    def body(group):
+        group.all_reduce(ones(EXCHANGED_BYTES // 3 // 4 + (group.rank == 1)), "sum")
+
+    with opened("tcp", 3) as every:
+        errors = errors_on(every, body)
+    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors)
+    assert any(isinstance(error, ProtocolError) for error in errors)
 
 
 STRIDED = {
@@ -357,7 +458,7 @@ def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)
 
 
-@pytest.mark.parametrize("backend", PROCESSES)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @settings(max_examples=120, deadline=None)
 @random_calls
 def test_random_all_reduces(groups, backend, nranks, size, case, seed):
@@ -371,7 +472,7 @@ def test_all_backends_give_the_same_bits(groups):
             group.all_reduce(array, op)
         return b"".join(array.tobytes() for array in arrays)
 
-    results = [result for backend in BACKENDS for result in groups.run(backend, 4, body)]
+    results = [result for backend in CANONICAL for result in groups.run(backend, 4, body)]
     assert len(results[0]) > 10**6
     assert set(results) == {results[0]}
 
@@ -441,9 +542,10 @@ def test_nobody_leaves_a_barrier_before_everyone_has_come(groups, backend, nrank
 
 def late(group, until):
     """Let this rank read late what others sent: once the event is set, or after a moment."""
-    if group.algorithm == "ring":
+    if hasattr(group._algorithm, "transport"):
         transport = transport_of(group)
-        for name in ("receive", "receive_into"):
+        transport = getattr(transport, "links", transport)
+        for name in {"receive", "receive_into"} & {*dir(transport)}:
             setattr(transport, name, partial(wait_and_call, until, getattr(transport, name)))
     else:
         board_of(group).meet = partial(call_and_wait, until, board_of(group).meet)
@@ -459,7 +561,7 @@ def call_and_wait(until, method):
     until.wait(0.05)
 
 
-@backends
+@pytest.mark.parametrize("backend", BACKENDS)
 @everywhere
 @pytest.mark.parametrize("size", [1009, 300_007])
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "broadcast", "all_gather"])
@@ -623,9 +725,10 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_reason(backend):
         assert "rank 1 left with ValueError: boom" in str(error)
 
 
-@backends
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_group_says_who_it_is(groups, backend):
-    kind, algorithm = backend.partition("-")[0], "direct" if backend == "shm" else "ring"
+    kind, _, algorithm = backend.partition("-")
+    algorithm = algorithm or ("ring" if kind == "memory" else "direct")
     names = [(g.rank, g.nranks, g.backend, g.algorithm) for g in groups.of(backend, 3)]
     assert names == [(rank, 3, kind, algorithm) for rank in range(3)]
 
@@ -709,7 +812,13 @@ def test_shared_memory_between_hosts_is_refused():
 
 @pytest.mark.parametrize(
     ("backend", "algorithm", "used"),
-    [("auto", "auto", "direct"), ("shm", "direct", "direct"), ("shm", "ring", "ring"), ("tcp", "ring", "ring")],
+    [
+        ("auto", "auto", "direct"),
+        ("shm", "direct", "direct"),
+        ("shm", "ring", "ring"),
+        ("tcp", "ring", "ring"),
+        ("tcp", "auto", "direct"),
+    ],
 )
 def test_the_algorithm_may_be_chosen(backend, algorithm, used):
     rendezvous = abstract_address("test")
@@ -723,12 +832,10 @@ def test_the_algorithm_may_be_chosen(backend, algorithm, used):
     assert on_threads(2, body) == [(used, {1.5})] * 2
 
 
-def test_an_algorithm_that_does_not_exist_or_fit_is_refused():
+def test_an_algorithm_that_does_not_exist_is_refused():
     with pytest.raises(UsageError) as caught:
         collective.connect(0, 2, algorithm="rign")
     assert str(caught.value) == f"unknown algorithm 'rign'; did you mean 'ring'? (known: {', '.join(ALGORITHMS)})"
-    with pytest.raises(UsageError, match=r"algorithm direct needs shared memory \(backend is tcp\); use ring"):
-        collective.connect(0, 2, backend="tcp", algorithm="direct")
 
 
 def test_ranks_that_disagree_on_the_algorithm_all_learn_it():

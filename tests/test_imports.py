@@ -40,6 +40,7 @@ PADDLE_IN_FUNCTIONS = PADDLE_AT_THE_TOP | {
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 PADDLE_FREE = (
     *("collective", "collective.run", "collective.group", "collective.config", "collective.synchronizer"),
+    *("collective.nccl", "collective.nccl_group", "collective.nccl_algorithm", "collective.cuda"),
     *("ps", "ps.run", "ps.store", "ps.servicer", "ps.client", "ps.config"),
     *("common", "common.rendezvous", "common.launch", "common.config", "common.data", "common.entry"),
     *("common.local", "common.overlap", "common.process", "common.cli", "common.optimizers", "common.rpc"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.ring import all_gather_steps, reduce_scatter_steps
+from collective.ring import all_gather_steps, pipeline, reduce_scatter_steps
 from common.reduction import canonical_ranks
 
 # [nranks][rank] -> (chunk sent, chunk received) at each step
@@ -104,3 +104,23 @@ def test_a_chunk_is_sent_on_only_after_it_was_received(nranks):
         assert [send for send, _ in scatter[1:]] == [receive for _, receive in scatter[:-1]]
         assert [send for send, _ in gather] == [rank, *(receive for _, receive in gather)][:-1]
         assert not scatter or scatter[-1][1] == rank
+
+
+def test_the_pipeline_of_three_steps_and_four_pieces():
+    assert list(pipeline(3, 4)) == [
+        [(0, 0)],
+        [(0, 1), (1, 0)],
+        [(0, 2), (1, 1), (2, 0)],
+        [(0, 3), (1, 2), (2, 1)],
+        [(1, 3), (2, 2)],
+        [(2, 3)],
+    ]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+@pytest.mark.parametrize("steps", [0, 1, 2, 7])
+def test_the_pipeline_takes_every_piece_through_every_step_in_order(steps, pieces):
+    ticks = [tick for tick in pipeline(steps, pieces) if tick]
+    at = {pair: i for i, tick in enumerate(ticks) for pair in tick}
+    assert sum(map(len, ticks)) == len(at) == steps * pieces
+    assert all(at[step + 1, piece] > at[step, piece] for step, piece in at if step + 1 < steps)

@@ -44,7 +44,7 @@ def test_flags_that_cannot_be() -> None:
         SweepConfig(backends="shm,glo")
     with pytest.raises(UsageError, match=r"unknown op 'all_gather'"):
         SweepConfig(op="all_gather")
-    with pytest.raises(UsageError, match=r"--repetitions must be at least 1"):
+    with pytest.raises(UsageError, match=r"--repetitions and --servers must be at least 1"):
         SweepConfig(repetitions=0)
 
 
@@ -73,27 +73,52 @@ class FakePeer:
 
 def test_a_measurement_checks_sums_and_times_each_call() -> None:
     good = FakePeer()
-    found = measure(good, {"count": 100, "iterations": 4}, 1, 3, checked=True)
+    found = measure(good, "all_reduce", {"count": 100, "iterations": 4}, 1, 3, checked=True)
     assert found["wrong"] == 0
     assert len(found["seconds"]) == 4
     assert good.calls == 1 + 2 + 4
-    assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=True)["wrong"] == 1
-    assert measure(FakePeer(1.0), {"count": 100, "iterations": 1}, 1, 3, checked=False)["wrong"] == 0
+    assert measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1}, 1, 3, checked=True)["wrong"] == 1
+    assert measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1}, 1, 3, checked=False)["wrong"] == 0
+
+
+class FakeServer(FakePeer):
+    """SGD at 0.5 as if two more trainers had pushed; the first trainer's gradients are one less than the second's."""
+
+    def resize(self, count: int) -> None:
+        super().resize(count)
+        self.parameters = np.full(count, 3.0, np.float32)
+
+    def push_pull(self) -> None:
+        self.calls += 1
+        self.parameters -= np.float32(0.5) * self.array
+        self.parameters[-1] += self.error
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 1)])
+def test_a_round_is_checked_by_its_parameters(error: float, wrong: int) -> None:
+    peer = FakeServer(error)
+    found = measure(peer, "push_pull", {"count": 100, "iterations": 4}, 1, 3, checked=True)
+    assert found["wrong"] == wrong
+    assert peer.calls == 1 + 2 + 4
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    class Group:
-        backend, nranks = "shm", 4
-
-    times = {("shm", 10**8): [0.1, 0.2, 0.4], ("memory-limit", 10**8): [0.05, 0.1, 0.15]}
-    row = row_of(Group(), 10**8, times["shm", 10**8], 0, times)  # type: ignore[arg-type]
+    row = row_of("shm", 4, 10**8, [0.1, 0.2, 0.4], 0, 0.1)
     assert row["time_ms"] == pytest.approx(200)
     assert row["time_ms_interval"] == pytest.approx([100, 400])
     assert row["algbw_gb_s"] == pytest.approx(0.5)
     assert row["busbw_gb_s"] == pytest.approx(0.75)
     assert row["of_limit"] == pytest.approx(0.5)
     text = markdown(
-        {"command": "c", "created": "now", "environment": {"cpu": "x"}, "absent": {"mpi": "no mpirun"}, "rows": [row]}
+        {
+            "op": "all_reduce",
+            "command": "c",
+            "created": "now",
+            "cluster": None,
+            "environment": {"cpu": "x"},
+            "absent": {"mpi": "no mpirun"},
+            "rows": [row],
+        }
     )
     assert "| 100 MB | shm | 200 | 100-400 | 0.5 | 0.75 | 50% | 0 |" in text
     assert "absent: mpi: no mpirun" in text
@@ -122,3 +147,27 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout
     assert "| 100 KiB | tcp |" in (tmp_path / "sweep.md").read_text()
+
+
+@pytest.mark.processes
+def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    small = ["--sizes", "100KiB,40KiB", "--repetitions", "2", "--seconds", "0.005", "--nranks", "2", "--servers", "2"]
+    done = sweep(tmp_path, "--op", "push_pull", "--backends", "ps-shm,ps-shm-copied,ps-grpc,round-limit,memcpy", *small)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert len(rows) == 2 * 5
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
+    assert {row["backend"] for row in rows if row["of_limit"]} == {"ps-shm", "ps-shm-copied", "ps-grpc"}
+    assert (tmp_path / "sweep.md").read_text().startswith("# push_pull, a parameter server's round with SGD in float32")
+
+
+def test_backends_of_another_operation_are_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there are shm,"
+    ):
+        SweepConfig(backends="ps-shm")
+    with pytest.raises(
+        UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there are ps-shm,"
+    ):
+        SweepConfig(op="push_pull", backends="gloo")

@@ -41,9 +41,10 @@ from common.gradsync_pb2 import (
 )
 from common.optimizers import SGD, Adam, Momentum, Optimizer
 from common.updater import Accumulator, Part, StatefulUpdater, Updater, make_updater
+from ps.frames import Outgoing, to_bytes
 from ps.shards import plan_shards, shard_of_bucket
 from ps.training_group import Outbox, TrainingGroup
-from ps.wire import chunks, data_of, describe, optimizer_message, state_of, state_pieces
+from ps.wire import data_of, describe, optimizer_message, state_of, state_pieces
 
 SHAPES = [("w", (5, 9)), ("b", (9,)), ("v", (3,))]
 LAYOUT = Layout.of(SHAPES)  # 48 + 16 + 16 elements
@@ -152,7 +153,8 @@ def parameters_message(start: int, data: FloatArray, *, epoch: int = 0) -> Train
 
 
 def gradient_message(rank: int, step: int, bucket: int, start: int, stop: int) -> TrainerMessage:
-    (chunk,) = chunks(gradients_of(rank, step)[start:stop], first=start, epoch=0, step=step, bucket=bucket)
+    data = gradients_of(rank, step)[start:stop].tobytes()
+    chunk = Chunk(epoch=0, step=step, bucket=bucket, start=start, data=data)
     return TrainerMessage(gradients=chunk)
 
 
@@ -171,6 +173,11 @@ def goodbye_message(reason: str = "") -> TrainerMessage:
 # ---- what they hear ---------------------------------------------------------------------------------------------
 
 
+def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
+    """What a trainer parses, drawn one after the other."""
+    return [ServerMessage.FromString(to_bytes(message)) for message in messages]
+
+
 class Inbox(Outbox):
     """Takes messages at once, as a trainer on a fast line would."""
 
@@ -179,8 +186,8 @@ class Inbox(Outbox):
         self.received: list[ServerMessage] = []
         self.ended = 0
 
-    def put(self, messages: Iterable[ServerMessage]) -> None:
-        self.received += list(messages)
+    def put(self, messages: Iterable[ServerMessage | Outgoing]) -> None:
+        self.received += drawn(messages)
 
     def end(self) -> None:
         self.ended += 1
@@ -362,7 +369,7 @@ def test_a_plain_outbox_gives_messages_in_order_and_ends() -> None:
     group.handle(0, goodbye_message())
     group.lost(0)
     assert outcome_of(group) is None
-    plane, first, *rest = list(outbox)
+    plane, first, *rest = drawn(outbox)
     assert plane.plane.refusal == "the trainer does not offer its memory"
     np.testing.assert_array_equal(data_of(first.parameters), parameters_of(0))
     assert [m.WhichOneof("kind") for m in rest] == ["served", "gathered"]
@@ -417,7 +424,7 @@ def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
         setting.step(rank, 0, update=False)
     setting.push_all(0, 1)
     group.fail(PeerLost("end of test"))
-    served = [m.parameters for m in slow if m.WhichOneof("kind") == "parameters" and m.parameters.step == 1]
+    served = [m.parameters for m in drawn(slow) if m.WhichOneof("kind") == "parameters" and m.parameters.step == 1]
     mean = (gradients_of(0, 0) + gradients_of(1, 0)) * np.float32(0.5)
     np.testing.assert_array_equal(np.concatenate([data_of(chunk) for chunk in served]), mean)
 
@@ -688,7 +695,7 @@ def test_a_state_told_is_that_of_its_moment_for_a_slow_reader() -> None:
     setting.say(1, request_message())
     update(setting, 1)
     setting.group.fail(PeerLost("end of test"))
-    pieces = [m.state for m in setting.inboxes[1] if m.WhichOneof("kind") == "state"]
+    pieces = [m.state for m in drawn(setting.inboxes[1]) if m.WhichOneof("kind") == "state"]
     assert {each.key: each.values.tobytes() for each in state_of(pieces)} == expected.state()
 
 
@@ -794,8 +801,8 @@ def test_parameters_sent_again_do_not_change_those_that_a_slow_trainer_still_rea
     setting.say(0, TrainerMessage(parameters=Chunk(step=1, data=parameters_of(9).tobytes())))
     update(setting, 1, ranks=[0], replaced=True)
     setting.group.fail(PeerLost("end of test"))
-    drawn = [m.parameters for m in setting.inboxes[1] if m.WhichOneof("kind") == "parameters"]
-    found = np.concatenate([data_of(chunk) for chunk in drawn if chunk.step == 1])
+    served = [m.parameters for m in drawn(setting.inboxes[1]) if m.WhichOneof("kind") == "parameters"]
+    found = np.concatenate([data_of(chunk) for chunk in served if chunk.step == 1])
     assert found.tobytes() == expected.parameters.tobytes()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cluster import Cluster, why_no_cluster
+
 pytest.importorskip("paddle")
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
-    ),
+    pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-"),
 ]
 
 FLAGS = ["--model", "mlp:16", "--dataset", "synthetic", "--steps", "3", "--batch-size", "8", "--nranks", "4"]
@@ -26,26 +25,12 @@ LIMIT_S = 100
 NOTICE_S = 20  # far below the 30 s that a silent peer would be given
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
-    """The names of two namespaces, 10.77.0.1 and 10.77.0.2, joined by a link; taken down at the end."""
-    names = f"gs{os.getpid()}a", f"gs{os.getpid()}b"
-    try:
-        for name in names:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=20)
+    """The names of two namespaces, 10.77.0.1 and 10.77.0.2, joined by a link without a limit."""
+    with Cluster([0, 0]) as cluster:
+        first, second = cluster.names
+        yield first, second
 
 
 def start(host: str, *command: str, **environment: str) -> subprocess.Popen[str]:
@@ -94,6 +79,42 @@ def servers(hosts: tuple[str, str], folder: Path) -> str:
 
 def test_both_schemes_end_in_the_same_bits(hosts: tuple[str, str], tmp_path: Path) -> None:
     assert ring(hosts, tmp_path) == servers(hosts, tmp_path)
+
+
+SUMS = """
+import json, sys
+import numpy as np
+import collective
+rank, algorithm, checksum = int(sys.argv[1]), *sys.argv[2:]
+with collective.connect(rank, 4, "10.77.0.1:8600", algorithm=algorithm, checksum=checksum) as group:
+    sums = []
+    for size in (17, 1_000_003):
+        for array in (np.empty(size, np.float32), group.empty(size)):
+            array[...] = np.random.default_rng(rank).standard_normal(size)
+            group.all_reduce(array)
+            sums.append(int(array.view(np.uint32).sum(dtype=np.uint64)))
+    group.barrier()
+print(json.dumps([group.algorithm, *sums]))
+"""
+
+
+def test_ranks_learn_who_shares_their_host_and_every_way_gives_the_same_bits(hosts: tuple[str, str]) -> None:
+    used, sums = [], set()
+    for algorithm, checksum in (("auto", "auto"), ("auto", "off"), ("direct", "on"), ("ring", "auto")):
+        command = ["-c", SUMS]
+        processes = [start(hosts[rank // 2], *command, str(rank), algorithm, checksum) for rank in range(4)]
+        for output in all_end_well(processes):
+            name, *found = json.loads(output)
+            used.append(name)
+            sums.add(tuple(found))
+    assert used == ["hierarchical"] * 8 + ["direct"] * 4 + ["ring"] * 4
+    assert len(sums) == 1
+
+
+def test_hosts_that_are_not_alike_take_the_usual_way(hosts: tuple[str, str]) -> None:
+    """Three ranks on one, one on the other."""
+    processes = [start(hosts[rank // 3], "-c", SUMS, str(rank), "auto", "auto") for rank in range(4)]
+    assert [json.loads(output)[0] for output in all_end_well(processes)] == ["direct"] * 4
 
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"

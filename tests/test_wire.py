@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from common.arena import Arena, FloatArray, Layout
 from common.buckets import plan_buckets
 from common.errors import ProtocolError, UsageError
-from common.gradsync_pb2 import Chunk, Configure, Register, ServerMessage, StatePiece, TrainerMessage
+from common.gradsync_pb2 import Chunk, Configure, Register, ServerMessage, StatePiece
 from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
 from common.rpc import CHUNK_BYTES, OPTIONS
 from common.updater import Accumulator
 from ps.wire import (
-    chunks,
     data_of,
     describe,
     layout_of,
@@ -33,64 +32,6 @@ def values(size: int) -> FloatArray:
     return np.random.default_rng(size).standard_normal(size).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("size", "pieces"),
-    [
-        (0, 0),
-        (1, 1),
-        (17, 1),
-        (PER_CHUNK - 1, 1),
-        (PER_CHUNK, 1),
-        (PER_CHUNK + 1, 2),
-        (3 * PER_CHUNK, 3),
-        (3 * PER_CHUNK + 5, 4),
-    ],
-)
-def test_an_array_comes_back_from_its_chunks(size: int, pieces: int) -> None:
-    array = values(size)
-    sent = list(chunks(array, first=32, epoch=2, step=7, bucket=3))
-    received = [Chunk.FromString(chunk.SerializeToString()) for chunk in sent]
-    assert len(received) == pieces
-    assert {(c.epoch, c.step, c.bucket) for c in received} <= {(2, 7, 3)}
-    back = np.full(size, np.nan, np.float32)
-    for chunk in received:
-        data = data_of(chunk)
-        back[chunk.start - 32 : chunk.start - 32 + data.size] = data
-    assert back.tobytes() == array.tobytes()
-
-
-def test_chunks_follow_one_another_in_ascending_order() -> None:
-    starts = [chunk.start for chunk in chunks(values(2 * PER_CHUNK + 1), first=100, epoch=0, step=0)]
-    assert starts == [100, 100 + PER_CHUNK, 100 + 2 * PER_CHUNK]
-
-
-def test_chunks_are_made_only_when_drawn() -> None:
-    array = values(PER_CHUNK + 1)
-    pieces = chunks(array, first=0, epoch=0, step=0)
-    next(pieces)
-    array[-1] = 42.0
-    assert data_of(next(pieces))[0] == 42.0
-
-
-def test_a_chunk_keeps_what_it_was_made_of() -> None:
-    array = values(10)
-    expected = array.copy()
-    chunk = next(chunks(array, first=0, epoch=0, step=0))
-    array.fill(0)
-    np.testing.assert_array_equal(data_of(chunk), expected)
-
-
-def test_chunks_are_little_endian_float32() -> None:
-    (chunk,) = chunks(np.array([1.0, -2.5], ">f4"), first=0, epoch=0, step=0)
-    assert chunk.data == bytes.fromhex("0000803f000020c0")
-
-
-def test_special_values_keep_their_bits() -> None:
-    bits = np.array([0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0x00000001], np.uint32)
-    (chunk,) = chunks(bits.view(np.float32), first=0, epoch=0, step=0)
-    np.testing.assert_array_equal(data_of(chunk).view(np.uint32), bits)
-
-
 @given(st.binary(max_size=40))
 def test_only_whole_elements_are_taken(data: bytes) -> None:
     chunk = Chunk(step=5, data=data)
@@ -99,15 +40,6 @@ def test_only_whole_elements_are_taken(data: bytes) -> None:
         return
     with pytest.raises(ProtocolError, match=rf"{len(data)} bytes at step 5"):
         data_of(chunk)
-
-
-def test_the_largest_chunk_message_stays_under_grpcs_limit() -> None:
-    assert PER_CHUNK * 4 == CHUNK_BYTES
-    chunk = Chunk(epoch=U32, step=U64, bucket=U32, start=U64, data=bytes(CHUNK_BYTES))
-    size = TrainerMessage(gradients=chunk).ByteSize()
-    limits = dict(OPTIONS)
-    assert CHUNK_BYTES < size < limits["grpc.max_send_message_length"]
-    assert limits["grpc.max_send_message_length"] == limits["grpc.max_receive_message_length"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
-"""What an all-reduce can be measured with: ours, the libraries a user would pick instead, and the machine's own limits.
+"""What an operation can be measured with: ours, the libraries a user would pick instead, and the machine's own limits.
 
 One module a peer, each with a class that has the methods of `Peer`. A peer that cannot run here says why.
+
+all_reduce    every rank has an array; all are replaced by their sum.
+push_pull     one round of a parameter server: every rank pushes its array of gradients, the server makes a step of SGD
+              at RATE with their mean, and every rank has the new parameters.
 """
 
 from __future__ import annotations
@@ -12,38 +16,76 @@ import numpy.typing as npt
 
 from common.errors import choose
 
-__all__ = ["PEERS", "Peer", "load_peer"]
+__all__ = ["OPERATIONS", "PEERS", "RATE", "Peer", "load_peer", "possible"]
 
+RATE = 0.5  # a power of two, so that a step with small whole numbers is exact
 PEERS = {
     "shm": "benchmarks.peers.gradsync",
     "shm-copied": "benchmarks.peers.gradsync",
     "tcp": "benchmarks.peers.gradsync",
+    "tcp-ring": "benchmarks.peers.gradsync",
+    "tcp-checksum": "benchmarks.peers.gradsync",
     "gloo": "benchmarks.peers.paddle_gloo",
     "torch-gloo": "benchmarks.peers.torch_gloo",
     "mpi": "benchmarks.peers.mpi",
     "memory-limit": "benchmarks.peers.limits",
     "loopback-limit": "benchmarks.peers.limits",
+    "ring-limit": "benchmarks.peers.limits",
+    "link": "benchmarks.peers.limits",
+    "nccl": "benchmarks.peers.gradsync",
+    "nccl-ring": "benchmarks.peers.gradsync",
+    "nccl-raw": "benchmarks.peers.nccl_raw",
+    "torch-nccl": "benchmarks.peers.torch_nccl",
+    "ps-shm": "benchmarks.peers.parameter_server",
+    "ps-shm-copied": "benchmarks.peers.parameter_server",
+    "ps-grpc": "benchmarks.peers.parameter_server",
+    "ray": "benchmarks.peers.ray_server",
+    "torch-rpc": "benchmarks.peers.torch_rpc",
+    "round-limit": "benchmarks.peers.limits",
+    "memcpy": "benchmarks.peers.limits",
+}
+OF_SERVERS = ("ps-shm", "ps-shm-copied", "ps-grpc", "ray", "torch-rpc", "round-limit", "memcpy")
+OPERATIONS = {
+    "all_reduce": tuple(name for name in PEERS if name not in OF_SERVERS),
+    "push_pull": OF_SERVERS,
+}
+# Between emulated hosts; and the link itself, always.
+BETWEEN_HOSTS = {
+    "all_reduce": ("tcp", "gloo", "torch-gloo", "ring-limit"),
+    "push_pull": ("ps-grpc",),
 }
 
 
-class Peer(Protocol):
-    """One rank of a group that sums arrays over its ranks."""
+def possible(operation: str, *, emulated: bool) -> tuple[str, ...]:
+    """The backends that can carry out an operation on one host, or between emulated ones."""
+    if emulated:
+        return BETWEEN_HOSTS[operation]
+    return tuple(name for name in OPERATIONS[operation] if name not in ("ring-limit", "link"))
 
-    array: npt.NDArray[Any]  # what `all_reduce` works on, in place
+
+class Peer(Protocol):
+    """One rank of a group. One that works on a GPU has `xp`, the module cupy."""
+
+    array: npt.NDArray[Any]  # what the operation works on, in place, or the gradients; CuPy's if there is `xp`
+    parameters: npt.NDArray[Any]  # of push_pull
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
-        """Join the group; `address` is an abstract socket's name or a HOST:PORT, as `uses_port` says."""
+        """Join the group; `address` is an abstract socket's name, or, if the module has `uses_ports` or the hosts are
+        emulated, a free HOST:PORT on each rank's host (on each server's, if it has a `SERVER`), separated by commas."""
 
     def resize(self, count: int) -> None:
         """Make `array` hold `count` float32."""
 
-    def all_reduce(self) -> None: ...
+    def all_reduce(self) -> None:
+        """Block until the sums are there; of push_pull's peers `push_pull`, until the parameters are."""
 
     def close(self) -> None: ...
 
 
 def load_peer(name: str) -> Any:
-    """The module of a peer: its `Rank` class (a Peer), `why_absent(name)`, `launch(nranks)` and `sums`.
+    """The module of a peer: its `Rank` class (a Peer), `why_absent(name)`, `launch(nranks)`, `sums` (False: it computes
+    nothing), `driven_by_rank_0` (True: the other ranks' processes are idle, and its `changed()` tells that `array` has
+    new values), and `SERVER`, the module that is a server: `python -m SERVER ADDRESS I/S NRANKS`.
 
     Raises:
         UsageError: unknown name.

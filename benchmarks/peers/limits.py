@@ -3,7 +3,12 @@
 memory-limit    every rank reads its own array and writes it back, all at the same time. An all-reduce on one host must
                 do at least that: every input is read once and every output written once (docs/performance.md).
 loopback-limit  every rank sends 2(N-1)/N of the array to the next one over a plain TCP socket and receives as much,
-                which is what a ring moves through each link, without adding anything.
+                which is what a ring moves through each link, without adding anything. Between emulated hosts it is
+                called ring-limit.
+round-limit     every rank reads its own array, and reads and writes its 1/N of the parameters: the least memory that
+                a parameter server's round with SGD can move, N + 2 times the array.
+memcpy          rank 0 copies the array, and nobody else does anything.
+link            between emulated hosts: rank 0 sends the array to rank 1 over a plain TCP socket, and nobody else sends.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +24,12 @@ import numpy.typing as npt
 
 from common.memory import aligned_empty
 
-__all__ = ["Rank", "sums", "why_absent"]
+__all__ = ["Rank", "sums", "uses_ports", "why_absent"]
 
 sums = False
+uses_ports = True
 CALL = 1 << 20  # bytes a system call
+MEET_S = 30.0
 
 
 def why_absent(name: str) -> str:  # noqa: ARG001 - both are always there
@@ -30,62 +38,88 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - both are always there
 
 class Rank:
     array: npt.NDArray[Any]
+    parameters: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
-        self._nranks = nranks
-        self._sockets = meet(rank, nranks, address) if name == "loopback-limit" and nranks > 1 else None
+        self._name, self._rank, self._nranks = name, rank, nranks
+        moves = name not in ("memory-limit", "round-limit", "memcpy") and nranks > 1
+        self._sockets = meet(rank, address.split(",")) if moves else None
 
     def resize(self, count: int) -> None:
         self.array = aligned_empty(count)
-        share = 2 * (self._nranks - 1) * self.array.nbytes // self._nranks
+        self.array.fill(0)
+        self.parameters = aligned_empty(count if self._name == "memcpy" else count // self._nranks)
+        self.parameters.fill(0)
+        if self._sockets is None:
+            return
+        whole = self._name == "link"
+        share = self.array.nbytes if whole else 2 * (self._nranks - 1) * self.array.nbytes // self._nranks
         self._outgoing, self._incoming = memoryview(bytearray(share)), memoryview(bytearray(share))
+
+    def push_pull(self) -> None:
+        if self._name == "memcpy":
+            if self._rank == 0:
+                self.parameters[...] = self.array
+            return
+        np.max(self.array)
+        np.multiply(self.parameters, np.float32(1), out=self.parameters)
 
     def all_reduce(self) -> None:
         if self._sockets is None:
             np.multiply(self.array, np.float32(1), out=self.array)
             return
         to_next, from_previous = self._sockets
+        if self._name == "link":
+            self._stream(to_next, from_previous)
+            return
         sender = threading.Thread(target=to_next.sendall, args=(self._outgoing,))
         sender.start()
+        self._receive(from_previous)
+        sender.join()
+
+    def _stream(self, to_next: socket.socket, from_previous: socket.socket) -> None:
+        """There and, when all is there, one byte back."""
+        if self._rank == 0:
+            to_next.sendall(self._outgoing)
+            from_previous.recv(1)
+        else:
+            self._receive(from_previous)
+            to_next.sendall(b"!")
+
+    def _receive(self, source: socket.socket) -> None:
         got = 0
         while got < len(self._incoming):
-            got += from_previous.recv_into(self._incoming[got : got + CALL])
-        sender.join()
+            count = source.recv_into(self._incoming[got : got + CALL])
+            if not count:
+                raise ConnectionError("the previous rank has gone")
+            got += count
 
     def close(self) -> None:
         for each in self._sockets or ():
             each.close()
 
 
-def meet(rank: int, nranks: int, address: str) -> tuple[socket.socket, socket.socket]:
-    """(connection to the next rank, from the previous one); ports are told through abstract sockets."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as told:
-        told.bind(f"\0{address}-{rank}")
-        told.listen()
-        asking = threading.Thread(target=lambda: tell(told, listener.getsockname()[1]))
-        asking.start()
-        to_next = socket.create_connection(("127.0.0.1", ask(f"\0{address}-{(rank + 1) % nranks}")))
+def meet(rank: int, addresses: Sequence[str]) -> tuple[socket.socket, socket.socket]:
+    """(connection to the next rank, from the previous one), each listening at its own address."""
+    host, _, port = addresses[rank].rpartition(":")
+    with socket.create_server((host, int(port))) as listener:
+        listener.settimeout(MEET_S)
+        to_next = call(addresses[(rank + 1) % len(addresses)])
         from_previous, _ = listener.accept()
-        asking.join()
     for each in (to_next, from_previous):
+        each.settimeout(None)
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return to_next, from_previous
 
 
-def tell(told: socket.socket, port: int) -> None:
-    connection, _ = told.accept()
-    with connection:
-        connection.sendall(str(port).encode())
-
-
-def ask(name: str) -> int:
-    deadline = time.monotonic() + 30.0
+def call(address: str) -> socket.socket:
+    """Connect as soon as it listens."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + MEET_S
     while True:
-        with socket.socket(socket.AF_UNIX) as asking:
-            try:
-                asking.connect(name)
-                return int(asking.recv(16))
-            except ConnectionRefusedError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        try:
+            return socket.create_connection((host, int(port)), MEET_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-__all__ = ["Rank", "uses_port", "why_absent"]
+__all__ = ["Rank", "uses_ports", "why_absent"]
 
-uses_port = True
+uses_ports = True
 
 
 def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
@@ -21,13 +21,13 @@ class Rank:
     array: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:  # noqa: ARG002
-        host, _, port = address.rpartition(":")
+        endpoints = address.split(",")
         os.environ.update(
             PADDLE_TRAINER_ID=str(rank),
             PADDLE_TRAINERS_NUM=str(nranks),
-            PADDLE_TRAINER_ENDPOINTS=",".join(f"{host}:{int(port) + 1 + r}" for r in range(nranks)),
-            PADDLE_CURRENT_ENDPOINT=f"{host}:{int(port) + 1 + rank}",
-            PADDLE_MASTER=address,
+            PADDLE_TRAINER_ENDPOINTS=address,
+            PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+            PADDLE_MASTER=endpoints[0],
             PADDLE_DISTRI_BACKEND="gloo",
         )
         import paddle

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rank", "uses_port", "why_absent"]
+__all__ = ["Rank", "uses_ports", "why_absent"]
 
-uses_port = True
+uses_ports = True
 
 
 def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
@@ -25,7 +25,7 @@ class Rank:
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=nranks)
+        dist.init_process_group("gloo", init_method=f"tcp://{address.partition(',')[0]}", rank=rank, world_size=nranks)
         self._torch, self._dist = torch, dist
 
     def resize(self, count: int) -> None:

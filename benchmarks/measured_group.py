@@ -1,0 +1,118 @@
+"""A group of processes that measure a collective operation when told to, and sleep in between."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.cluster import Hosts
+from benchmarks.peers import load_peer
+from common.errors import GradSyncError
+from common.launch import Job
+
+__all__ = ["MeasuredGroup"]
+
+START_S = 60.0  # for a group to come together
+ANSWER_S = 300.0  # for a rank to measure one size
+
+
+class MeasuredGroup:
+    """The ranks of one backend as idle processes, one on each of `placed`; a context manager.
+
+    Args:
+        servers: the hosts of parameter servers, for a backend that has them.
+
+    Raises:
+        GradSyncError: they did not come together, or one died.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        backend: str,
+        hosts: Hosts,
+        placed: Sequence[int],
+        *,
+        operation: str = "all_reduce",
+        servers: Sequence[int] = (),
+    ) -> None:
+        self.backend, self.nranks = backend, len(placed)
+        self.placed, self.servers = tuple(placed), tuple(servers)
+        self._operation = operation
+        self._job, self._hosts, self._resources = job, hosts, ExitStack()
+
+    def __enter__(self) -> MeasuredGroup:
+        control = str(self._job.scratch / f"control-{secrets.token_hex(4)}")  # a path: hosts share the file system
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(control)
+            listener.listen(self.nranks)
+            listener.settimeout(START_S)
+            self._start(control)
+            try:
+                self._ranks = [self._accept(listener) for _ in range(self.nranks)]
+            except TimeoutError as exc:
+                self._job.check()
+                raise GradSyncError(f"{self._name} did not come together within {START_S:g} s") from exc
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    @property
+    def _name(self) -> str:
+        return f"{self.backend} N={self.nranks}"
+
+    def _start(self, control: str) -> None:
+        module = load_peer(self.backend)
+        uses_ports = self._hosts.emulated or getattr(module, "uses_ports", False)
+        where = self.servers if hasattr(module, "SERVER") else self.placed
+        endpoints = self._hosts.endpoints(where) if uses_ports else []
+        address = ",".join(endpoints) or f"gradsync-sweep-{secrets.token_hex(8)}"
+        worker = ["-m", "benchmarks.sweep_worker", self._operation, self.backend, str(self.nranks), address, control]
+        log = f"{self.backend}-{self.nranks}"
+        if hasattr(module, "launch"):
+            self._job.start(self._name, worker, log=log, through=module.launch(self.nranks))
+            return
+        for index, host in enumerate(self.servers if hasattr(module, "SERVER") else ()):
+            server = ["-m", module.SERVER, endpoints[index], f"{index}/{len(endpoints)}", str(self.nranks)]
+            name = f"server {index} of {self._name}"
+            self._job.start(name, server, log=f"{log}.server{index}", through=self._hosts.within(host))
+        for rank, host in enumerate(self.placed):
+            self._job.start(
+                f"{self._name} rank {rank}",
+                [*worker, str(rank)],
+                log=f"{log}.{rank}",
+                through=self._hosts.within(host),
+                environment=self._hosts.environment,
+            )
+
+    def measure(self, nbytes: int, iterations: int) -> tuple[list[float], int]:
+        """(seconds of each iteration, on the slowest rank; elements that were wrong on any rank)."""
+        for rank in self._ranks:
+            rank.write(json.dumps({"count": nbytes // 4, "iterations": iterations}) + "\n")
+            rank.flush()
+        answers = []
+        for number, rank in enumerate(self._ranks):
+            try:
+                line = rank.readline()
+            except TimeoutError as exc:
+                self._job.check()
+                raise GradSyncError(f"{self._name}: no answer from connection {number} within {ANSWER_S:g} s") from exc
+            if not line:
+                self._job.check()
+                raise GradSyncError(f"{self._name}: a rank ended in mid-measurement")
+            answers.append(json.loads(line))
+        slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        return slowest, sum(answer["wrong"] for answer in answers)
+
+    def _accept(self, listener: socket.socket) -> Any:
+        connection, _ = listener.accept()
+        connection.settimeout(ANSWER_S)
+        lines = self._resources.enter_context(connection.makefile("rw"))
+        self._resources.enter_context(connection)
+        json.loads(lines.readline())
+        return lines

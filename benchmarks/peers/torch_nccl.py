@@ -1,0 +1,58 @@
+"""PyTorch's all-reduce on GPUs: torch.distributed over NCCL."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import numpy.typing as npt
+
+from collective.nccl_group import SHARING
+
+__all__ = ["Rank", "uses_port", "why_absent"]
+
+uses_port = True
+
+
+def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+    for package in ("torch", "cupy"):
+        if not importlib.util.find_spec(package):
+            return f"{package} is not installed (pip install torch cupy-cuda12x)"
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU (install one built for CUDA)"
+    if torch.cuda.device_count() == 1 and torch.cuda.nccl.version() < (2, 30):
+        return f"one GPU, which NCCL {torch.cuda.nccl.version()} lets no ranks share (install NCCL >= 2.30)"
+    return ""
+
+
+class Rank:
+    array: npt.NDArray[Any]
+
+    def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:  # noqa: ARG002
+        import torch
+        import torch.distributed as dist
+
+        count = torch.cuda.device_count()
+        if nranks > count:
+            os.environ.update(SHARING)
+        self._device = torch.device("cuda", rank % count)
+        torch.cuda.set_device(self._device)
+        dist.init_process_group(
+            "nccl", init_method=f"tcp://{address}", rank=rank, world_size=nranks, device_id=self._device
+        )
+        self._torch, self._dist, self.xp = torch, dist, importlib.import_module("cupy")
+        self.xp.cuda.Device(rank % count).use()
+
+    def resize(self, count: int) -> None:
+        self._tensor = self._torch.empty(count, dtype=self._torch.float32, device=self._device)
+        self.array = self.xp.from_dlpack(self._tensor)
+
+    def all_reduce(self) -> None:
+        self._dist.all_reduce(self._tensor)
+        self._torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()

@@ -1,0 +1,38 @@
+"""How far a long run has come: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["progress"]
+
+QUIET_S = 30.0  # between two lines where there is no terminal
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """A function to be called with what is about to run, `total` times."""
+    begun = told = time.monotonic()
+    started = 0
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=total)
+
+        def on_run(what: str) -> None:
+            nonlocal started, told
+            bar.update(task, completed=started, description=what)
+            now = time.monotonic()
+            if not console.is_terminal and now - told >= QUIET_S:
+                print(f"{started} of {total} done after {now - begun:.0f} s; now {what}", file=sys.stderr, flush=True)
+                told = now
+            started += 1
+
+        yield on_run

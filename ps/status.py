@@ -1,0 +1,124 @@
+"""`python -m ps.status --servers HOST:PORT,...`: how a training goes, as a table that keeps itself up to date."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from common.process import prepare_process
+
+if TYPE_CHECKING:
+    import grpc
+    from rich.console import RenderableType
+
+    from common.gradsync_pb2 import StatusReply
+    from ps.config import StatusConfig
+
+__all__ = ["main"]
+
+ANSWER_S = 5.0  # a server that answers no later is frozen
+
+
+def main(args: list[str] | None = None) -> int:
+    prepare_process()
+    from common.cli import run_command
+    from ps.config import StatusConfig
+
+    return run_command(StatusConfig, run, prog="ps.status", args=args)
+
+
+def run(config: StatusConfig) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from common import rpc
+    from common.config import parse_addresses
+    from common.errors import PeerLost
+
+    console = Console()
+    addresses = parse_addresses(config.servers)
+    with ExitStack() as stack:
+        channels = [stack.enter_context(rpc.connect(address, timeout=config.timeout)) for address in addresses]
+        replies = ask(addresses, channels)
+        if config.once or not console.is_terminal:
+            console.print(table_of(addresses, replies))
+            return
+        live = stack.enter_context(Live(table_of(addresses, replies), console=console, auto_refresh=False))
+        try:
+            while any(reply.state in ("waiting for trainers", "training") for reply in replies):
+                time.sleep(config.interval)
+                replies = ask(addresses, channels)
+                live.update(table_of(addresses, replies), refresh=True)
+        except PeerLost:
+            live.stop()
+            console.print("the servers have ended")
+        except KeyboardInterrupt:
+            live.stop()
+
+
+def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel]) -> list[StatusReply]:
+    """Every server's status.
+
+    Raises:
+        PeerLost, PeerStalled: naming the server.
+    """
+    import grpc
+
+    from common import rpc
+    from common.gradsync_pb2 import StatusReply, StatusRequest
+    from ps.servicer import STATUS
+
+    found = []
+    for address, channel in zip(addresses, channels, strict=True):
+        call = channel.unary_unary(
+            STATUS, request_serializer=StatusRequest.SerializeToString, response_deserializer=StatusReply.FromString
+        )
+        try:
+            found.append(call(StatusRequest(), timeout=ANSWER_S))
+        except grpc.RpcError as exc:
+            raise rpc.translate(exc, f"the server at {address}", "telling its status") from exc
+    return found
+
+
+def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> RenderableType:
+    """One line a server, then one a trainer, whose figures are those of the slowest of its servers."""
+    from rich.console import Group
+    from rich.table import Table
+
+    servers = Table("server", "address", "steps", "MB", "state", box=None, pad_edge=False, header_style="bold")
+    for address, reply in zip(addresses, replies, strict=True):
+        of = f"{reply.shard}/{reply.shards}"
+        servers.add_row(of, address, f"{reply.steps:,}", f"{reply.parameters * 4e-6:.1f}", reply.state)
+    trainers = Table(
+        "rank",
+        "data",
+        "steps",
+        "last in",
+        "lag ms",
+        "pushed MB",
+        "served MB",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    for rank in sorted({t.rank for reply in replies for t in reply.trainers}):
+        seen = [t for reply in replies for t in reply.trainers if t.rank == rank]
+        worst = max(seen, key=lambda t: t.lag)
+        ended = max(1, replies[0].steps)
+        trainers.add_row(
+            str(rank) + (" (left)" if all(t.left for t in seen) else ""),
+            "+".join(sorted({t.data_plane for t in seen if t.data_plane}, reverse=True)) or "-",
+            f"{min(t.steps for t in seen):,}",
+            f"{worst.times_last / ended:.0%}",
+            f"{1000 * worst.lag:.1f}",
+            f"{sum(t.bytes_pushed for t in seen) / 1e6:,.1f}",
+            f"{sum(t.bytes_served for t in seen) / 1e6:,.1f}",
+        )
+    return Group(servers, "", trainers) if trainers.row_count else servers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

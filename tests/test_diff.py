@@ -1,0 +1,159 @@
+"""`python -m benchmarks diff`: faster, slower, within noise; files that hold no results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.diff import Change, Figure, changes, figures, load
+from common.errors import DataError, GradSyncError
+
+MACHINE = {"cpu": "Some CPU", "cores": 2}
+TOP = {"schema": 1, "created": "2026-01-01T00:00:00+00:00", "command": "c", "environment": MACHINE}
+
+
+def row(backend: str, time: float, low: float, high: float, **more: Any) -> dict[str, Any]:
+    return {
+        "backend": backend,
+        "nranks": 4,
+        "bytes": 10**8,
+        "time_ms": time,
+        "time_ms_interval": [low, high],
+        "wrong": 0,
+        **more,
+    }
+
+
+def sweep(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {**TOP, "absent": {}, "rows": list(rows)}
+
+
+def compare(*rates: tuple[str, float, float, float], model: str = "mlp") -> dict[str, Any]:
+    job = {"model": model, "dataset": "digits", "batch_size": 32, "optimizer": "adam"}
+    runs = [{**job, "contestant": c, "samples_per_s": s, "samples_per_s_interval": [a, b]} for c, s, a, b in rates]
+    return {**TOP, "certificate": {"identical": bool(runs)}, "runs": runs}
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "factor"),
+    [
+        ((20, 18, 22), "slower", "2.00x slower"),
+        ((11, 10.5, 12), "within noise", "1.10x slower"),
+        ((5, 4, 8.9), "faster", "2.00x faster"),
+        ((5, 4, 9), "within noise", "2.00x faster"),
+        ((20, 20, 20), "noise unknown", "2.00x slower"),
+    ],
+)
+def test_verdicts(after: tuple[float, float, float], verdict: str, factor: str) -> None:
+    change = Change("x", Figure(10, 9, 11), Figure(*after))
+    assert (change.verdict, change.factor) == (verdict, factor)
+
+
+def test_figures_of_each_kind() -> None:
+    found = figures(sweep(row("tcp", 10, 9, 11), row("gloo", 5, 4, 6), row("link", 5, 4, 6)))
+    assert found == {
+        "tcp N=4 100 MB": Figure(10, 9, 11),
+        "gloo N=4 100 MB": Figure(5, 4, 6, ours=False),
+        "link N=4 100 MB": Figure(5, 4, 6, ours=False),
+    }
+    assert figures(compare(("ps N=2", 1000, 500, 2000))) == {"ps N=2": Figure(1000, 500, 2000)}
+    script = {**TOP, "runs": [{"contestant": "ps N=2", "scheme": "ps", "step_ms": 7, "step_ms_interval": [6, 8]}]}
+    assert figures(script) == {"ps N=2": Figure(7, 6, 8)}
+
+
+def test_only_what_both_have_is_compared() -> None:
+    one = Figure(1, 1, 1)
+    assert changes({"a": one, "b": one}, {"b": one, "c": one}) == [Change("b", one, one)]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, Any], str]:
+    def to(name: str, content: Any) -> str:
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(tmp_path / name)
+
+    return to
+
+
+def run(*files: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", "diff", *files]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[str, Any], str]) -> None:
+    limit = row("memory-limit", 5, 4, 6)
+    before = write("a", sweep(row("tcp", 10, 9, 11), row("shm", 10, 9, 11), row("gloo", 10, 9, 11), limit))
+    slow_limit = row("memory-limit", 50, 40, 60)
+    after = write("b", sweep(row("tcp", 20, 19, 22), row("shm", 5, 4, 6), row("mpi", 1, 1, 2), slow_limit))
+    done = run(before, after)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "not ours: memory-limit N=4 100 MB is 10.00x slower"
+    assert lines[1:3] == ["only before: gloo N=4 100 MB", "only after: mpi N=4 100 MB"]
+    assert lines[4].split() == ["tcp", "N=4", "100", "MB", "10", "9-11", "20", "19-22", "2.00x", "slower"]
+    assert lines[5].split()[0] == "shm"
+    assert lines[-1] == "1 slower, 1 faster"
+    assert run(before, before).returncode == 0
+    assert run(before, before).stdout == "2 within noise\n"
+    assert run(write("c", sweep(row("tcp", 20, 19, 22), slow_limit)), before).returncode == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (sweep(), compare(("ps", 1, 1, 1)), "one is of sweep, the other of compare; give two of a kind"),
+        (
+            compare(("ps", 1, 1, 1)),
+            compare(("ps", 1, 1, 1), model="cnn"),
+            "they measured different things: model mlp, dataset digits, batch_size 32, optimizer adam / model cnn",
+        ),
+        (sweep(), {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}}, "different things:  / emulated 4 hosts, 1gbit"),
+    ],
+)
+def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, write: Callable[[str, Any], str]) -> None:
+    done = run(write("a", before), write("b", after))
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "text"),
+    [
+        ("{", DataError, "is not JSON: "),
+        ([1], DataError, "holds no results of compare or sweep"),
+        ({"schema": 1}, DataError, "holds no results of compare or sweep"),
+        (
+            {**sweep(), "schema": 2},
+            DataError,
+            "has schema 2, this version reads 1; use the version of GradSync that",
+        ),
+        (sweep({"backend": "tcp", "nranks": 2}), DataError, "lacks a figure: KeyError: 'wrong'"),
+        (
+            sweep(row("tcp", 1, 1, 1, wrong=3)),
+            GradSyncError,
+            "wrong sums from tcp N=4, so there is no speed to compare",
+        ),
+        (compare(), GradSyncError, "the certificate failed, so there is no speed to compare"),
+    ],
+)
+def test_files_without_results(
+    content: Any, kind: type[Exception], text: str, write: Callable[[str, Any], str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        load(Path(write("x.json", content)))
+    assert text in str(caught.value)
+    assert "x.json" in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*/nothing.json: No such file or directory"):
+        load(tmp_path / "nothing.json")

@@ -1,0 +1,35 @@
+"""How far a long run is: a line now and then where there is no terminal, a bar where there is one."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from benchmarks import progress as module
+from benchmarks.progress import progress
+
+
+def test_without_a_terminal_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 31.0, 40.0, 62.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with progress(Console(file=io.StringIO()), 9) as on_run:
+        for number in range(4):
+            on_run(f"run {number}")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["1 of 9 done after 31 s; now run 1", "3 of 9 done after 62 s; now run 3"]
+
+
+def test_on_a_terminal_a_bar_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    with progress(Console(file=screen, force_terminal=True, width=80), 2) as on_run:
+        on_run("first")
+        on_run("second")
+    assert "second" in screen.getvalue()
+    assert "1/2" in screen.getvalue()
+    assert capsys.readouterr().err == ""
