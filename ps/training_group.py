@@ -528,13 +528,8 @@ class TrainingGroup:
         self._outboxes[rank].end()
         if len(self._gone) == self.nranks:
             self._end()
-        elif self._waits_for_the_gone():
+        elif self._waiting_since is not None:
             self._finished_early()
-
-    def _waits_for_the_gone(self) -> bool:
-        if isinstance(self._store, RelaxedStore) and len(self._registered) == self.nranks:
-            return bool(self._gathered) or self._store.misses(self._gone)
-        return self._waiting_since is not None
 
     def _finished_early(self) -> None:
         left = ", ".join(str(rank) for rank in sorted(self._gone))
@@ -576,8 +571,6 @@ class TrainingGroup:
         """Whom the others wait for."""
         if len(self._outboxes) < self.nranks:
             return [rank for rank in range(self.nranks) if rank not in self._outboxes]
-        if isinstance(self._store, RelaxedStore) and self._store.waiting:
-            return self._store.waiting_for()
         if self._gathered:
             return [rank for rank in range(self.nranks) if rank not in self._gathered]
         if self._store is None or len(self._registered) < self.nranks:
