@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,10 +16,12 @@ from common.optimizers import Optimizer
 
 __all__ = [
     "PADDING",
+    "WORTH_HELP",
     "Accumulator",
     "NoUpdate",
     "Part",
     "StatefulUpdater",
+    "Together",
     "Updater",
     "is_number",
     "make_part_updater",
@@ -28,6 +31,7 @@ __all__ = [
 ]
 
 
+WORTH_HELP = 1 << 19  # words; handing half of a smaller buffer to another thread takes longer than it saves
 PADDING = 2 * ALIGNMENT  # words of zeros after a slice that a part updater may use; see Part.padded_stop
 
 
@@ -53,6 +57,20 @@ class NoUpdate:
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
         pass
+
+
+class Together:
+    """Two updaters of slices that do not overlap, at the same time: the second on the helper's thread."""
+
+    def __init__(self, first: Updater, second: Updater, helper: Executor) -> None:
+        self._first, self._second, self._helper = first, second, helper
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
+        other = self._helper.submit(self._second.step, learning_rate, used)
+        try:
+            self._first.step(learning_rate, used)
+        finally:
+            other.result()
 
 
 @dataclass(frozen=True)
@@ -115,8 +133,14 @@ def is_number(key: str) -> bool:
     return "_pow_acc" in key
 
 
-def make_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
+def make_updater(
+    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Executor | None = None
+) -> Updater:
     """Paddle's optimizer of that description on the flat buffers, which are kept by reference.
+
+    Args:
+        helper: a thread that updates the second half of large buffers; the same bits, for they are cut at a multiple
+            of ALIGNMENT.
 
     Raises:
         UsageError: Paddle is not installed here.
@@ -127,7 +151,12 @@ def make_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients:
         from common.flat_optimizer import FlatOptimizer
     except ImportError as exc:
         raise _no_paddle(optimizer) from exc
-    return FlatOptimizer(optimizer, parameters, gradients)
+    if helper is None or parameters.size < WORTH_HELP:
+        return FlatOptimizer(optimizer, parameters, gradients)
+    middle = parameters.size // 2 // ALIGNMENT * ALIGNMENT
+    halves = (slice(middle), slice(middle, None))
+    first, second = (FlatOptimizer(optimizer, parameters[half], gradients[half]) for half in halves)
+    return Together(first, second, helper)
 
 
 def make_part_updater(

@@ -308,7 +308,7 @@ class TrainingGroup:
         if isinstance(store, RelaxedStore):
             self._begin_relaxed(store)
             return
-        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients)
+        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients, helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
             if not plane.refusal and self._pool is not None:
@@ -323,7 +323,8 @@ class TrainingGroup:
         if self._mode.name == "geo":  # trainers have the optimizer
             self._updater = AddDifference(store, layout_of(self._first)[1])
         else:
-            self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients)
+            optimizer = optimizer_of(self._first)
+            self._updater = make_updater(optimizer, store.parameters, store.gradients, helper=self._helper)
         for rank, outbox in self._outboxes.items():
             outbox.put([ServerMessage(plane=self._planes[rank])])
             self._hand_over(rank, store)

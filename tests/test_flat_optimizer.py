@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,17 @@ from common.arena import Arena, FloatArray, Layout  # noqa: E402
 from common.errors import UsageError  # noqa: E402
 from common.flat_optimizer import FlatOptimizer, PartOptimizer, as_tensor  # noqa: E402
 from common.memory import aligned_empty  # noqa: E402
-from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp  # noqa: E402
-from common.updater import PADDING, Accumulator, is_number, parts_of  # noqa: E402
+from common.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp, make_optimizer  # noqa: E402
+from common.updater import (  # noqa: E402
+    PADDING,
+    WORTH_HELP,
+    Accumulator,
+    NoUpdate,
+    Together,
+    is_number,
+    make_updater,
+    parts_of,
+)
 
 Make = Callable[[list[Any]], Any]
 O = paddle.optimizer  # noqa: E741
@@ -397,3 +407,33 @@ def test_a_state_with_something_missing_is_refused_at_the_first_step_where_it_wa
     text = r"^the optimizer state does not fit the optimizer: .*p7_moment1_0 should in state dict"
     with pytest.raises(UsageError, match=text):
         new.step(1, WHOLE)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_halves_at_the_same_time_give_the_same_bits(name: str) -> None:
+    description = make_optimizer(name, {})
+    size = WORTH_HELP + 48
+    start = np.random.default_rng(1).standard_normal(size).astype(np.float32)
+    arrays = [(aligned_empty(size), aligned_empty(size)) for _ in range(2)]
+    with ThreadPoolExecutor(1) as helper:
+        updaters = [make_updater(description, *arrays[0]), make_updater(description, *arrays[1], helper=helper)]
+        assert isinstance(updaters[1], Together)
+        for parameters, _ in arrays:
+            parameters[...] = start
+        for step in range(3):
+            for (_, gradients), updater in zip(arrays, updaters, strict=True):
+                gradients[...] = np.random.default_rng(step).standard_normal(size)
+                updater.step(0.01 / (1 + step))
+    assert arrays[0][0].tobytes() == arrays[1][0].tobytes()
+    assert (arrays[0][0] != start).any()
+
+
+def test_an_error_in_either_half_is_raised() -> None:
+    class Fails:
+        def step(self, learning_rate: float, used: bytes = b"") -> None:
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as helper:
+        for pair in ((Fails(), NoUpdate()), (NoUpdate(), Fails())):
+            with pytest.raises(ZeroDivisionError):
+                Together(*pair, helper).step(0.1)

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,3 +205,29 @@ def test_large_blocks_are_not_mapped_one_by_one() -> None:
     mapped = libc.mallinfo2().hblkhd - before
     libc.free(block)
     assert mapped == 0
+
+
+def test_large_segments_have_huge_pages_where_the_kernel_can() -> None:
+    """For the process that made one and for another that maps it."""
+
+    def huge_kib(segment: Segment) -> int:
+        begun = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            begun = line.startswith(f"{segment.address:x}-") or (begun and not re.match(r"[0-9a-f]+-[0-9a-f]+ ", line))
+            if begun and line.startswith("ShmemPmdMapped:"):
+                return int(line.split()[1])
+        return 0
+
+    release = tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2])
+    if release < (6, 1) or not Path("/sys/kernel/mm/transparent_hugepage").is_dir():
+        pytest.skip(f"Linux {os.uname().release} does not make huge pages when asked to")
+    with Segment(5 << 20) as segment, Segment(1 << 20) as small:
+        assert segment.address % (2 << 20) == 0
+        segment.bytes[...] = 7
+        if not huge_kib(segment):
+            pytest.skip("this kernel has no huge pages to give")
+        assert huge_kib(segment) == 4096
+        assert huge_kib(small) == 0
+        with Segment(5 << 20, descriptor=os.dup(segment.descriptor)) as again:
+            assert again.bytes.sum() == 7 * (5 << 20)
+            assert huge_kib(again) == 4096

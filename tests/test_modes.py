@@ -149,7 +149,9 @@ def test_ssp_with_a_bound_of_zero_gives_numpys_bits(servers: int, planes: Planes
 class Counter:
     """Parameters are the number of updates they have seen; written in two halves."""
 
-    def __init__(self, optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> None:
+    def __init__(
+        self, optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Any = None
+    ) -> None:
         self.parameters = parameters
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:

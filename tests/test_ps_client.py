@@ -66,7 +66,9 @@ class NumpySGD:
         self.parameters -= np.float32(learning_rate) * self.gradients
 
 
-def numpy_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
+def numpy_updater(
+    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: object = None
+) -> Updater:
     """Stands in for `make_updater`, so that no Paddle is needed."""
     return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
 

@@ -163,11 +163,7 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
 
 
 def test_backends_of_another_operation_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there are shm,"
-    ):
+    with pytest.raises(UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there"):
         SweepConfig(backends="ps-shm")
-    with pytest.raises(
-        UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there are ps-shm,"
-    ):
+    with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
         SweepConfig(op="push_pull", backends="gloo")

@@ -63,7 +63,9 @@ class NumpySGD:
         self.parameters -= np.float32(learning_rate) * self.gradients
 
 
-def numpy_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> Updater:
+def numpy_updater(
+    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: object = None
+) -> Updater:
     """Stands in for `make_updater`, so that no Paddle is needed."""
     return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
 
@@ -474,7 +476,7 @@ def test_another_learning_rate_within_a_step_fails_all() -> None:
 
 
 def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray) -> Updater:
+    def refuse(optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray, *, helper: object) -> Updater:
         raise UsageError("Paddle is not installed here")
 
     monkeypatch.setattr("ps.training_group.make_updater", refuse)
