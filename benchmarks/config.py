@@ -32,6 +32,9 @@ class CompareConfig(TrainingConfig):
     data_planes: str | None = None
     """What carries the gradients to parameter servers, separated by commas: shm, grpc. (default: both; between emulated
     hosts grpc)"""
+    ps_modes: str = "sync"
+    """Modes of parameter servers, separated by commas: sync, ssp:S, async, geo:K; all but sync and ssp:0 compute
+    something else, and are reported apart."""
     backends: str | None = None
     """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     repetitions: int = 3
@@ -66,7 +69,8 @@ class CompareConfig(TrainingConfig):
             check_rank(0, count)
         servers = numbers("servers", self.servers)
         backends, data_planes = self._backends()
-        return line_up(self.schemes.split(","), nranks, backends, servers, data_planes)
+        modes = self.ps_modes.split(",")
+        return line_up(self.schemes.split(","), nranks, backends, servers, data_planes, modes)
 
     def _backends(self) -> tuple[list[str], list[str]]:
         """Of rings, and the data planes of parameter servers."""

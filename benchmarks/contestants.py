@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import choose
+from ps.modes import SYNC, parse_mode
 
 __all__ = ["PADDLE_SCHEMES", "SCHEMES", "Contestant", "line_up"]
 
@@ -21,13 +22,20 @@ class Contestant:
     backend: str  # "none", "grpc", "shm", "tcp"
     nranks: int
     servers: int = 0
+    mode: str = "sync"  # of parameter servers
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it must end in the same bits as the others."""
+        return parse_mode(self.mode).in_step
 
     @property
     def name(self) -> str:
-        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2"."""
+        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async"."""
         backend = f"/{self.backend}" if self.scheme in ("ps", "ring") else ""
         servers = f" S={self.servers}" if self.servers > 1 else ""
-        return f"{self.scheme}{backend} N={self.nranks}{servers}"
+        mode = "" if self.mode == "sync" else f" {self.mode}"
+        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}"
 
 
 def line_up(
@@ -36,15 +44,19 @@ def line_up(
     backends: Sequence[str],
     servers: Sequence[int],
     data_planes: Sequence[str],
+    ps_modes: Sequence[str] = ("sync",),
 ) -> list[Contestant]:
     """Every sensible combination, by number of ranks.
 
     `local` takes part with one rank only. One rank has nobody to talk to, so there one server and the first back end
-    or data plane stand for all; the other data planes take part with the first number of servers only.
+    or data plane stand for all; the other data planes take part with the first number of servers only. Modes other than
+    sync take part with the first of both, and with several ranks.
 
     Raises:
-        UsageError: an unknown scheme.
+        UsageError: an unknown scheme or mode.
     """
+    modes = [str(parse_mode(mode)) for mode in ps_modes]
+    others = [mode for mode in modes if mode != str(SYNC)]
     found: list[Contestant] = []
     for count in sorted(set(nranks)):
         for scheme in schemes:
@@ -53,7 +65,10 @@ def line_up(
                 found.append(Contestant("local", "none", 1))
             elif scheme == "ps":
                 pairs = [(data_planes[0], s) for s in servers] + [(plane, servers[0]) for plane in data_planes[1:]]
-                found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
+                if str(SYNC) in modes:
+                    found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
+                if count > 1:
+                    found += [Contestant("ps", data_planes[0], count, servers[0], mode) for mode in others]
             elif scheme == "ring":
                 found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]
     return found

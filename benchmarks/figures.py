@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COLUMNS", "Group", "Key", "Plot", "Run", "cells", "fastest", "leads", "plots", "rate", "series"]
+from ps.modes import parse_mode
+
+__all__ = ["COLUMNS", "Group", "Key", "Plot", "Run", "cells", "fastest", "in_step", "leads", "plots", "rate", "series"]
 
 Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
@@ -51,8 +53,14 @@ def series(run: Run) -> str:
     return " ".join(word for word in str(run["contestant"]).split() if not word.startswith("N="))
 
 
+def in_step(run: Run) -> bool:
+    """Whether it computes the same as the others, and so takes part in the race."""
+    return parse_mode(run.get("mode", "sync")).in_step
+
+
 def fastest(runs: Iterable[Run]) -> Run:
-    return max(runs, key=lambda run: float(run["samples_per_s"]))
+    """Of those in step, if any are."""
+    return max(runs, key=lambda run: (in_step(run), float(run["samples_per_s"])))
 
 
 def leads(run: Run, runs: Sequence[Run]) -> bool:
@@ -240,7 +248,8 @@ def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
         "loss",
         "Loss against wall time",
         "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at which "
-        "each loss is reached differs.",
+        "each loss is reached differs."
+        + ("" if all(map(in_step, runs)) else " Modes in another order by design have losses of their own."),
         f"Lines of training loss over seconds. {heard}.",
         [*lines, *styles],
         380,

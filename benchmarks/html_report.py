@@ -145,9 +145,15 @@ def _header(results: Results) -> str:
 
 def _certificate(results: Results) -> str:
     certificate = results["certificate"]
-    looks = {True: "good", False: "bad", None: "muted"}
+    looks: dict[bool | str | None, str] = {True: "good", False: "bad"}
     lines = [
-        _row([escape(name), f'<span class="{looks[same]}">{MARKS[same]}</span>', f"<code>{escape(digest[:12])}</code>"])
+        _row(
+            [
+                escape(name),
+                f'<span class="{looks.get(same, "muted")}">{MARKS[same]}</span>',
+                f"<code>{escape(digest[:12])}</code>",
+            ]
+        )
         for name, same, digest in certified(results)
     ]
     differences = [f"<li>{escape(describe(found))}</li>" for found in certificate["differences"]]

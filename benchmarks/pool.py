@@ -94,6 +94,7 @@ class WorkerPool:
             "role": "rank",
             "scheme": contestant.scheme,
             "backend": contestant.backend,
+            "mode": contestant.mode,
             "nranks": contestant.nranks,
             "servers": addresses,
             "rendezvous": self._hosts.meeting_place(),

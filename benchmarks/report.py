@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.figures import COLUMNS, Group, Run, cells, fastest, leads, rate, series
+from benchmarks.figures import COLUMNS, Group, Run, cells, fastest, in_step, leads, rate, series
 
 __all__ = [
     "DEFINITIONS",
@@ -32,7 +32,8 @@ __all__ = [
 
 Results = dict[str, Any]  # what lies in results.json
 
-MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone"}
+APART = "other order by design"
+MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART}
 DEFINITIONS = {
     "N": "number of ranks (training processes); S is the number of parameter servers, where there are several.",
     "samples/s": "samples of all ranks together.",
@@ -48,10 +49,11 @@ DEFINITIONS = {
 
 
 class Certified(NamedTuple):
-    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with."""
+    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, and APART where
+    it is not meant to be."""
 
     contestant: str
-    same: bool | None
+    same: bool | str | None
     digest: str
 
 
@@ -60,11 +62,14 @@ def certified(results: Results) -> list[Certified]:
     certificate = results["certificate"]
     digests: dict[str, str] = certificate["schemes"]
     group_of = {name: group for group in certificate["groups"] for name in group["contestants"]}
+    apart = certificate.get("other_order", ())
     differing = {found["contestant"] for found in certificate["differences"]}
 
-    def same(name: str) -> bool | None:
+    def same(name: str) -> bool | str | None:
         if name in differing:  # be it from its own other ranks
             return False
+        if name in apart:
+            return APART
         group = group_of.get(name)
         if group is None or len(group["contestants"]) < 2:
             return None
@@ -135,10 +140,19 @@ def verdict(results: Results) -> list[str]:
     measured = groups(results)
     if not measured:
         return [bits, "No speed was measured."]
-    several = [(nranks, runs) for nranks, runs in measured if nranks > 1]
+    racing = [(nranks, [run for run in runs if in_step(run)]) for nranks, runs in measured]
+    several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
     alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
     scaling = [_scaling(group, alone[0], results["environment"]["cores"]) for group in several if alone]
-    return [bits, *(_race(group) for group in several), *scaling]
+    apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
+    return [bits, *(_race(group) for group in several), *scaling, *(_apart(group) for group in apart if group[1])]
+
+
+def _apart(group: Group) -> str:
+    """Those who compute something else."""
+    nranks, runs = group
+    named = "; ".join(f"{series(run)} {rate(run['samples_per_s'])} samples/s" for run in runs)
+    return f"N={nranks}, in another order by design and so not the same computation: {named}."
 
 
 def _failed(results: Results) -> list[str]:
@@ -249,7 +263,7 @@ def print_terminal(results: Results, console: Console) -> None:
 
 def _certificate_table(results: Results) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    colours = {True: "green", False: "bold red", None: "dim"}
+    colours = {True: "green", False: "bold red", None: "dim", APART: "dim"}
     for line in certified(results):
         table.add_row(Text(line.contestant), Text(MARKS[line.same], style=colours[line.same]), line.digest[:12])
     return table

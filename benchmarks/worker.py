@@ -78,10 +78,12 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
         return LocalSynchronizer()
     if scheme == "ps":
         from ps.client import Client
-        from ps.synchronizer import ServerSynchronizer
+        from ps.modes import parse_mode
+        from ps.synchronizer import synchronizer_for
 
-        client = Client(job["servers"], job["rank"], job["nranks"], timeout=timeout, data_plane=job["backend"])
-        return ServerSynchronizer(client, overlap=job["training"]["overlap"])
+        where, mode = (job["servers"], job["rank"], job["nranks"]), parse_mode(job["mode"])
+        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode)
+        return synchronizer_for(client, overlap=job["training"]["overlap"])
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer
 

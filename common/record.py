@@ -42,6 +42,7 @@ class RunRecord:
     backend: str  # "none", "grpc", "shm", "tcp"
     nranks: int
     servers: int  # 0 where there are none
+    mode: str = "sync"  # of parameter servers also "ssp:S", "async", "geo:K"
     model: str
     dataset: str
     batch_size: int  # samples a rank and step
@@ -50,7 +51,7 @@ class RunRecord:
     seed: int
     steps: int  # all steps trained
     warmup_steps: int  # the first of them, left out of every timing
-    samples_per_s: float  # over all ranks: nranks * batch_size / median step time
+    samples_per_s: float  # over all ranks: nranks * batch_size / median step time; of each rank, if ranks run apart
     step_ms: Quantiles  # from one step's start to the next one's
     sync_ms: Quantiles  # exposed: blocked after the last rank's gradients were ready, update included
     wait_ms: Quantiles  # blocked before that: waiting for slower ranks

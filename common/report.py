@@ -45,6 +45,7 @@ class TrainingProgress:
 def print_summary(record: RunRecord) -> None:
     """The run's figures on stdout, a line each."""
     servers = f", {record.servers} server{'s' * (record.servers > 1)}" if record.servers else ""
+    servers += "" if record.mode == "sync" else f", mode {record.mode}"
     phases = ", ".join(f"{name} {value:.1f}" for name, value in record.phases_ms.items())
     lines = {
         "scheme": f"{record.scheme} over {record.backend}, {record.nranks} rank{'s' * (record.nranks > 1)}{servers}",

@@ -17,7 +17,7 @@ __all__ = ["ServerUpdates", "Synchronizer"]
 
 
 class Synchronizer(ABC):
-    """Keeps the arenas of all ranks equal, step by step.
+    """Keeps the arenas of all ranks equal, step by step, or as far apart as `mode` says.
 
     Each step: the caller writes gradients into the arena, calls `mark_final` once for every bucket as it becomes
     final (in any order, from any one thread), then `finish`. From `mark_final` on a bucket's gradients belong to
@@ -32,6 +32,8 @@ class Synchronizer(ABC):
     rank: int
     nranks: int
     servers: int = 0
+    mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
+    staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
     serves_updates = False  # whether it is also a ServerUpdates
 
     def empty(self, count: int) -> FloatArray:
@@ -64,6 +66,10 @@ class Synchronizer(ABC):
 
         Buckets not marked are taken as final now. After an update the contents of the gradient buffer are undefined.
         """
+
+    def settle(self) -> None:  # noqa: B027 - where ranks are always equal there is nothing to settle
+        """After the last step: blocks until all ranks have called it, and their arenas hold the same parameters, to
+        which every rank's every step has contributed."""
 
     @abstractmethod
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

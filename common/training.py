@@ -100,6 +100,8 @@ def train(
             timeline.end.append(time.monotonic())
         timeline.loss.append(float(loss))
         on_step(step + 1, total, timeline.loss[-1])
+    with naming_the_step(total - 1, total):
+        synchronizer.settle()
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
     record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
     bound.close()
@@ -158,14 +160,21 @@ def make_record(
 ) -> RunRecord:
     """Put all ranks' timelines side by side: what was waiting for others, and what was synchronisation?
 
-    Between this rank's `ready` and the last rank's lies waiting, from there to `end` exposed synchronisation. That
-    compares clocks of different processes, right on one host only.
+    Between this rank's `ready` and the last rank's (that of the step it must have made, where ranks may run apart) lies
+    waiting, from there to `end` exposed synchronisation. That compares clocks of different processes, right on one host
+    only.
     """
     ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
     begin, input_done, forward_done, ready, end, _ = ranks[synchronizer.rank]
-    all_ready = np.minimum(ranks[:, 3].max(0), end)
+    late = synchronizer.staleness
+    others_ready = np.full(len(ready), -np.inf)  # when all had made the step without which this one cannot end
+    if late is not None:
+        others_ready[late:] = ranks[:, 3, : max(0, len(ready) - late)].max(0)
+    all_ready = np.clip(others_ready, ready, end)
     wait, sync = all_ready - ready, end - all_ready
-    step = np.diff(np.append(begin, end[-1]))
+    steps = np.diff(ranks[:, 0], append=ranks[:, 4, -1:])
+    step = steps[synchronizer.rank]
+    rates = config.batch_size / np.median(steps[:, warmup:], axis=1)
     phases = {
         "input": input_done - begin,
         "forward": forward_done - input_done,
@@ -179,6 +188,7 @@ def make_record(
         backend=synchronizer.backend,
         nranks=synchronizer.nranks,
         servers=synchronizer.servers,
+        mode=synchronizer.mode,
         model=config.model,
         dataset=config.dataset,
         batch_size=config.batch_size,
@@ -187,7 +197,7 @@ def make_record(
         seed=config.seed,
         steps=len(begin),
         warmup_steps=warmup,
-        samples_per_s=synchronizer.nranks * config.batch_size / float(np.median(step[warmup:])),
+        samples_per_s=float(rates.sum() if late != 0 else synchronizer.nranks * rates[synchronizer.rank]),
         step_ms=Quantiles.of(step[warmup:]),
         sync_ms=Quantiles.of(sync[warmup:]),
         wait_ms=Quantiles.of(wait[warmup:]),

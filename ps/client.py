@@ -29,6 +29,7 @@ from common.gradsync_pb2 import (
     JoinReply,
     JoinRequest,
     Plane,
+    Pull,
     ServerMessage,
     StatePiece,
     StateRequest,
@@ -39,6 +40,7 @@ from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
 from ps.frames import Outgoing, frames, read_server, to_bytes
+from ps.modes import SYNC, Mode
 from ps.servicer import JOIN, SESSION
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
@@ -157,15 +159,23 @@ class Client:
     """
 
     def __init__(
-        self, servers: Sequence[str], rank: int, nranks: int, *, timeout: float = 30.0, data_plane: str = "auto"
+        self,
+        servers: Sequence[str],
+        rank: int,
+        nranks: int,
+        *,
+        timeout: float = 30.0,
+        data_plane: str = "auto",
+        mode: Mode = SYNC,
     ) -> None:
         check_rank(rank, nranks)
         self._asked_plane = choose("data plane", data_plane, DATA_PLANES)
-        self.rank, self.nranks, self.timeout, self.epoch = rank, nranks, timeout, 0
+        self.rank, self.nranks, self.timeout, self.epoch, self.mode = rank, nranks, timeout, 0, mode
         self._pool, self._others_memory = SegmentPool(), OthersMemory()
         self._common: tuple[Segment, int] | None = None  # the parameters of all trainers, and where they are mapped
         self._told_of_gradients = False
         self._staging: FloatArray | None = None  # a copy of gradients that the servers do not reach
+        self._landing: FloatArray | None = None  # where servers write the parameters, except in sync mode
         self.servers = tuple(servers)
         self.step = 0
         self._gathers = 0
@@ -203,19 +213,27 @@ class Client:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
 
         The arena is used by every later call, and must outlive the client. Without an optimizer there is none until
-        `configure`, and steps end with `average`. With one, parameters from `empty` may become memory common to all
-        trainers of the host, which only servers may write to.
+        `configure`, and steps end with `average`. With one, in sync mode, parameters from `empty` may become memory
+        common to all trainers of the host, which only servers may write to.
 
         Raises:
-            UsageError: the data plane is to be shm, and a server cannot be reached so.
+            UsageError: the data plane is to be shm, and a server cannot be reached so; or there is no optimizer,
+                without which the mode must be sync.
         """
+        if self.mode != SYNC and not optimizer:
+            raise UsageError(f"mode {self.mode} needs the optimizer when the training begins; use mode sync")
         self._arena, self._buckets, self.gradients = arena, arena.buckets, arena.gradients
         for session, shard in zip(self._sessions, plan_shards(arena.layout.length, len(self.servers)), strict=True):
             session.shard, session.served = shard, arena.parameters
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
+        if self.mode != SYNC:
+            message.mode = str(self.mode)
         if self._asked_plane != "grpc":
             message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
-            if optimizer and (place := place_of(arena.parameters, self._pool)).HasField("memory"):
+            if self.mode != SYNC:
+                self._landing = self._within_reach(arena.parameters)
+                message.parameters.CopyFrom(place_of(self._landing, self._pool))
+            elif optimizer and (place := place_of(arena.parameters, self._pool)).HasField("memory"):
                 message.parameters.CopyFrom(place)
         for session in self._sessions:
             session.send([TrainerMessage(register=message)])
@@ -260,6 +278,23 @@ class Client:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
         self._end_step(Commit(), self.gradients)
+
+    def pull(self) -> None:
+        """Between steps, not in sync mode: blocks until the servers' present parameters are in the arena."""
+        for session in self._sessions:
+            session.served, session.version = self._arena.parameters, self.step - 1
+            session.send([TrainerMessage(pull=Pull(epoch=self.epoch, step=self.step))])
+        self._wait(lambda session: session.version >= self.step, "waiting for the parameters")
+        self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
+
+    def check(self) -> None:
+        """Does not block.
+
+        Raises:
+            GradSyncError: the group has failed.
+        """
+        if error := next((session.error for session in self._sessions if session.error), None):
+            raise error
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
@@ -368,13 +403,16 @@ class Client:
                     "use --data-plane auto or grpc"
                 )
         try:
-            for session in near:
+            for session in near if self.mode == SYNC else []:
                 session.parameters = self._others_memory.array(session.plane.parameters, session.shard.length)
                 session.gradients = self._others_memory.array(session.plane.gradients, session.shard.length)
         except Unreachable as exc:
             raise UsageError(
                 f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
             ) from exc
+        if self._landing is not None and self._landing is not self._arena.parameters:
+            for session in near:
+                session.parameters = self._landing[session.shard.start : session.shard.stop]
         if near and all(session.plane.in_place for session in near):
             self._have_parameters_in_common(near)
         self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
@@ -388,13 +426,15 @@ class Client:
         """Let the servers that read gradients in place know where that is."""
         self._told_of_gradients = True
         near = [session for session in self._sessions if not session.plane.refusal]
-        place = place_of(self.gradients, self._pool)
-        self._staging = None
-        if near and self.gradients.size and not place.HasField("memory"):
-            self._staging = self._pool.empty(self.gradients.size)
-            place = place_of(self._staging, self._pool)
+        reached = self._within_reach(self.gradients) if near else self.gradients
+        self._staging = None if reached is self.gradients else reached
+        place = place_of(reached, self._pool)
         for session in near:
             session.send([TrainerMessage(gradients_at=place)])
+
+    def _within_reach(self, array: FloatArray) -> FloatArray:
+        """The array, or one of its size that servers of this host reach."""
+        return array if not array.size or self._pool.locate(array) else self._pool.empty(array.size)
 
     def _have_parameters_in_common(self, near: Sequence[Session]) -> None:
         """Map rank 0's parameters in the place of the arena's, if servers have all of them there."""

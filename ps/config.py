@@ -14,6 +14,7 @@ from common.errors import UsageError, choose
 from common.hosts import HostsConfig
 from common.placement import UPDATE_CHOICES
 from ps.client import DATA_PLANES
+from ps.modes import MODES, SYNC, Mode, parse_mode
 from ps.shards import parse_shard
 
 __all__ = ["RunConfig", "ServerConfig", "StatusConfig", "TrainerConfig"]
@@ -73,7 +74,35 @@ class StatusConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(TrainingConfig):
+class ServedConfig(TrainingConfig):
+    """Training with parameter servers."""
+
+    data_plane: str = "auto"
+    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
+    mode: str = "sync"
+    """How far trainers may run apart: sync, ssp, async or geo."""
+    staleness: int | None = None
+    """Mode ssp: how many steps a trainer may be ahead of the slowest. (default: 2)"""
+    local_steps: int | None = None
+    """Mode geo: how many steps a trainer makes by itself before it tells the servers. (default: 4)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("data plane", self.data_plane, DATA_PLANES)
+        choose("mode", self.mode, MODES)
+        for flag, value, mode in (("staleness", self.staleness, "ssp"), ("local-steps", self.local_steps, "geo")):
+            if value is not None and self.mode != mode:
+                raise UsageError(f"--{flag} is for --mode {mode} (got --mode {self.mode})")
+        _ = self.consistency
+
+    @property
+    def consistency(self) -> Mode:
+        number = self.staleness if self.local_steps is None else self.local_steps
+        return parse_mode(self.mode) if number is None else Mode(self.mode, number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ServedConfig):
     """Train as one rank; the servers and the other trainers are started alike, here or on other hosts."""
 
     rank: int = 0
@@ -82,18 +111,15 @@ class TrainerConfig(TrainingConfig):
     """Number of trainers."""
     servers: str = "127.0.0.1:8500"
     """HOST:PORT of every server, separated by commas, in the order of their --shard."""
-    data_plane: str = "auto"
-    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("data plane", self.data_plane, DATA_PLANES)
         check_rank(self.rank, self.nranks)
         parse_addresses(self.servers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(TrainingConfig):
+class RunConfig(ServedConfig):
     """Train with trainers on this host or several, and servers on the first.
 
     script.py ARGS at the end: your own Paddle program."""
@@ -104,15 +130,12 @@ class RunConfig(TrainingConfig):
     """Number of servers."""
     update: str = "auto"
     """Who applies the optimizer of your own program: server, trainer, or auto (servers where they can)."""
-    data_plane: str = "auto"
-    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
         choose("update", self.update, UPDATE_CHOICES)
-        choose("data plane", self.data_plane, DATA_PLANES)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if self.servers > MOST_PROCESSES:
@@ -120,5 +143,9 @@ class RunConfig(TrainingConfig):
 
     def check_script(self, script: Sequence[str]) -> None:
         super().check_script(script)
+        if script and self.consistency != SYNC:
+            raise UsageError(
+                f"--mode {self.mode} is for the built-in trainer so far; {script[0]} can be trained in mode sync only"
+            )
         if not script and self.update != "auto":
             raise UsageError("--update is for your own program; in the built-in training servers update")

@@ -72,6 +72,7 @@ class Store:
         buckets: the whole arena's bucket plan.
         empty: makes its arrays.
         helper: a thread on which half of a large bucket is reduced.
+        ranks: the trainers that take part, if not all `nranks`.
 
     All positions and sizes are in words of 4 bytes.
 
@@ -88,8 +89,10 @@ class Store:
         epoch: int = 0,
         empty: Callable[[int], FloatArray] = aligned_empty,
         helper: ThreadPoolExecutor | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.shard, self.nranks, self.epoch = shard, nranks, epoch
+        self.ranks = range(nranks) if ranks is None else ranks
         self.step = 0
         self._empty, self._helper = empty, helper
         self._replacement: FloatArray | None = None  # parameters that rank 0 has sent, used from the next update on
@@ -156,17 +159,17 @@ class Store:
             raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
         if not isinstance(data, int):
             at = start - self.shard.start
-            self._contribution(rank)[at : at + size] = data
+            self.contribution(rank)[at : at + size] = data
         self._delivered[rank][bucket] += size
         if size and start + size == part.stop:
             self._complete[bucket] += 1
-        return bool(size) and self._complete[bucket] == self.nranks
+        return bool(size) and self._complete[bucket] == len(self.ranks)
 
     def reduce(self, bucket: int) -> None:
         """Average a bucket that all trainers have delivered."""
         whole, part = self._buckets[bucket], self._parts[bucket]
         word, base = words(whole.dtype), self.shard.start
-        sources = [self._contribution(rank).view(whole.dtype) for rank in range(self.nranks)]
+        sources = [self.contribution(rank).view(whole.dtype) for rank in self.ranks]
         mean = self.gradients.view(whole.dtype)
 
         def reduce_between(start: int, stop: int) -> None:
@@ -232,7 +235,7 @@ class Store:
             raise ProtocolError(f"rank {rank} told of {len(used)} parameters at step {step}, not {len(self._used)}")
         self._used = bytes(a | b for a, b in zip(used, self._used, strict=True)) if self._committed else used
         self._committed[rank] = ending
-        return len(self._committed) == self.nranks
+        return len(self._committed) == len(self.ranks)
 
     @property
     def ending(self) -> Ending:
@@ -262,7 +265,7 @@ class Store:
 
     def waiting_for(self) -> list[int]:
         """The trainers that have not committed the step under way."""
-        return [rank for rank in range(self.nranks) if rank not in self._committed]
+        return [rank for rank in self.ranks if rank not in self._committed]
 
     def _begin_step(self) -> None:
         self._delivered = [[0] * len(self._parts) for _ in range(self.nranks)]
@@ -270,7 +273,7 @@ class Store:
         self._committed: dict[int, Ending] = {}
         self._used, self._replaced = b"", 0
 
-    def _contribution(self, rank: int) -> FloatArray:
+    def contribution(self, rank: int) -> FloatArray:
         """Where a trainer's gradients lie. Rank 0's give way to the average, unless some trainer reads that one while
         rank 0 already pushes the next step."""
         if rank in self._elsewhere:

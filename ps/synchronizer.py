@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from common.arena import Arena, FloatArray
 from common.optimizers import Optimizer
 from common.overlap import LaunchOrder
 from common.synchronizer import ServerUpdates
+from common.updater import make_updater
 from ps.client import Client
+from ps.modes import SYNC
 
-__all__ = ["ServerSynchronizer"]
+__all__ = ["GeoSynchronizer", "ServerSynchronizer", "synchronizer_for"]
+
+
+def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchronizer:
+    """What trains in the client's mode."""
+    kind = GeoSynchronizer if client.mode.name == "geo" else ServerSynchronizer
+    return kind(client, overlap=overlap)
 
 
 class ServerSynchronizer(ServerUpdates):
@@ -25,6 +34,7 @@ class ServerSynchronizer(ServerUpdates):
         self._client = client
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
+        self.mode, self.staleness = str(client.mode), client.mode.staleness
 
     def empty(self, count: int) -> FloatArray:
         return self._client.empty(count)
@@ -64,6 +74,11 @@ class ServerSynchronizer(ServerUpdates):
     def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         self._client.load_optimizer_state(state)
 
+    def settle(self) -> None:
+        if self._client.mode != SYNC:
+            self._client.all_gather(np.zeros(1, np.uint8))  # when all are here, all that they have sent is applied
+            self._client.pull()
+
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
 
@@ -79,3 +94,42 @@ class ServerSynchronizer(ServerUpdates):
     def _push(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
             self._client.push(bucket)
+
+
+class GeoSynchronizer(ServerSynchronizer):
+    """Updates its own parameters with its own optimizer, and tells the servers every k steps by how much they have
+    changed since it read the servers'."""
+
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
+        super().attach(arena, optimizer)
+        self._arena, self._taken = arena, 0
+        self._read = arena.parameters.copy()
+        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
+
+    def mark_final(self, bucket: int) -> None:
+        self._order.mark(bucket)
+
+    def finish(self, learning_rate: float) -> None:
+        self._client.check()
+        self._order.reset()
+        self._updater.step(learning_rate)
+        self._taken += 1
+        if self._taken == self._client.mode.number:
+            self._exchange(learning_rate)
+
+    def settle(self) -> None:
+        if self._taken:
+            self._exchange(0.0)
+        super().settle()
+
+    def _exchange(self, learning_rate: float) -> None:
+        for number, bucket in enumerate(self._arena.buckets):
+            run = slice(bucket.start, bucket.stop)
+            now, read, change = (
+                array[run].view(bucket.dtype) for array in (self._arena.parameters, self._read, self._arena.gradients)
+            )
+            np.subtract(now, read, out=change)
+            self._client.push(number)
+        self._client.commit(learning_rate)
+        self._read[...] = self._arena.parameters
+        self._taken = 0

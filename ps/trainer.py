@@ -25,12 +25,13 @@ def run(config: TrainerConfig) -> None:
     from common.config import parse_addresses
     from common.entry import run_training
     from ps.client import Client
-    from ps.synchronizer import ServerSynchronizer
+    from ps.synchronizer import ServerSynchronizer, synchronizer_for
 
     def join() -> ServerSynchronizer:
         servers, plane = parse_addresses(config.servers), config.data_plane
-        client = Client(servers, config.rank, config.nranks, timeout=config.timeout, data_plane=plane)
-        return ServerSynchronizer(client, overlap=config.overlap)
+        timeout, mode = config.timeout, config.consistency
+        client = Client(servers, config.rank, config.nranks, timeout=timeout, data_plane=plane, mode=mode)
+        return synchronizer_for(client, overlap=config.overlap)
 
     run_training(config, join)
 

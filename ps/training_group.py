@@ -21,12 +21,14 @@ from common.errors import (
 )
 from common.gradsync_pb2 import (
     Chunk,
+    Commit,
     Configure,
     Failure,
     Gather,
     Goodbye,
     Place,
     Plane,
+    Pull,
     Register,
     Served,
     ServerMessage,
@@ -38,7 +40,9 @@ from common.gradsync_pb2 import (
 from common.memory import SegmentPool, aligned_empty
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.frames import Outgoing, frames
+from ps.modes import SYNC, parse_mode
 from ps.pace import Pace
+from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
 from ps.shards import plan_shards
 from ps.shared_memory import OthersMemory, Unreachable, place_of
 from ps.store import Ending, Store
@@ -97,12 +101,14 @@ class TrainingGroup:
         self._others_memory = OthersMemory()
         self._planes: dict[int, Plane] = {}  # how data travel to and from each trainer
         self._parameters_at: Place | None = None  # in rank 0's memory
+        self._landings: dict[int, FloatArray] = {}  # trainers' memory, where what is served to them is written
         self.steps = 0
+        self._mode = SYNC
         self._lock = threading.Condition()
         self._outboxes: dict[int, Outbox] = {}
         self._registered: set[int] = set()
         self._first: Register | None = None
-        self._store: Store | None = None
+        self._store: Store | RelaxedStore | None = None
         self._updater: Updater | None = None
         self._configuration: Configure | None = None  # of a user's optimizer
         self._configured: set[int] = set()
@@ -165,6 +171,8 @@ class TrainingGroup:
                 self._read_in_place(rank, message.gradients_at)
             elif kind == "commit":
                 self._commit(rank, message)
+            elif kind == "pull":
+                self._pull(rank, message.pull)
             elif kind == "gather":
                 self._gather(rank, message.gather)
             elif kind == "configure":
@@ -182,7 +190,8 @@ class TrainingGroup:
         """A trainer's stream ended."""
         with self._lock:
             if rank not in self._gone:
-                self._fail(PeerLost(f"rank {rank} died at step {self.steps}: its connection closed without a goodbye"))
+                at = self._store.steps[rank] if isinstance(self._store, RelaxedStore) else self.steps
+                self._fail(PeerLost(f"rank {rank} died at step {at}: its connection closed without a goodbye"))
 
     def fail(self, error: GradSyncError) -> None:
         with self._lock:
@@ -219,7 +228,8 @@ class TrainingGroup:
         """Fail with this error as soon as no step is half committed."""
         with self._lock:
             self._stop = error
-            if self._store is None or len(self._store.waiting_for()) == self.nranks:
+            in_step = isinstance(self._store, Store)
+            if self._store is None or not in_step or len(self._store.waiting_for()) == self.nranks:
                 self._fail(error)
 
     def close(self) -> None:
@@ -237,6 +247,9 @@ class TrainingGroup:
         self._check_epoch(register.epoch, rank)
         self._compare(register)
         if self._store is None:
+            self._mode = parse_mode(register.mode or str(SYNC))
+            if self._mode != SYNC and not register.HasField("optimizer"):
+                raise ProtocolError(f"rank {rank} registered for mode {self._mode} without an optimizer")
             self._store = self._make_store(*layout_of(register))
         self._planes[rank] = self._plane_for(rank, register)
         self._registered.add(rank)
@@ -253,8 +266,11 @@ class TrainingGroup:
             return Plane(refusal="the server does not offer its memory")
         try:
             self._others_memory.segment(register.probe)
-            if rank == 0 and register.HasField("parameters"):
-                store = self._running(rank)
+            store = self._running(rank)
+            if isinstance(store, RelaxedStore):
+                whole = self._others_memory.array(register.parameters, register.length)
+                self._landings[rank] = whole[store.shard.start : store.shard.stop]
+            elif rank == 0 and register.HasField("parameters"):
                 whole = self._others_memory.array(register.parameters, register.length)
                 store.keep_parameters_in(whole[store.shard.start : store.shard.stop])
                 self._parameters_at = Place(
@@ -275,6 +291,8 @@ class TrainingGroup:
             difference = f"bucket plan of {len(my_buckets)} against one of {len(their_buckets)} buckets"
         if difference is None and self._first.optimizer != register.optimizer:
             difference = f"{optimizer_of(self._first)} against {optimizer_of(register)}"
+        if difference is None and self._first.mode != register.mode:
+            difference = f"--mode {self._first.mode or SYNC} against {register.mode or SYNC}"
         if difference:
             raise LayoutMismatch(
                 f"rank {self._first.rank} and rank {register.rank} disagree: {difference}; "
@@ -287,6 +305,9 @@ class TrainingGroup:
         if store is None or len(self._registered) < self.nranks or self._filled < store.shard.length:
             return
         assert self._first is not None
+        if isinstance(store, RelaxedStore):
+            self._begin_relaxed(store)
+            return
         self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients, helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
@@ -297,10 +318,25 @@ class TrainingGroup:
             outbox.put([ServerMessage(plane=plane)])
         self._serve(store.parameters)
 
-    def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
+    def _begin_relaxed(self, store: RelaxedStore) -> None:
+        assert self._first is not None
+        if self._mode.name == "geo":  # trainers have the optimizer
+            self._updater = AddDifference(store, layout_of(self._first)[1])
+        else:
+            optimizer = optimizer_of(self._first)
+            self._updater = make_updater(optimizer, store.parameters, store.gradients, helper=self._helper)
+        for rank, outbox in self._outboxes.items():
+            outbox.put([ServerMessage(plane=self._planes[rank])])
+            self._hand_over(rank, store)
+        self._nobody_waits()
+
+    def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store | RelaxedStore:
         index, count = self.shard
+        shard = plan_shards(layout.length, count)[index]
+        if self._mode != SYNC:
+            return make_relaxed_store(self._mode, shard, buckets, self.nranks, epoch=self.epoch, helper=self._helper)
         return Store(
-            plan_shards(layout.length, count)[index],
+            shard,
             buckets,
             self.nranks,
             epoch=self.epoch,
@@ -326,7 +362,7 @@ class TrainingGroup:
         store = self._running(rank)
         self._check_epoch(chunk.epoch, rank)
         data = data_of(chunk) if words is None else words
-        if self._configuration is not None:
+        if self._configuration is not None and isinstance(store, Store):
             store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
             self._still_alive()
             return
@@ -343,6 +379,9 @@ class TrainingGroup:
         if commit.update and self._first and not self._first.HasField("optimizer") and rank not in self._configured:
             raise ProtocolError(f"rank {rank} asked for an update at step {commit.step} without naming an optimizer")
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
+        if isinstance(store, RelaxedStore):
+            self._commit_relaxed(rank, commit, ending, store)
+            return
         complete = store.commit(rank, commit.epoch, commit.step, ending, commit.used)
         self._pace.committed(rank, time.monotonic(), last=complete)
         self._someone_waits()
@@ -357,6 +396,42 @@ class TrainingGroup:
         elif self._gone:
             self._finished_early()
 
+    def _commit_relaxed(self, rank: int, commit: Commit, ending: Ending, store: RelaxedStore) -> None:
+        """Those who may go on do so with the parameters as they are; the rest waits."""
+        if self._updater is None:
+            raise ProtocolError(f"rank {rank} committed step {commit.step} before all had registered")
+        for each in store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater):
+            self._hand_over(each, store)
+        self._pace.steps[rank] += 1
+        self.steps = min(store.steps)
+        self._waiting_since = time.monotonic() if store.waiting or self._gathered else None
+        for each in self._gathered:  # which takes as long as others train; see Gather
+            at_work = Gather(epoch=self.epoch, sequence=self._gathers, size=1)
+            self._outboxes[each].put([ServerMessage(gathered=at_work)])
+        if self._gone and store.misses(self._gone):
+            self._finished_early()
+
+    def _pull(self, rank: int, pull: Pull) -> None:
+        store = self._running(rank)
+        if not isinstance(store, RelaxedStore):
+            raise ProtocolError(
+                f"rank {rank} asked for parameters at step {pull.step}, which come unasked in sync mode"
+            )
+        store.check(rank, pull.epoch, pull.step)
+        self._hand_over(rank, store)
+
+    def _hand_over(self, rank: int, store: RelaxedStore) -> None:
+        """One consistent version of the parameters for one trainer, which waits for it: written at once into its
+        memory, or copied at once to be sent, for the next update may come before it has been read."""
+        outbox, step = self._outboxes[rank], store.steps[rank]
+        if rank in self._landings:
+            self._landings[rank][...] = store.parameters
+        else:
+            self._pace.served[rank] += store.parameters.nbytes
+            label = {"epoch": self.epoch, "step": step}
+            outbox.put(frames(ServerMessage, "parameters", store.parameters.copy(), first=store.shard.start, **label))
+        outbox.put([ServerMessage(served=Served(epoch=self.epoch, step=step))])
+
     def _configure(self, rank: int, configure: Configure) -> None:
         """Trainers name the optimizer of a user's program before their first update."""
         store = self._running(rank)
@@ -364,14 +439,16 @@ class TrainingGroup:
         optimizer = optimizer_of(configure)
         assert self._first is not None
         layout, _ = layout_of(self._first)
-        if optimizer is None or self._first.HasField("optimizer") or len(configure.names) != len(layout.slots):
+        usual = isinstance(store, Store) and not self._first.HasField("optimizer")
+        if optimizer is None or not usual or len(configure.names) != len(layout.slots):
             raise ProtocolError(f"rank {rank} sent a wrong configuration at step {self.steps}")
-        if self._configuration is None:
+        if self._configuration is None and isinstance(store, Store):
             self._configuration = configure
             parts = parts_of(layout, list(configure.names), store.shard.start, store.shard.stop)
             self._part_updater = make_part_updater(optimizer, store.padded_parameters, store.padded_gradients, parts)
             self._updater = self._part_updater
         mine = self._configuration
+        assert mine is not None
         if (mine.optimizer, list(mine.names)) != (configure.optimizer, list(configure.names)):
             theirs = optimizer_of(mine) if mine.optimizer != configure.optimizer else "other parameter names"
             raise LayoutMismatch(
@@ -404,6 +481,7 @@ class TrainingGroup:
         for parameters change only when all trainers have committed the next step, which they do after having read
         these."""
         store = self._running(0)
+        assert isinstance(store, Store)
         served = Served(epoch=self.epoch, step=store.step)
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
@@ -458,7 +536,7 @@ class TrainingGroup:
         left = ", ".join(str(rank) for rank in sorted(self._gone))
         self._fail(PeerLost(f"rank {left} finished at step {self.steps} while others go on; give all the same --steps"))
 
-    def _running(self, rank: int) -> Store:
+    def _running(self, rank: int) -> Store | RelaxedStore:
         if self._store is None:
             raise ProtocolError(f"rank {rank} sent data before registering")
         return self._store

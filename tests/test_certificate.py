@@ -53,6 +53,25 @@ def test_equal_runs_pass(tmp_path: Path) -> None:
     assert found["groups"][0]["whole_batch"] == {"difference": 0.0, "bound": WHOLE_BATCH_BOUND, "within": True}
 
 
+def test_modes_in_another_order_are_listed_apart_and_their_ranks_must_agree(tmp_path: Path) -> None:
+    free, bound = (Contestant("ps", "shm", 2, 1, mode) for mode in ("async", "ssp:0"))
+
+    def certified(pool: PoolDouble, *contestants: Contestant) -> dict[str, Any]:
+        config = TrainingConfig(steps=100, batch_size=8)
+        return certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+
+    changed = PoolDouble({free.name: ("0.bias", 0.25)})
+    found = certified(changed, free, PS, RING, bound)
+    assert found["passed"]
+    assert found["other_order"] == ["ps/shm N=2 async"]
+    assert found["groups"][0]["contestants"] == ["ps/grpc N=2", "ring/shm N=2", "ps/shm N=2 ssp:0"]
+    assert found["schemes"]["ps/shm N=2 async"] == "digest 0.bias 0.25"
+    assert not certified(PoolDouble({bound.name: ("0.bias", 0.25)}), PS, bound)["identical"]
+    assert certified(PoolDouble({}), free)["groups"] == []
+    (difference,) = certified(PoolDouble({}, lying_rank=1), free)["differences"]
+    assert (difference["contestant"], difference["reference"]) == (free.name, "its own rank 0 (rank 1 differs)")
+
+
 def test_it_takes_few_steps_and_the_whole_batch_for_one_process(tmp_path: Path) -> None:
     pool = PoolDouble({})
     certificate(pool, tmp_path)
@@ -99,3 +118,4 @@ def test_measured_runs_must_agree_in_every_repetition() -> None:
     require_identical({PS: [good, good], RING: [good, good]})
     with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps/grpc N=2"):
         require_identical({PS: [good, good], RING: [good, bad]})
+    require_identical({Contestant("ps", "shm", 2, 1, "geo:2"): [good, bad], RING: [good]})

@@ -26,6 +26,18 @@ def test_names_are_unique_and_sorted_by_ranks() -> None:
     assert len({c.name for c in found}) == 4
 
 
+def test_other_modes_take_part_with_several_ranks_and_the_first_of_servers_and_planes() -> None:
+    found = line_up(["ps"], [1, 4], ["shm"], [1, 2], ["shm", "grpc"], ["sync", "ssp:0", "ssp", "async", "geo:3"])
+    assert [c.name for c in found] == [
+        *("ps/shm N=1", "ps/shm N=4", "ps/shm N=4 S=2", "ps/grpc N=4"),
+        *("ps/shm N=4 ssp:0", "ps/shm N=4 ssp:2", "ps/shm N=4 async", "ps/shm N=4 geo:3"),
+    ]
+    assert [c.name for c in found if not c.in_step] == ["ps/shm N=4 ssp:2", "ps/shm N=4 async", "ps/shm N=4 geo:3"]
+    assert [c.name for c in line_up(["ps"], [1, 2], ["shm"], [1], ["shm"], ["async"])] == ["ps/shm N=2 async"]
+    with pytest.raises(UsageError, match="unknown mode 'asinc'; did you mean 'async'"):
+        line_up(["ps"], [2], ["shm"], [1], ["shm"], ["asinc"])
+
+
 def test_local_has_one_rank_only() -> None:
     assert names(["local"], [2, 4], ["shm"], [1], ["shm"]) == []
 

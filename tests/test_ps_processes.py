@@ -29,6 +29,7 @@ from common.models import make_model
 from common.optimizers import Adam
 from common.training import check_same_flags
 from ps.client import Client
+from ps.modes import SYNC, Mode
 from ps.run import main as run_main
 from ps.synchronizer import ServerSynchronizer
 from tests.groups import ROOT, environment, sample
@@ -164,6 +165,26 @@ def test_a_run_writes_its_record(ps_run: Run) -> None:
     assert ps_run.record["samples_per_s"] > 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        (["--mode", "ssp", "--staleness", 0], "ssp:0"),
+        (["--mode", "async"], "async"),
+        (["--mode", "geo", "--local-steps", 2, "--data-plane", "grpc"], "geo:2"),
+    ],
+)
+def test_a_run_in_another_mode(
+    flags: list[object], mode: str, ps_run: Run, start: Callable[..., Started], tmp_path: Path
+) -> None:
+    file = tmp_path / "record.json"
+    run = start("ps.run", "--trainers", 2, "--servers", 2, "--steps", 3, *JOB, *flags, "--json", file)
+    run.ended_well()
+    record = json.loads(file.read_text())
+    assert (ps_run.record["mode"], record["mode"], record["steps"]) == ("sync", mode, 3)
+    assert f"2 servers, mode {mode}\n" in run.out
+    assert (record["parameters_sha256"] == ps_run.record["parameters_sha256"]) == (mode == "ssp:0")
+
+
 def test_a_run_saves_the_parameters_of_its_digest(ps_run: Run) -> None:
     state = paddle.load(str(ps_run.folder / "model.pdparams"))
     named = [(name, np.asarray(value)) for name, value in state.items()]
@@ -283,8 +304,8 @@ def start_server(start: Callable[..., Started], nranks: int, *flags: object) -> 
 class Observer:
     """The test as rank 0: no process, so that it knows which step the others have come to."""
 
-    def __init__(self, addresses: Sequence[str], nranks: int) -> None:
-        self.client = Client(addresses, 0, nranks)
+    def __init__(self, addresses: Sequence[str], nranks: int, *, mode: Mode = SYNC) -> None:
+        self.client = Client(addresses, 0, nranks, mode=mode)
         self.arena = Arena(layout_of(make_model("mlp:8", seed=1)))
         self.client.register(self.arena, Adam())
         config = TrainingConfig(model="mlp:8", dataset="synthetic", batch_size=4, steps=100_000)
@@ -313,8 +334,10 @@ class Observer:
         return caught.value
 
 
-def start_trainers(start: Callable[..., Started], addresses: Sequence[str], nranks: int) -> list[Started]:
-    flags = [*JOB, "--steps", 100_000, "--nranks", nranks, "--servers", ",".join(addresses)]
+def start_trainers(
+    start: Callable[..., Started], addresses: Sequence[str], nranks: int, *more: object
+) -> list[Started]:
+    flags = [*JOB, *more, "--steps", 100_000, "--nranks", nranks, "--servers", ",".join(addresses)]
     return [start("ps.trainer", "--rank", rank, *flags) for rank in range(1, nranks)]
 
 
@@ -333,6 +356,33 @@ def test_a_killed_trainer_is_named_by_all_within_a_second(start: Callable[..., S
         one.refused("PeerLost: rank 1 died at step 3", code=4)
     assert time.monotonic() - begin < NOTICE_S
     assert can_listen(int(address.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        (Mode("ssp", 1), ["--mode", "ssp", "--staleness", 1]),
+        (Mode("async"), ["--mode", "async"]),
+        (Mode("geo", 3), ["--mode", "geo", "--local-steps", 3]),
+    ],
+    ids=["ssp", "async", "geo"],
+)
+def test_a_killed_trainer_is_named_by_all_in_every_mode(
+    mode: Mode, flags: list[object], start: Callable[..., Started]
+) -> None:
+    server, address = start_server(start, 3)
+    first, second = start_trainers(start, [address], 3, *flags)
+    observer = Observer([address], 3, mode=mode)
+    observer.go_to(3)
+    begin = time.monotonic()
+    first.process.kill()
+    error = observer.hears_at_once()
+    assert time.monotonic() - begin < 1.0
+    assert isinstance(error, PeerLost)
+    assert "rank 1 died at step" in str(error)
+    for one in (second, server):
+        one.refused("PeerLost: rank 1 died at step", code=4)
+    assert time.monotonic() - begin < NOTICE_S
 
 
 def test_a_killed_server_is_named_by_all_within_a_second(start: Callable[..., Started]) -> None:

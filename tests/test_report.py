@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.figures import plots
 from benchmarks.html_report import to_html
-from benchmarks.report import groups, print_terminal, to_markdown, verdict
+from benchmarks.report import certified, groups, print_terminal, to_markdown, verdict
 
 Results = dict[str, Any]
 
@@ -357,3 +357,26 @@ def test_little_to_report(runs: tuple[dict[str, Any], ...]) -> None:
     for text in all_outputs(results).values():
         assert verdict(results)[0].split(",")[0] in text.replace("\n", " ")
         assert ("1,000 (" in text or "1,840 (" in text) == bool(runs)
+
+
+def test_modes_in_another_order_take_no_part_in_the_race(good: Results) -> None:
+    """Faster than all others, they are neither the fastest nor of the same bits."""
+    plain = {name: " ".join(text.split()) for name, text in all_outputs(good).items()}
+    assert not any("other order" in text for text in plain.values())
+    before = verdict(good)
+    free = {**a_run("ps N=2 async", 9000), "mode": "async"}
+    good["runs"].insert(0, free)
+    good["certificate"]["schemes"][free["contestant"]] = "e" * 64
+    good["certificate"]["other_order"] = [free["contestant"]]
+    apart = "N=2, in another order by design and so not the same computation: ps async 9,000 samples/s."
+    assert verdict(good) == [*before, apart]
+    assert [line.same for line in certified(good) if line.contestant == free["contestant"]] == ["other order by design"]
+    for text in all_outputs(good).values():
+        assert "other order by design" in text
+        assert not re.search(r"ps async \*|\*\*ps async|class=.best.[^/]*ps async", text)
+    assert "Modes in another order by design have losses of their own." in to_html(good)
+    winner = max(run["samples_per_s"] for run in good["runs"] if run["nranks"] == 2 and run is not free)
+    good["runs"].append({**a_run("ps N=2 geo:2", winner), "mode": "geo:2"})  # nor is it within noise of them
+    assert verdict(good)[: len(before)] == before
+    free["mode"] = "ssp:0"
+    assert "ps async (9,000 samples/s) is the fastest" in verdict(good)[1]

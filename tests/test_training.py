@@ -351,3 +351,31 @@ def test_ranks_with_other_flags_are_refused(field: str, value: int, text: str) -
 
     for told in on_threads(2, body):
         assert told == f"rank 0 and rank 1 disagree on {text}; give all ranks the same flags"
+
+
+@pytest.mark.parametrize(("staleness", "wait", "rate"), [(0, 900.0, 1), (1, 100.0, 2), (9, 0.0, 2), (None, 0.0, 2)])
+def test_waiting_is_for_the_step_that_others_must_have_made(staleness: int | None, wait: float, rate: int) -> None:
+    """Rank 0 is ready 1 s into each step of 2 s, rank 1 0.9 s later; with one step between, rank 0 is blocked by the
+    step before, up to 0.1 s after it is ready, which is as long as these clocks say. Throughput is of each its own."""
+    from common.training import Timeline, make_record
+
+    class Pair(LocalSynchronizer):
+        nranks = 2
+
+        def all_gather(self, values: np.ndarray) -> np.ndarray:
+            other = values.copy()
+            other[0] = 4 * np.arange(values.shape[1])  # begins every 4 s
+            other[4] = other[0] + 4
+            other[3] = values[3] + (0.9 if staleness == 0 else 2.1 if staleness == 1 else 5)
+            return np.stack([values, other])
+
+    pair = Pair()
+    pair.staleness = staleness
+    begin = np.arange(0.0, 10.0, 2.0)
+    timeline = Timeline(*(list(begin + after) for after in (0.0, 0.1, 0.5, 1.0, 1.95, 0.7)))
+    timeline.end[-1] = 10.0
+    record = make_record(TrainingConfig(batch_size=8), pair, timeline, 1, None, "digest")
+    assert record.wait_ms.p50 == pytest.approx(wait)
+    assert record.wait_ms.p50 + record.sync_ms.p50 == pytest.approx(950.0)
+    assert record.samples_per_s == pytest.approx(2 * 8 / 2.0 if rate == 1 else 8 / 2.0 + 8 / 4.0)
+    assert record.mode == "sync"
