@@ -445,7 +445,8 @@ class Client:
             for session in near:
                 session.parameters = None
             return
-        common = {session.plane.parameters.memory.SerializeToString(deterministic=True) for session in near}
+        memories = [session.plane.parameters.memory for session in near]
+        common = {(memory.device, memory.inode) for memory in memories}
         offsets = {session.plane.parameters.offset - 4 * session.shard.start for session in near}
         whole = (len(near), len(common), offsets) == (len(self._sessions), 1, {0})
         if whole and where and where[1] == 0:

@@ -38,11 +38,11 @@ def run(config: ServerConfig) -> None:
         server = stack.enter_context(
             ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
         )
+        stop_on_sigterm(server)
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
             check_writable("address-file", config.address_file)
             config.address_file.write_text(f"{server.address}\n")
-        stop_on_sigterm(server)
         if config.metrics_port is not None:
             from ps.metrics import serve_metrics
 

@@ -44,7 +44,7 @@ from ps.modes import SYNC, parse_mode
 from ps.pace import Pace
 from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
 from ps.shards import plan_shards
-from ps.shared_memory import OthersMemory, Unreachable, place_of
+from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.store import Ending, Store
 from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
@@ -273,8 +273,9 @@ class TrainingGroup:
             elif rank == 0 and register.HasField("parameters"):
                 whole = self._others_memory.array(register.parameters, register.length)
                 store.keep_parameters_in(whole[store.shard.start : store.shard.stop])
+                mine = self._others_memory.segment(register.parameters.memory)  # rank 0 may leave before others map it
                 self._parameters_at = Place(
-                    memory=register.parameters.memory, offset=register.parameters.offset + 4 * store.shard.start
+                    memory=probe_of(mine), offset=register.parameters.offset + 4 * store.shard.start
                 )
         except Unreachable as exc:
             return Plane(refusal=str(exc))

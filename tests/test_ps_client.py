@@ -264,6 +264,31 @@ def test_parameters_from_empty_are_one_memory_until_a_trainer_leaves() -> None:
     assert results == [(42.0, rank, results[0][2]) for rank in range(3)]
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
+    servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, share_memory = threading.Event(), Client._share_memory
+
+    def slow(client: Client) -> None:
+        if client.rank:
+            assert left.wait(DEADLINE_S)
+        share_memory(client)
+
+    monkeypatch.setattr(Client, "_share_memory", slow)
+
+    def body(rank: int) -> bytes:
+        with Client(addresses(group), rank, 2, data_plane="shm") as client:
+            arena = make_arena(rank, empty=client.empty)
+            client.register(arena, SGD())
+        left.set()
+        return arena.parameters.tobytes()
+
+    with serving(2, servers) as group:
+        results = on_threads(2, body)
+    assert results == [make_arena(0).parameters.tobytes()] * 2
+
+
 def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """As between hosts, and between containers: what is offered is not what is found."""
     for host, text in (
