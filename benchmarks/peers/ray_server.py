@@ -81,7 +81,7 @@ class Rank:
         )
 
     def resize(self, count: int) -> None:
-        self.array = np.zeros(count if not self._rank else 1, np.float32)
+        self.array, self.parameters = np.zeros(count, np.float32), np.zeros(count, np.float32)
         if self._rank:
             return
         for actor in self._actors:

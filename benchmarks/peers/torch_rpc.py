@@ -31,6 +31,8 @@ def join(name: str, number: int, nranks: int, address: str) -> Any:
     import torch
     from torch.distributed import rpc
 
+    global remote_push_pull  # under its own name, by which it is pickled, and which may not need PyTorch on import
+    remote_push_pull = rpc.functions.async_execution(remote_push_pull)
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{address}", rpc_timeout=120)
     rpc.init_rpc(name, rank=number, world_size=nranks + 1, rpc_backend_options=options)
@@ -78,7 +80,6 @@ class Rank:
         import torch
 
         self._rpc, self._torch, self._nranks = join(f"rank{rank}", rank + 1, nranks, address), torch, nranks
-        self._remote = self._rpc.functions.async_execution(remote_push_pull)
 
     def resize(self, count: int) -> None:
         self.array = np.zeros(count, np.float32)
@@ -86,7 +87,7 @@ class Rank:
         self.parameters = np.zeros(count, np.float32)
 
     def push_pull(self) -> None:
-        answer = self._rpc.rpc_sync(NAME, self._remote, args=(self._tensor, self._nranks))
+        answer = self._rpc.rpc_sync(NAME, remote_push_pull, args=(self._tensor, self._nranks))
         self.parameters = answer.numpy()
 
     def close(self) -> None:
