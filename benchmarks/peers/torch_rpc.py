@@ -27,18 +27,6 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed (pip install torch)"
 
 
-def join(name: str, number: int, nranks: int, address: str) -> Any:
-    import torch
-    from torch.distributed import rpc
-
-    global remote_push_pull  # under its own name, by which it is pickled, and which may not need PyTorch on import
-    remote_push_pull = rpc.functions.async_execution(remote_push_pull)
-    torch.set_num_threads(1)
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{address}", rpc_timeout=120)
-    rpc.init_rpc(name, rank=number, world_size=nranks + 1, rpc_backend_options=options)
-    return rpc
-
-
 class Parameters:
     """Lives in the server's process; `push_pull` runs there."""
 
@@ -70,6 +58,18 @@ class Parameters:
 
 def remote_push_pull(gradients: Any, nranks: int) -> Any:
     return Parameters.push_pull(gradients, nranks)
+
+
+def join(name: str, number: int, nranks: int, address: str) -> Any:
+    import torch
+    from torch.distributed import rpc
+
+    global remote_push_pull  # under its own name, by which it is pickled, and which may not need PyTorch on import
+    remote_push_pull = rpc.functions.async_execution(remote_push_pull)
+    torch.set_num_threads(1)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{address}", rpc_timeout=120)
+    rpc.init_rpc(name, rank=number, world_size=nranks + 1, rpc_backend_options=options)
+    return rpc
 
 
 class Rank:
