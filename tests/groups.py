@@ -234,9 +234,8 @@ def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     for group in groups:
         parts: list[Any] = [group._algorithm]
         for part in parts:
-            parts += [
-                vars(part)[n] for n in ("transport", "links", "_links", "_board", "mesh", "_mesh") if n in vars(part)
-            ]
+            names = ("transport", "links", "_links", "_board", "mesh", "_mesh")
+            parts += [vars(part)[n] for n in names if hasattr(vars(part).get(n), "__dict__")]  # some are plain lists
             part.timeout = seconds
 
 
