@@ -275,7 +275,7 @@ def test_which_gpu_is_a_ranks(monkeypatch, device, rank, environment, index):
         ({"backend": "shm", "device": "gpu:0"}, "backend shm works on the host's memory, not on gpu:0; use nccl"),
         ({"backend": "tcp", "device": "gpu:0"}, "backend tcp works on the host's memory"),
         ({"device": "gpu"}, "unknown device 'gpu'; expected auto, cpu or gpu:K, as in gpu:0"),
-        ({"backend": "nccl", "algorithm": "direct"}, "algorithm direct needs shared memory"),
+        ({"backend": "nccl", "algorithm": "direct"}, "algorithm direct is for the host's memory"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments, text):
