@@ -35,7 +35,7 @@ from common.gradsync_pb2 import (
     StateRequest,
     TrainerMessage,
 )
-from common.memory import ALIGNMENT_BYTES, Segment, SegmentPool
+from common.memory import Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
@@ -200,14 +200,6 @@ class Client:
     def empty(self, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """A new 1-D array of zeros, 64-byte aligned, that servers of this host reach without a copy."""
         return self._pool.empty(count, dtype)
-
-    def shared_words(self, array: npt.NDArray[Any], count: int) -> FloatArray | None:
-        """`count` words from where an array from `empty` begins; None: it is none, or not so many follow."""
-        where = self._pool.locate(array)
-        if where is None or where[1] % ALIGNMENT_BYTES:
-            return None
-        segment = self._pool.segments[where[0]]
-        return segment.array(where[1], count, np.float32) if where[1] + 4 * count <= segment.nbytes else None
 
     def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.

@@ -37,6 +37,9 @@ class Connection:
         self._optimizer: Optimizer | None = None
         self._arena: Arena | None = None
         self._staging: FloatArray | None = None  # for gradients that are not from `empty`
+        self._made: dict[
+            int, tuple[int, FloatArray]
+        ] = {}  # by address: bytes of what `empty` gave, and the same padded
 
     @property
     def step(self) -> int:
@@ -52,7 +55,9 @@ class Connection:
         """A new array of zeros that servers of this host reach without a copy (any other array works too)."""
         kind, size = np.dtype(dtype), int(np.prod(shape))
         word = words(kind.name)
-        return self._client.empty(align(size * word)).view(kind)[:size].reshape(shape)
+        flat: FloatArray = self._client.empty(align(size * word))
+        self._made[flat.ctypes.data] = size * kind.itemsize, flat
+        return flat.view(kind)[:size].reshape(shape)
 
     def register(self, parameters: Array, optimizer: Optimizer | None = None) -> None:
         """Agree on what is synchronised; on every trainer `parameters` becomes rank 0's.
@@ -75,7 +80,7 @@ class Connection:
         layout = Layout((Slot("parameters", parameters.shape, 0, parameters.dtype.name),), length)
         buckets = (Bucket(0, length, parameters.dtype.name),) if length else ()
         self._parameters, self._optimizer = parameters, optimizer
-        flat = self._client.shared_words(parameters, length)
+        flat = self._padded(parameters)
         whole = self._client.empty(length) if flat is None else flat
         self._arena = Arena(layout, buckets=buckets, given=(whole, np.zeros(length, np.float32)))
         if flat is None:
@@ -92,7 +97,7 @@ class Connection:
         """
         arena = self._registered()
         check(gradients, "gradients", (arena.layout.slots[0].dtype,), like=self._parameters)
-        flat = self._client.shared_words(gradients, arena.layout.length)
+        flat = self._padded(gradients)
         if flat is None:
             if self._staging is None:
                 self._staging = self._client.empty(arena.layout.length)
@@ -153,6 +158,12 @@ class Connection:
         if self._arena is None:
             raise UsageError("call register(parameters, optimizer) first")
         return self._arena
+
+    def _padded(self, array: Array) -> FloatArray | None:
+        """The memory of an array from `empty` with the zeros behind it; None of any other, and of a part of one, behind
+        which lies something else."""
+        nbytes, flat = self._made.get(array.ctypes.data, (-1, None))
+        return flat if nbytes == array.nbytes else None
 
     def _view(self, flat: FloatArray) -> Array:
         """The caller's elements of an array of the arena's length."""

@@ -129,6 +129,30 @@ def test_arrays_outlive_the_connection() -> None:
         assert np.all(parameters == 3.0)
 
 
+@pytest.mark.parametrize("plane", ["shm", "grpc"])
+def test_what_lies_beside_a_part_of_an_array_is_left_alone(plane: str) -> None:
+    """Parts of arrays from `empty` have no padding of their own behind them, and neighbours in their memory."""
+
+    def body(rank: int) -> Any:
+        with connect(rank, plane) as connection:
+            whole = connection.empty(64)
+            whole[...] = 7 + rank
+            parameters, gradients = whole[:20], whole[32:52]
+            parameters[...], gradients[...] = 1, 3
+            connection.register(parameters, ps.SGD(learning_rate=1.0))
+            for _ in range(2):
+                connection.push_pull(gradients)
+        return whole
+
+    with serving(2) as connect:
+        results = on_threads(2, body)
+    for rank, whole in enumerate(results):
+        assert whole[:20].tolist() == [-5.0] * 20
+        assert whole[32:52].tolist() == [3.0] * 20
+        assert np.all(whole[20:32] == 7 + rank)
+        assert np.all(whole[52:] == 7 + rank)
+
+
 def test_a_learning_rate_is_the_optimizers_unless_given() -> None:
     with serving(1) as connect, connect(0) as connection:
         parameters = np.zeros(4, np.float32)
