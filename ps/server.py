@@ -34,6 +34,7 @@ def run(config: ServerConfig) -> None:
     check_bind_host(config.host, insecure=config.insecure)
     host = f"[{config.host}]" if ":" in config.host else config.host
     shard = parse_shard(config.shard)
+    import_paddle()
     with ExitStack() as stack:
         server = stack.enter_context(
             ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
@@ -48,12 +49,20 @@ def run(config: ServerConfig) -> None:
 
             port = stack.enter_context(serve_metrics(server.status, config.host, config.metrics_port))
             print(f"metrics at http://{host}:{port}/metrics", flush=True)
-        with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
-            import common.flat_optimizer  # noqa: F401
         server.wait()
         print(f"training is complete: {server.steps:,} steps", flush=True)
         if straggler := server.straggler():
             print(straggler, flush=True)
+
+
+def import_paddle() -> None:
+    """Now, so that no trainer waits for it later and SIGTERM stays ours; without Paddle `register` says so."""
+    with suppress(ImportError):
+        import paddle
+
+        import common.flat_optimizer  # noqa: F401
+
+        paddle.disable_signal_handler()  # its import takes SIGTERM over
 
 
 def stop_on_sigterm(server: ParameterServer) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +29,10 @@ from ps.metrics import serve_metrics
 from ps.pace import Pace
 from ps.servicer import SERVICE, ParameterServer
 from ps.status import table_of
-from tests.groups import on_threads, outcomes_of
+from tests.groups import DEADLINE_S, on_threads, outcomes_of
 
 STEPS = 4
+POLL_S = 0.005
 
 
 def averaging(server: ParameterServer, plane: str, seen: Callable[[Connection, int], Any]) -> list[Any]:
@@ -53,8 +55,10 @@ def averaging(server: ParameterServer, plane: str, seen: Callable[[Connection, i
 
 def wait_for_commit(server: ParameterServer, step: int) -> None:
     """Until rank 0 has committed a step."""
+    deadline = time.monotonic() + DEADLINE_S
     while server.status().trainers[0].steps <= step:
-        pass
+        assert time.monotonic() < deadline, f"rank 0 did not commit step {step} within {DEADLINE_S:g} s"
+        time.sleep(POLL_S)
 
 
 @pytest.mark.parametrize(("plane", "served"), [("shm", 0), ("grpc", 4 * 1008)])
