@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.plot import DASHES, OTHERS, Key, Plot, axis, layout, plain
 from ps.modes import parse_mode
 
-__all__ = ["COLUMNS", "Group", "Key", "Plot", "Run", "cells", "fastest", "in_step", "leads", "plots", "rate", "series"]
+__all__ = ["COLUMNS", "Group", "Run", "cells", "fastest", "in_step", "leads", "plots", "rate", "series"]
 
 Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
@@ -34,9 +34,7 @@ KNOWN = {
     "ring/shm": "#0077bb",
     "ring/tcp": "#1aa0b8",
 }
-OTHERS = ("#aa4499", "#00906a", "#7a8b1f", "#8c6d5a")
 PHASES = {"input": "#a9aeb6", "forward": "#858b94", "backward": "#606771", "wait": "#b79ae6", "sync": "#7b4fc9"}
-DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def rate(value: float) -> str:
@@ -83,31 +81,6 @@ def cells(run: Run) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Key:
-    """One entry of a legend: a filled box, or a line where a dash is given."""
-
-    label: str
-    colour: str
-    dash: str | None = None
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot with its words: `alt` says in a sentence what it shows. `height` in CSS pixels.
-
-    Colours of the page (text, lines, surface) appear as var(--name): the page knows which theme is on.
-    """
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    legend: list[Key]
-    height: int
-    figure: dict[str, Any]
-
-
 def plots(measured: Sequence[Group]) -> list[Plot]:
     """The three plots of a comparison."""
     runs = [run for _, group in measured for run in group]
@@ -137,8 +110,8 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         legend.append(Key("linear scaling of local", "var(--muted)", "dot"))
     places = list(range(len(measured)))
     names = [f"N={nranks}" for nranks, _ in measured]
-    axis = _axis(tickvals=places, ticktext=names, range=[-0.5, len(places) - 0.5])
-    layout = _layout(xaxis=axis, yaxis=_axis(title="samples/s", rangemode="tozero", grid=True))
+    names_axis = axis(tickvals=places, ticktext=names, range=[-0.5, len(places) - 0.5])
+    look = layout(xaxis=names_axis, yaxis=axis(title="samples/s", rangemode="tozero", grid=True))
     heard = "; ".join(
         f"N={nranks}: " + ", ".join(f"{series(run)} {rate(run['samples_per_s'])}" for run in runs)
         for nranks, runs in measured
@@ -151,13 +124,13 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         f"Bars of samples per second. {heard}.",
         legend,
         380,
-        {"data": data, "layout": layout},
+        {"data": data, "layout": look},
     )
 
 
 def _bar(run: Run, x: float, width: float, colour: str) -> dict[str, Any]:
     value, (low, high) = run["samples_per_s"], run["samples_per_s_interval"]
-    words = f"{_plain(run['contestant'])}<br>{rate(value)} samples/s<br>{rate(low)}–{rate(high)}"
+    words = f"{plain(run['contestant'])}<br>{rate(value)} samples/s<br>{rate(low)}–{rate(high)}"
     spread = {"array": [high - value], "arrayminus": [value - low], "symmetric": False, "type": "data"}
     return {
         "type": "bar",
@@ -189,18 +162,18 @@ def _breakdown(runs: Sequence[Run]) -> Plot:
         {
             "type": "bar",
             "orientation": "h",
-            "y": [_plain(run["contestant"]) for run in runs],
+            "y": [plain(run["contestant"]) for run in runs],
             "x": [run["phases_ms"].get(phase) for run in runs],
             "marker": {"color": colours[phase], "line": {"color": "var(--page)", "width": 1}},
-            "hovertemplate": f"%{{y}}<br>{_plain(phase)} %{{x:,.2f}} ms<extra></extra>",
+            "hovertemplate": f"%{{y}}<br>{plain(phase)} %{{x:,.2f}} ms<extra></extra>",
         }
         for phase in phases
     ]
-    layout = _layout(
+    look = layout(
         barmode="stack",
         bargap=0.35,
-        xaxis=_axis(title="ms per step", grid=True),
-        yaxis=_axis(autorange="reversed", type="category"),
+        xaxis=axis(title="ms per step", grid=True),
+        yaxis=axis(autorange="reversed", type="category"),
     )
     heard = "; ".join(
         f"{run['contestant']}: " + ", ".join(f"{phase} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
@@ -214,7 +187,7 @@ def _breakdown(runs: Sequence[Run]) -> Plot:
         f"Stacked bars of milliseconds per step. {heard}.",
         [Key(phase, colour) for phase, colour in colours.items()],
         90 + 34 * len(runs),
-        {"data": data, "layout": layout},
+        {"data": data, "layout": look},
     )
 
 
@@ -229,13 +202,13 @@ def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
             # JSON has no NaN: where training diverged, the line ends.
             "y": [loss if math.isfinite(loss) else None for _, loss in run["curve"]],
             "line": {"color": colours[series(run)], "width": 2, "dash": dashes[run["nranks"]]},
-            "hovertemplate": f"{_plain(run['contestant'])}<br>%{{x:.2f}} s<br>loss %{{y:.3f}}<extra></extra>",
+            "hovertemplate": f"{plain(run['contestant'])}<br>%{{x:.2f}} s<br>loss %{{y:.3f}}<extra></extra>",
         }
         for run in runs
     ]
-    layout = _layout(
-        xaxis=_axis(title="seconds since the first step", rangemode="tozero"),
-        yaxis=_axis(title="training loss", rangemode="tozero", grid=True),
+    look = layout(
+        xaxis=axis(title="seconds since the first step", rangemode="tozero"),
+        yaxis=axis(title="training loss", rangemode="tozero", grid=True),
     )
     lines = [Key(name, colour, "solid") for name, colour in colours.items()]
     styles = [Key(f"N={nranks}", "var(--ink)", dash) for nranks, dash in dashes.items()] if len(dashes) > 1 else []
@@ -253,39 +226,5 @@ def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
         f"Lines of training loss over seconds. {heard}.",
         [*lines, *styles],
         380,
-        {"data": data, "layout": layout},
+        {"data": data, "layout": look},
     )
-
-
-def _plain(name: str) -> str:
-    """A name for Plotly, which would read tags and %{...} in it."""
-    return name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
-
-
-def _axis(*, grid: bool = False, title: str = "", **settings: Any) -> dict[str, Any]:
-    return {
-        "title": {"text": title, "standoff": 12},
-        "showgrid": grid,
-        "gridcolor": "var(--line)",
-        "zeroline": False,
-        "separatethousands": True,
-        "ticks": "outside",
-        "ticklen": 6,
-        "tickcolor": "rgba(0,0,0,0)",  # only the distance of the labels is wanted
-        "fixedrange": True,  # a finger that drags is scrolling the page
-        "automargin": True,
-        **settings,
-    }
-
-
-def _layout(**settings: Any) -> dict[str, Any]:
-    return {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "var(--ink)"},
-        "hoverlabel": {"bgcolor": "var(--page)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
-        "showlegend": False,
-        "dragmode": False,
-        **settings,
-    }

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
 from html import escape
 
-from plotly.offline import get_plotlyjs
-
-from benchmarks.figures import COLUMNS, Key, Plot, cells, leads, plots
+from benchmarks.figures import COLUMNS, cells, leads, plots
+from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.report import (
     DEFINITIONS,
     MARKS,
@@ -27,127 +24,24 @@ __all__ = ["to_html"]
 
 TITLE = "GradSync: parameter server against ring all-reduce"
 
-STYLE = """
-:root {
-  color-scheme: light dark;
-  --page: #ffffff; --panel: #f6f7f9; --ink: #1c2128; --muted: #59636f; --line: #dfe3e8;
-  --good: #116b3a; --bad: #b3261e; --focus: #0b63c5;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #14171c; --panel: #1c2128; --ink: #e4e8ee; --muted: #9ba6b4; --line: #323a45;
-    --good: #5fd08f; --bad: #ff8a80; --focus: #79b8ff;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0 auto; max-width: 1100px; padding: 3.5rem 1.5rem 5rem; background: var(--page); color: var(--ink);
-  font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-  overflow-wrap: break-word;
-}
-h1 { margin: 0; font-size: clamp(1.7rem, 5vw, 2.3rem); line-height: 1.2; letter-spacing: -0.02em; text-wrap: balance; }
-h2 { margin: 3.5rem 0 0.5rem; font-size: 1.3rem; line-height: 1.3; letter-spacing: -0.01em; }
-ul { padding-left: 1.2rem; }
-p { margin: 0.5rem 0; max-width: 46rem; }
-.muted, figcaption, caption, .legend { color: var(--muted); font-size: 0.9rem; }
-.verdict { margin: 2rem 0 0; padding: 1.1rem 1.4rem; background: var(--panel); border-left: 4px solid var(--good); }
-.verdict p { max-width: none; }
-.verdict p:first-child { font-size: clamp(1.05rem, 3vw, 1.15rem); font-weight: 600; }
-.verdict.failed { border-color: var(--bad); }
-.good { color: var(--good); }
-.bad { color: var(--bad); font-weight: 600; }
-figure { margin: 0; }
-figcaption { max-width: 46rem; }
-.plot { width: 100%; margin-top: 0.5rem; }
-.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; margin: 0.9rem 0 0; padding: 0; list-style: none; }
-.legend svg { margin-right: 0.45rem; vertical-align: -0.1em; }
-.scroll { overflow-x: auto; margin-top: 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.wide { width: 100%; }
-caption { padding-bottom: 0.5rem; text-align: left; }
-th, td { padding: 0.4rem 1.1rem 0.4rem 0; text-align: left; vertical-align: top; white-space: nowrap; }
-.figures :is(th, td):not(:first-child) { padding-right: 0; padding-left: 1.1rem; text-align: right; }
-thead th { border-bottom: 1px solid var(--muted); font-size: 0.85rem; line-height: 1.35; vertical-align: bottom; }
-thead small { display: block; color: var(--muted); font-weight: 400; font-size: inherit; }
-tbody th { font-weight: 400; }
-tbody + tbody { border-top: 1px solid var(--line); }
-.best :is(th, td) { font-weight: 600; background: var(--panel); }
-.facts td { white-space: normal; }
-code, pre { font: 0.88rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
-pre { padding: 0.9rem 1.1rem; background: var(--panel); white-space: pre-wrap; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.5rem 1.4rem; max-width: 52rem; margin: 1rem 0 0; }
-dt { font-weight: 600; }
-dd { margin: 0; }
-:focus-visible { outline: 3px solid var(--focus); outline-offset: 3px; }
-@media (max-width: 30rem) {
-  body { padding: 2rem 1rem 3rem; }
-  dl { display: block; }
-  dd { margin-bottom: 0.7rem; }
-}
-"""
-
-# The figures name the page's colours as var(--name); they are drawn anew when the theme changes.
-SCRIPT = """
-const source = document.getElementById('figures').textContent;
-const dark = matchMedia('(prefers-color-scheme: dark)');
-function draw() {
-  const page = getComputedStyle(document.documentElement);
-  const figures = JSON.parse(source.replace(/var\\((--\\w+)\\)/g, (_, name) => page.getPropertyValue(name).trim()));
-  for (const [name, figure] of Object.entries(figures)) {
-    Plotly.react(name, figure.data, figure.layout, {responsive: true, displayModeBar: false});
-  }
-}
-draw();
-dark.addEventListener('change', draw);
-"""
-
-# Nothing may be loaded from anywhere, not even by a script that plotly.js might bring.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
 
 def to_html(results: Results) -> str:
     """The whole report as a page; every string of the results is escaped."""
     measured = groups(results)
     drawn = plots(measured) if measured else []
-    sections = [_certificate(results), *map(_plot, drawn)]
+    sections = [_certificate(results), *map(plot_section, drawn)]
     if measured:
         sections += [_results(results), _definitions()]
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{TITLE}</title>
-<link rel="icon" href="data:,">
-<style>{STYLE}</style>
-</head>
-<body>
-{_header(results)}
-<main>
-{"".join(sections)}
-{_environment(results)}
-</main>
-{_scripts(drawn) if drawn else ""}
-</body>
-</html>
-"""
-
-
-def _header(results: Results) -> str:
-    job = f'<p class="muted">{escape(workload(results))}</p>' if groups(results) else ""
-    outcome = "verdict" if holds(results) else "verdict failed"
-    sentences = "".join(f"<p>{escape(line)}</p>" for line in verdict(results))
-    return (
-        f'<header><h1>{TITLE}</h1>{job}<section class="{outcome}" aria-label="Verdict">{sentences}</section></header>'
-    )
+    job = f'<p class="muted">{escape(workload(results))}</p>' if measured else ""
+    box = verdict_box(verdict(results), failed=not holds(results))
+    return page(TITLE, job + box, [*sections, _environment(results)], drawn)
 
 
 def _certificate(results: Results) -> str:
     certificate = results["certificate"]
     looks: dict[bool | str | None, str] = {True: "good", False: "bad"}
     lines = [
-        _row(
+        row(
             [
                 escape(name),
                 f'<span class="{looks.get(same, "muted")}">{MARKS[same]}</span>',
@@ -160,78 +54,30 @@ def _certificate(results: Results) -> str:
     parts = [
         "<p>Before anything is timed, all contestants train the same model from the same start. Those with the same "
         "number of ranks must end with the same parameters, bit for bit.</p>",
-        _table(f"Parameters after {certificate['steps']} steps", ("contestant", "bits", "sha256"), [lines]),
+        table(f"Parameters after {certificate['steps']} steps", ("contestant", "bits", "sha256"), [lines]),
         f"<ul>{''.join(differences)}</ul>" if differences else "",
         *(f'<p class="muted">{escape(note)}</p>' for note in notes(results)),
     ]
-    return _section("Certificate", *parts)
+    return section("Certificate", *parts)
 
 
 def _results(results: Results) -> str:
     heads = [f"{head}<small>{detail}</small>" for head, detail in COLUMNS]
     bodies = [
-        [_row(map(escape, cells(run)), look="best" if leads(run, runs) else "") for run in runs]
+        [row(map(escape, cells(run)), look="best" if leads(run, runs) else "") for run in runs]
         for _, runs in groups(results)
     ]
     caption = "Bold: the fastest of its N"
-    return _section("Results", _table(caption, heads, bodies, look="figures wide"))
+    return section("Results", table(caption, heads, bodies, look="figures wide"))
 
 
 def _definitions() -> str:
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in DEFINITIONS.items())
-    return _section("How to read this", f"<dl>{terms}</dl>")
+    return section("How to read this", f"<dl>{terms}</dl>")
 
 
 def _environment(results: Results) -> str:
-    facts = [_row(map(escape, fact)) for fact in environment(results)]
+    facts = [row(map(escape, fact)) for fact in environment(results)]
     command = f"<pre><code>{escape(results['command'])}</code></pre>"
-    table = _table("The machine and the versions", ("what", "value"), [facts], look="facts")
-    return _section("Environment", table, "<p>All of this comes from one command:</p>", command)
-
-
-def _plot(plot: Plot) -> str:
-    legend = "".join(f"<li>{_swatch(key)}{escape(key.label)}</li>" for key in plot.legend)
-    return _section(
-        plot.title,
-        f'<figure><figcaption>{escape(plot.caption)}</figcaption><ul class="legend">{legend}</ul>'
-        f'<div class="plot" id="{plot.name}" role="img" aria-label="{escape(plot.alt)}" '
-        f'style="height: {plot.height}px"></div></figure>',
-    )
-
-
-def _swatch(key: Key) -> str:
-    """A filled box, or a piece of the line."""
-    width, height = (12, 12) if key.dash is None else (26, 3)
-    gaps = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}.get(key.dash or "", "none")
-    return (
-        f'<svg width="{26 if key.dash else 12}" height="12" aria-hidden="true"><line x2="{width}" y1="6" y2="6" '
-        f'stroke-width="{height}" stroke-dasharray="{gaps}" style="stroke: {key.colour}"/></svg>'
-    )
-
-
-def _scripts(drawn: Iterable[Plot]) -> str:
-    # Escaped so that no name in the results can end the script element.
-    figures = json.dumps({plot.name: plot.figure for plot in drawn}).replace("<", "\\u003c")
-    return (
-        f"<script>{get_plotlyjs()}</script>"
-        f'<script type="application/json" id="figures">{figures}</script><script>{SCRIPT}</script>'
-    )
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{title}</h2>{''.join(parts)}</section>\n"
-
-
-def _row(values: Iterable[str], *, look: str = "") -> str:
-    name, *others = values
-    return f'<tr class="{look}"><th scope="row">{name}</th>{"".join(f"<td>{value}</td>" for value in others)}</tr>'
-
-
-def _table(caption: str, heads: Sequence[str], bodies: Iterable[Sequence[str]], *, look: str = "") -> str:
-    """A table in a box of its own that scrolls where the page is too narrow, by keyboard as well."""
-    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    rows = "".join(f"<tbody>{''.join(body)}</tbody>" for body in bodies)
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table class="{look}">'
-        f"<caption>{caption}</caption><thead><tr>{columns}</tr></thead>{rows}</table></div>"
-    )
+    facts_table = table("The machine and the versions", ("what", "value"), [facts], look="facts")
+    return section("Environment", facts_table, "<p>All of this comes from one command:</p>", command)

@@ -10,7 +10,7 @@ from common.config import TrainingConfig
 from common.errors import UsageError
 from common.synchronizer import Synchronizer
 
-__all__ = ["check_writable", "run_training"]
+__all__ = ["check_writable", "import_paddle", "run_training"]
 
 
 def check_writable(flag: str, path: Path | None) -> None:
@@ -30,12 +30,12 @@ def check_writable(flag: str, path: Path | None) -> None:
 
 def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchronizer]) -> None:
     """Train with the synchronizer that is made, and leave it in good order; rank 0 prints, saves and records."""
+    import_paddle()
     import paddle
 
     from common.report import TrainingProgress, print_summary
     from common.training import train
 
-    paddle.disable_signal_handler()  # SIGTERM ends a rank; it is no crash to print a C++ traceback for
     with make_synchronizer() as synchronizer, TrainingProgress(synchronizer.rank) as progress:
         for flag, path in (("json", config.json), ("save", config.save)) if synchronizer.rank == 0 else ():
             check_writable(flag, path)
@@ -47,3 +47,13 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
         config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
     if config.save is not None:
         paddle.save(trained.model.state_dict(), str(config.save))
+
+
+def import_paddle() -> None:
+    """Import Paddle without its signal handlers: a SIGTERM is no crash to print a C++ traceback for.
+
+    Handlers of one's own are installed after this.
+    """
+    import paddle
+
+    paddle.disable_signal_handler()

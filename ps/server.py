@@ -26,7 +26,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(config: ServerConfig) -> None:
-    from common.entry import check_writable
+    from common.entry import check_writable, import_paddle
     from common.rpc import check_bind_host
     from ps.servicer import ParameterServer
     from ps.shards import parse_shard
@@ -34,7 +34,9 @@ def run(config: ServerConfig) -> None:
     check_bind_host(config.host, insecure=config.insecure)
     host = f"[{config.host}]" if ":" in config.host else config.host
     shard = parse_shard(config.shard)
-    import_paddle()
+    with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
+        import_paddle()
+        import common.flat_optimizer  # noqa: F401
     with ExitStack() as stack:
         server = stack.enter_context(
             ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
@@ -53,16 +55,6 @@ def run(config: ServerConfig) -> None:
         print(f"training is complete: {server.steps:,} steps", flush=True)
         if straggler := server.straggler():
             print(straggler, flush=True)
-
-
-def import_paddle() -> None:
-    """Now, so that no trainer waits for it later and SIGTERM stays ours; without Paddle `register` says so."""
-    with suppress(ImportError):
-        import paddle
-
-        import common.flat_optimizer  # noqa: F401
-
-        paddle.disable_signal_handler()  # its import takes SIGTERM over
 
 
 def stop_on_sigterm(server: ParameterServer) -> None:
