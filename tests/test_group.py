@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -53,7 +54,16 @@ from tests.groups import (
 NRANKS = (1, 2, 3, 4, 5)
 CASES = [(dtype, op) for dtype in DTYPES for op in OPS if op != "mean" or dtype.startswith("float")]
 SEGMENT = SEGMENT_BYTES // 4  # float32 elements
-BIG = 1_000_003
+LONG = bool(os.environ.get("GRADSYNC_LONG_TESTS"))  # `make test-long`: what takes too long for every change
+BIG = 10_000_001 if LONG else 1_000_003
+EXAMPLES = 2000 if LONG else 120
+OWNERS = {
+    "all": {0, 1},
+    "none": set(),
+    "even": {0},
+    "odd": {1},
+}  # ranks mod 2 whose arrays are the group's
+BIG_CASES = [(owners, "float32", "mean") for owners in OWNERS] + [("even", *case) for case in CASES if LONG]
 
 
 def sizes_of(nranks):
@@ -111,13 +121,17 @@ pools = WeakKeyDictionary()  # of each group; its memory is freed with it, and n
 
 def filled(group, size, dtype, shared, *, seed=0):
     """The rank's sample, elsewhere or in the group's memory: there only until the next call."""
-    array = np.empty(size, dtype)
+    return placed(group, sample(group.rank, size, dtype, seed=seed), shared, at=64 * (seed % 3))
+
+
+def placed(group, values, shared, *, at=0):
+    array = np.empty_like(values)
     if shared:
         pool = pools.get(group)
         if pool is None:
             pool = pools[group] = group.empty(8 * BIG, np.uint8)
-        array = pool[64 * (seed % 3) :][: array.nbytes].view(dtype)
-    array[...] = sample(group.rank, size, dtype, seed=seed)
+        array = pool[at:][: array.nbytes].view(values.dtype)
+    array[...] = values
     return array
 
 
@@ -166,19 +180,20 @@ def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, share
 
 @backends
 @ranks
-@pytest.mark.parametrize("owners", ["all", "none", "even", "odd"])
-def test_a_million_elements_wherever_each_rank_has_them(groups, backend, nranks, owners):
+@pytest.mark.parametrize(("owners", "dtype", "op"), BIG_CASES)
+def test_millions_of_elements_wherever_each_rank_has_them(groups, backend, nranks, owners, dtype, op):
     """Ranks need not agree on whose arrays lie in the group's memory."""
-    shared = {"all": {0, 1}, "none": set(), "even": {0}, "odd": {1}}[owners]
+    shared = OWNERS[owners]
 
     def body(group):
-        array = filled(group, BIG, "float32", group.rank % 2 in shared)
-        group.all_reduce(array)
+        array = placed(group, values[group.rank], group.rank % 2 in shared)
+        group.all_reduce(array, op)
         result = array.copy()
-        chunk = group.reduce_scatter(filled(group, BIG, "float32", group.rank % 2 in shared))
+        chunk = group.reduce_scatter(placed(group, values[group.rank], group.rank % 2 in shared), op)
         return result, chunk
 
-    expected = reduced([sample(r, BIG, "float32") for r in range(nranks)], "mean")
+    values = [np.resize(sample(r, 1_000_003, dtype), BIG) for r in range(nranks)]
+    expected = reduced(values, op)
     cuts = cuts_of(BIG, nranks)
     for rank, (array, chunk) in enumerate(groups.run(backend, nranks, body)):
         assert_same_bits(array, expected)
@@ -452,14 +467,14 @@ random_calls = given(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=max(300, EXAMPLES), deadline=None)
 @random_calls
 def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @random_calls
 def test_random_all_reduces(groups, backend, nranks, size, case, seed):
     check_random_all_reduce(groups, backend, nranks, size, case, seed)
