@@ -44,7 +44,8 @@ def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int 
     return done.returncode, sorted(re.findall(r"^RESULT (.*)$", said, re.MULTILINE)), said
 
 
-BY_SERVERS = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw")
+# One of each kind; test_flat_optimizer has all of them, in this process.
+BY_SERVERS = (("sgd", "float32"), ("rmsprop", "float32"), ("adamw", "float32"), ("adam", "float64"))
 BY_TRAINERS = {
     "lamb": "servers know SGD, Momentum, Adagrad, RMSProp, Adam, AdamW, not Lamb",
     "clip": "the optimizer clips gradients (ClipGradByNorm)",
@@ -54,11 +55,11 @@ BY_TRAINERS = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("name", "dtype"), [*((n, "float32") for n in BY_SERVERS), ("adam", "float64")])
+@pytest.mark.parametrize(("name", "dtype"), BY_SERVERS)
 def test_servers_give_the_bits_of_the_users_own_optimizer(tmp_path: Path, name: str, dtype: str) -> None:
     arguments = (name, str(tmp_path / "saved"), dtype, "unused")
     codes, results, said = zip(
-        run("ps", PROGRAM, tmp_path, *arguments, servers=3),
+        run("ps", PROGRAM, tmp_path, *arguments, servers=2),
         run("collective", PROGRAM, tmp_path, *arguments),
         strict=True,
     )
