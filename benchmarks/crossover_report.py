@@ -29,7 +29,8 @@ TITLE = "GradSync: where a parameter server wins, and where a ring"
 SCHEMES = {"ring": "the ring", "ps": "the parameter server"}
 SHORT = {"ring": "ring", "ps": "server", "": "≈"}
 # Cool is the ring, warm the parameter server; half transparent, so that the text stands out in both themes.
-COOL, EVEN, WARM = "rgba(0,119,187,0.6)", "rgba(128,128,128,0.08)", "rgba(199,119,0,0.6)"
+COOL, EVEN, WARM = "rgba(0,119,187,0.65)", "rgba(128,128,128,0.15)", "rgba(199,119,0,0.65)"
+SCALE = [[0, COOL], [0.45, "rgba(0,119,187,0.15)"], [0.5, EVEN], [0.55, "rgba(199,119,0,0.15)"], [1, WARM]]
 CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the times
 HEADS = ("model", "link", "ring ms (min–max)", "of bound", "server ms (min–max)", "of bound", "faster")
 PLACES = (
@@ -70,7 +71,7 @@ def verdict(results: Results) -> list[str]:
     cells = results["cells"]
     won = [winner(cell) for cell in cells]
     counts = f"the ring is faster in {won.count('ring')} of {len(cells)} cases, the parameter server in"
-    overall = f"A whole step of SGD between emulated hosts: {counts} {won.count('ps')}"
+    overall = f"A whole step of SGD between emulated hosts: {counts} {won.count('ps') or 'none'}"
     noise = f", {won.count('')} {'is' if won.count('') == 1 else 'are'} within noise" if "" in won else ""
     once = "; each was measured once, so its noise is unknown" if results["repetitions"] < 2 else ""
     return [f"{overall}{noise}{once}.", *map(_panel_verdict, panels(results)), *_other_limits(cells)]
@@ -141,9 +142,9 @@ def plots(results: Results) -> list[Plot]:
     shown = panels(results)
     links = [link for link, _ in _by_link(results["cells"])]
     sizes = sorted({cell["bytes"] for cell in results["cells"]})
-    most = max([1.0, *(abs(math.log2(cell["ratio"])) for cell in results["cells"])])
+    most = max([1.0, *(abs(_depth(cell)) for cell in results["cells"])])
     look = layout(
-        coloraxis={"cmin": -most, "cmax": most, "showscale": False, "colorscale": [[0, COOL], [0.5, EVEN], [1, WARM]]},
+        coloraxis={"cmin": -most, "cmax": most, "showscale": False, "colorscale": SCALE},
         annotations=[],
     )
     data = []
@@ -180,7 +181,7 @@ def _heat_map(cells: Sequence[Cell], links: Sequence[str], sizes: Sequence[int],
         "type": "heatmap",
         "x": list(links),
         "y": [size_in_words(size) for size in sizes],
-        "z": [[cell and math.log2(cell["ratio"]) for cell in line] for line in grid],
+        "z": [[cell and _depth(cell) for cell in line] for line in grid],
         "text": [[_in_cell(cell) if cell else "" for cell in line] for line in grid],
         "customdata": [[_on_hover(cell) if cell else "" for cell in line] for line in grid],
         "texttemplate": "%{text}",
@@ -192,6 +193,11 @@ def _heat_map(cells: Sequence[Cell], links: Sequence[str], sizes: Sequence[int],
         "xgap": 3,
         "ygap": 3,
     }
+
+
+def _depth(cell: Cell) -> float:
+    """Of the colour: log2(ring / ps), but none for noise."""
+    return math.log2(cell["ratio"]) if winner(cell) else 0.0
 
 
 def _in_cell(cell: Cell) -> str:
@@ -267,14 +273,16 @@ def to_markdown(results: Results) -> str:
 
 
 def print_terminal(results: Results, console: Console) -> None:
-    """The tables and the verdict."""
+    """The tables, for 80 columns or more, and the verdict."""
     for key, cells in panels(results):
-        shown = Table(title=name_of(key), title_justify="left", box=None, pad_edge=False)
+        shown = Table(title=name_of(key), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for number, head in enumerate(HEADS):
-            shown.add_column(head, justify="left" if number < 2 else "right")
+            words = head.replace(" (", "\n").replace("of bound", "of\nbound").strip(")")
+            shown.add_column(words, justify="left" if number < 2 else "right", overflow="fold")
         for cell in cells:
-            shown.add_row(*_cells(cell))
+            shown.add_row(*_cells(cell)[:-1], _in_cell(cell))
         console.print(shown)
         console.print()
+    console.print(Text("≈ within noise", style="dim"))
     for line in verdict(results):
         console.print(Text(line, style="bold"))
