@@ -44,8 +44,9 @@ RING = 0  # where numbers of servers name contestants
 Cell = dict[str, Any]
 
 
-def run_crossover(config: CrossoverConfig) -> None:
-    """Measure, print the verdict, and write `crossover.json`, `crossover.md` and `crossover.html`.
+def run_crossover(config: CrossoverConfig) -> int:
+    """Measure, print the verdict, and write `crossover.json`, `crossover.md` and `crossover.html`; of what there is
+    after Ctrl-C, then returning 130 instead of 0, and keeping it out of the history.
 
     Raises:
         UsageError: this machine cannot emulate hosts, and why.
@@ -58,9 +59,6 @@ def run_crossover(config: CrossoverConfig) -> None:
     check_history(config.history)
     check_writable("out", config.out / "crossover.json")
     cells: list[Cell] = []
-    with progress(console, sum(cost(nranks, config) for nranks in config.counts())) as on_run:
-        for nranks in config.counts():
-            cells += measure_ranks(nranks, config, on_run)
     results = {
         "schema": SCHEMA,
         "kind": "crossover",
@@ -69,18 +67,28 @@ def run_crossover(config: CrossoverConfig) -> None:
         "environment": describe_environment(),
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "repetitions": config.repetitions,
+        "interrupted": False,
         "cells": cells,
     }
-    write_results(results, config.out / "crossover.json", config.history)
+    try:
+        with progress(console, sum(cost(nranks, config) for nranks in config.counts())) as on_run:
+            for nranks in config.counts():
+                measure_ranks(nranks, config, cells, on_run)
+    except KeyboardInterrupt:
+        if not cells:
+            raise
+        results["interrupted"] = True
+    write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
     (config.out / "crossover.md").write_text(to_markdown(results))
     (config.out / "crossover.html").write_text(to_html(results))
     print_terminal(results, console)
     console.print(Text(f"\nreport: {config.out / 'crossover.html'}"), soft_wrap=True)
+    return 130 if results["interrupted"] else 0
 
 
-def measure_ranks(nranks: int, config: CrossoverConfig, on_run: Callable[[str, int], None]) -> list[Cell]:
-    """The cells of one number of ranks."""
-    clusters, ranks, cells = config.clusters(nranks), range(nranks), []
+def measure_ranks(nranks: int, config: CrossoverConfig, cells: list[Cell], on_run: Callable[[str, int], None]) -> None:
+    """Add the cells of one number of ranks."""
+    clusters, ranks = config.clusters(nranks), range(nranks)
     with Cluster(clusters[0].links()) as hosts, Job() as job, ExitStack() as groups:
 
         def start(backend: str, count: int = 0) -> MeasuredGroup:
@@ -98,7 +106,6 @@ def measure_ranks(nranks: int, config: CrossoverConfig, on_run: Callable[[str, i
             for nbytes in config.bytes:
                 cells += measure_cells(schemes, link, cluster, nbytes, config, on_run)
         groups.close()  # their ends of the sockets tell the workers to leave
-    return cells
 
 
 def measure_cells(

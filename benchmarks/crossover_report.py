@@ -74,7 +74,8 @@ def verdict(results: Results) -> list[str]:
     overall = f"A whole step of SGD between emulated hosts: {counts} {won.count('ps') or 'none'}"
     noise = f", {won.count('')} {'is' if won.count('') == 1 else 'are'} within noise" if "" in won else ""
     once = "; each was measured once, so its noise is unknown" if results["repetitions"] < 2 else ""
-    return [f"{overall}{noise}{once}.", *map(_panel_verdict, panels(results)), *_other_limits(cells)]
+    cut = ["Interrupted: only a part of what was asked for was measured."] if results["interrupted"] else []
+    return [f"{overall}{noise}{once}.", *cut, *map(_panel_verdict, panels(results)), *_other_limits(cells)]
 
 
 def _panel_verdict(panel: Panel) -> str:

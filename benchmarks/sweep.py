@@ -56,14 +56,7 @@ def run_sweep(config: SweepConfig) -> None:
     for name, reason in absent.items():
         console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     present = [name for name in backends if name not in absent]
-    rows: list[dict[str, Any]] = []
-    with config.cluster.make() as hosts:
-        counts = sorted({int(n) for n in config.nranks.split(",")})
-        with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
-            for nranks in counts:
-                rows += measure_ranks(nranks, present, config, hosts, on_run)
-                show(rows, nranks, config, console)
-    results = {
+    results: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "sweep",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -72,8 +65,15 @@ def run_sweep(config: SweepConfig) -> None:
         "op": config.op,
         "cluster": config.cluster.describe(),
         "absent": absent,
-        "rows": rows,
     }
+    rows: list[dict[str, Any]] = []
+    with config.cluster.make() as hosts:
+        counts = sorted({int(n) for n in config.nranks.split(",")})
+        with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
+            for nranks in counts:
+                rows += measure_ranks(nranks, present, config, hosts, on_run)
+                show(rows, nranks, config, console)
+    results["rows"] = rows
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(markdown(results))
     console.print(f"\nresults: {config.out / 'sweep.json'}, {config.out / 'sweep.md'}", soft_wrap=True)

@@ -63,6 +63,27 @@ def test_without_root_one_line_says_so_before_anything_is_done(monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
+def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measure(nranks: int, config: CrossoverConfig, cells: list[Any], on_run: Any) -> None:
+        if nranks == 4:
+            raise KeyboardInterrupt
+        cells.append(made("1gbit", 1, MB, 1.0, 2.0, nranks=nranks))
+
+    monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
+    monkeypatch.setattr("benchmarks.crossover.measure_ranks", measure)
+    monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
+    folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
+    assert run_crossover(CrossoverConfig(**folders)) == 130
+    text = (tmp_path / "out" / "crossover.md").read_text()
+    assert (
+        "- Interrupted: only a part of what was asked for was measured.\n- N=2, 1 server: the ring is 2.00 times"
+        in text
+    )
+    assert not list((tmp_path / "history").iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        run_crossover(CrossoverConfig(**folders, nranks="4"))
+
+
 class GroupDouble:
     """Takes `seconds` a step; writes down what it was told."""
 
@@ -121,6 +142,7 @@ def results_of(*cells: Any, repetitions: int = 3) -> dict[str, Any]:
         "environment": {**machine, "kernel": "6", "python": "3.11", "versions": {"numpy": "2"}, "commit": None},
         "congestion_control": "cubic",
         "repetitions": repetitions,
+        "interrupted": False,
         "cells": list(cells),
     }
 

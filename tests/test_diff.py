@@ -82,7 +82,14 @@ def crossover(ring: tuple[float, float, float], ps: tuple[float, float, float]) 
     place = {"link": "1gbit", "link_bytes_per_s": 125e6, "nranks": 4, "servers": 2, "bytes": 10**6}
     stream = {"stream_bytes_per_s": 1e8, "stream_bytes_per_s_interval": [0.5e8, 2e8]}
     cell = {**place, **stream, **sides, "ratio": ring[0] / ps[0]}
-    return {**TOP, "kind": "crossover", "congestion_control": "cubic", "repetitions": 3, "cells": [cell]}
+    return {
+        **TOP,
+        "kind": "crossover",
+        "congestion_control": "cubic",
+        "repetitions": 3,
+        "interrupted": False,
+        "cells": [cell],
+    }
 
 
 def test_figures_of_a_crossover_map() -> None:
