@@ -182,7 +182,7 @@ def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) 
 
 
 def table_of(found: list[Change]) -> Table:
-    table = Table("", box=None, pad_edge=False)
+    table = Table("", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("before ms", "spread", "after ms", "spread", "change"):
         table.add_column(column, justify="right", no_wrap=True)
     for change in found:
@@ -192,4 +192,8 @@ def table_of(found: list[Change]) -> Table:
 
 
 def _cells(figure: Figure) -> tuple[str, str]:
-    return f"{figure.time:.3g}", f"{figure.low:.3g}-{figure.high:.3g}"
+    return _digits(figure.time), f"{_digits(figure.low)}-{_digits(figure.high)}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -101,11 +101,12 @@ def test_figures_of_a_crossover_map() -> None:
 
 
 def test_two_crossover_maps(write: Callable[[str, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
-    before = Path(write("a", crossover((10, 9, 11), (5, 4, 6))))
-    after = Path(write("b", crossover((10, 9, 11), (8, 7, 9))))
+    before = Path(write("a", crossover((10, 9, 11), (5000, 4000, 6000))))
+    after = Path(write("b", crossover((10, 9, 11), (8000, 7000, 9000))))
     assert diff(DiffConfig(before=before, after=after)) == 1
     out = capsys.readouterr().out
-    assert "ps N=4 S=2 1gbit 1 MB" in out
+    assert "ps N=4 S=2 1gbit 1 MB" in " ".join(out.split())
+    assert "5,000 4,000-6,000" in " ".join(out.split())
     assert out.endswith("1 slower, 1 within noise\n")
     assert diff(DiffConfig(before=after, after=before)) == 0
 
