@@ -35,7 +35,8 @@ CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the 
 HEADS = ("model", "link", "ring ms (min–max)", "of bound", "server ms (min–max)", "of bound", "faster")
 PLACES = (
     "Every rank has a host of its own, and server s is on rank s's host, so what those two exchange crosses no link. "
-    "Both make a whole step of SGD, the ring's update on every rank, the servers' on theirs."
+    "Both make a whole step of SGD, the ring's update on every rank, the servers' on theirs. As always over TCP, what "
+    "is short (up to 4 MiB / N) goes straight to its reducers instead of round the ring."
 )
 BOUND = (
     "The bound is the least time for the bytes that must cross the busiest link, at the rate of a plain TCP stream "
