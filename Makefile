@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long check format proto clean
+.PHONY: help setup compare test test-long check results format proto clean
 
 help:                ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup: .venv/ready   ## a virtual environment in .venv with everything the rest needs
 
@@ -18,6 +18,9 @@ setup: .venv/ready   ## a virtual environment in .venv with everything the rest 
 
 compare: setup       ## prove that both schemes compute the same, measure them, write out/compare/report.html
 	$(BIN)/python -m benchmarks compare $(ARGS)
+
+results: setup       ## list the committed results in docs/results.md
+	$(BIN)/python -m benchmarks results
 
 test: setup          ## all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep, diff, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, crossover, diff, results, doctor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from common.errors import UsageError, choose
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep", "diff", "doctor")
+VERBS = ("compare", "sweep", "crossover", "diff", "results", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
-       python -m benchmarks diff BEFORE AFTER                    two results.json, script.json or sweep.json
+       python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
+       python -m benchmarks diff BEFORE AFTER                    two result files of one kind
+       python -m benchmarks results                              write docs/results.md from the committed results
        python -m benchmarks doctor                               what of this machine can be used
 
 compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.
+crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options.
 """
@@ -37,6 +40,15 @@ def main() -> int:
         from benchmarks.sweep_config import SweepConfig
 
         return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
+    if verb == "crossover":
+        from benchmarks.crossover import run_crossover
+        from benchmarks.crossover_config import CrossoverConfig
+
+        return run_command(CrossoverConfig, run_crossover, prog="benchmarks crossover", args=sys.argv[2:])
+    if verb == "results":
+        from benchmarks.results_list import ResultsConfig, list_results
+
+        return run_command(ResultsConfig, list_results, prog="benchmarks results", args=sys.argv[2:])
     if verb == "doctor":
         from benchmarks.doctor import DoctorConfig, doctor
 

@@ -268,6 +268,14 @@ class Cluster:
             ]
         return [command.split() for command in found]
 
+    def limit(self, links: Sequence[float]) -> None:
+        """Change the rates of the links, bytes/s and none of them 0, of a cluster that was entered with limits."""
+        self.links = list(links)
+        for host, (name, rate) in enumerate(zip(self.names, self.links, strict=True)):
+            ends = [*_limits(name, "eth0", rate, self.delay), *_limits(self._switch, f"port{host}", rate, 0.0)]
+            for command in ends:
+                _run(command.replace(" add ", " change ").split())
+
     def within(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self.names[host % len(self.names)]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import tempfile
@@ -24,12 +23,11 @@ from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
 from benchmarks.report import print_terminal, to_markdown
+from benchmarks.result_files import SCHEMA, check_history, write_results
 from common.entry import check_writable
 from common.errors import CertificateFailed
 
 __all__ = ["compare"]
-
-SCHEMA = 1
 
 
 def compare(config: CompareConfig) -> None:
@@ -39,10 +37,11 @@ def compare(config: CompareConfig) -> None:
         CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
             no speed.
     """
+    check_history(config.history)
     check_writable("out", config.out / "results.json")
     console = Console(highlight=False)
     results = run_all(config, console)
-    write_report(results, config.out)
+    write_report(results, config.out, config.history)
     print_terminal(results, console)
     console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
     if not results["certificate"]["passed"]:
@@ -54,6 +53,7 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
     contestants = config.contestants()
     results: dict[str, Any] = {
         "schema": SCHEMA,
+        "kind": "compare",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
@@ -106,7 +106,7 @@ def measured(
     return [summarise(contestant, repetitions) for contestant, repetitions in records.items()]
 
 
-def write_report(results: dict[str, Any], folder: Path) -> None:
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+def write_report(results: dict[str, Any], folder: Path, history: Path | None) -> None:
+    write_results(results, folder / "results.json", history)
     (folder / "report.md").write_text(to_markdown(results))
     (folder / "report.html").write_text(to_html(results))

@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.progress import progress
+from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.script_config import CompareScriptConfig
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
@@ -63,12 +64,14 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         GradSyncError: the program failed under a scheme of ours.
     """
     console = Console(highlight=False)
+    check_history(config.history)
     check_writable("out", config.out / "script.json")
     contestants = config.contestants()
     with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:
         runs, failures = run_all(contestants, config, script, Path(folder), console)
         results: dict[str, Any] = {
-            "schema": 1,
+            "schema": SCHEMA,
+            "kind": "script",
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             "environment": describe_environment(),
@@ -77,7 +80,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         }
     certified = results["certificate"]["passed"]
     results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in runs] if certified else []
-    (config.out / "script.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_results(results, config.out / "script.json", config.history)
     show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
     verdict(results["certificate"], failures)

@@ -43,6 +43,8 @@ class CompareConfig(TrainingConfig):
     """Steps at the start of every training that are not timed."""
     out: Path = Path("out/compare")
     """Folder for results.json, report.md and report.html."""
+    history: Path | None = None
+    """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
     json: tyro.conf.Suppress[Path | None] = None
     save: tyro.conf.Suppress[Path | None] = None

@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.contestants import PADDLE_SCHEMES
+from benchmarks.result_files import SCHEMA, kind_of, problem
 from benchmarks.sweep_config import size_in_words
 from common.errors import DataError, GradSyncError, UsageError
 
 __all__ = ["Change", "DiffConfig", "Figure", "changes", "diff", "figures", "load"]
 
-SCHEMA = 1
-OURS = ("shm", "shm-copied", "tcp", "ps-shm", "ps-grpc")  # backends of a sweep
-KEYS = {"schema", "created", "environment"}
+OURS = ("shm", "shm-copied", "tcp", "tcp-sgd", "ps-shm", "ps-grpc")  # backends of a sweep
+COMPARED = ("compare", "script", "sweep", "crossover")
 COLOURS = {"slower": "red", "faster": "green"}
 
 
@@ -32,7 +32,7 @@ class DiffConfig:
     A difference counts if the spreads over repetitions do not overlap."""
 
     before: tyro.conf.Positional[Path]
-    """results.json, script.json or sweep.json."""
+    """results.json, script.json, sweep.json, crossover.json, or a file of a history of them."""
     after: tyro.conf.Positional[Path]
     """Another one of the same kind."""
 
@@ -104,34 +104,19 @@ def load(path: Path) -> dict[str, Any]:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except ValueError as exc:
         raise DataError(f"{path} is not JSON: {exc}") from exc
-    if (
-        not isinstance(results, dict)
-        or not {"schema", "created", "environment"} <= results.keys()
-        or not kind_of(results)
-    ):
-        raise DataError(f"{path} holds no results of compare or sweep")
+    if kind_of(results) not in COMPARED:
+        raise DataError(f"{path} holds no results of {', '.join(COMPARED)}")
     if results["schema"] != SCHEMA:
         versions = f"has schema {results['schema']}, this version reads {SCHEMA}"
         raise DataError(f"{path} {versions}; use the version of GradSync that wrote it")
+    if reason := problem(results):
+        raise DataError(f"{path} breaks the schema of its kind: {reason}")
     if "certificate" in results and not results["runs"]:
         raise GradSyncError(f"{path}: the certificate failed, so there is no speed to compare")
-    try:
-        wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in results.get("rows", ()) if row["wrong"]})
-        figures(results)
-    except (KeyError, TypeError, ValueError) as exc:
-        raise DataError(f"{path} lacks a figure: {type(exc).__name__}: {exc}") from exc
+    wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in results.get("rows", ()) if row["wrong"]})
     if wrong:
         raise GradSyncError(f"{path}: wrong sums from {', '.join(wrong)}, so there is no speed to compare")
-    return results
-
-
-def kind_of(results: dict[str, Any]) -> str:
-    """ "sweep", "compare", "compare script.py", or "" for none of ours."""
-    if isinstance(results.get("rows"), list):
-        return "sweep"
-    if not isinstance(results.get("runs"), list) or "certificate" not in results:
-        return ""
-    return "compare script.py" if "against_paddle" in results["certificate"] else "compare"
+    return dict(results)
 
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
@@ -151,6 +136,15 @@ def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         else:
             low, high = run["step_ms_interval"]
             yield run["contestant"], Figure(run["step_ms"], low, high, ours=run["scheme"] not in PADDLE_SCHEMES)
+    for cell in results.get("cells", ()):
+        at = f"{cell['link']} {size_in_words(cell['bytes'])}"
+        sides = (("ring", f"ring N={cell['nranks']} {at}"), ("ps", f"ps N={cell['nranks']} S={cell['servers']} {at}"))
+        for scheme, name in sides:
+            low, high = cell[scheme]["time_ms_interval"]
+            yield name, Figure(cell[scheme]["time_ms"], low, high)
+        low, high = cell["stream_bytes_per_s_interval"]
+        a_mb = Figure(1e9 / cell["stream_bytes_per_s"], 1e9 / high, 1e9 / low, ours=False)
+        yield f"plain stream N={cell['nranks']} {at}", a_mb
 
 
 def changes(before: dict[str, Figure], after: dict[str, Figure]) -> list[Change]:
@@ -188,7 +182,7 @@ def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) 
 
 
 def table_of(found: list[Change]) -> Table:
-    table = Table("", box=None, pad_edge=False)
+    table = Table("", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("before ms", "spread", "after ms", "spread", "change"):
         table.add_column(column, justify="right", no_wrap=True)
     for change in found:
@@ -198,4 +192,8 @@ def table_of(found: list[Change]) -> Table:
 
 
 def _cells(figure: Figure) -> tuple[str, str]:
-    return f"{figure.time:.3g}", f"{figure.low:.3g}-{figure.high:.3g}"
+    return _digits(figure.time), f"{_digits(figure.low)}-{_digits(figure.high)}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.plot import DASHES, OTHERS, Key, Plot, axis, layout, plain
 from ps.modes import parse_mode
 
-__all__ = ["COLUMNS", "Group", "Run", "cells", "fastest", "in_step", "leads", "plots", "rate", "series"]
+__all__ = ["COLUMNS", "Group", "Run", "cells", "fastest", "in_step", "leads", "milliseconds", "plots", "rate", "series"]
 
 Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs

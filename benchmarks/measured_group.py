@@ -18,6 +18,7 @@ __all__ = ["MeasuredGroup"]
 
 START_S = 60.0  # for a group to come together
 ANSWER_S = 300.0  # for a rank to measure one size
+WARMUP = 2
 
 
 class MeasuredGroup:
@@ -64,7 +65,7 @@ class MeasuredGroup:
 
     @property
     def _name(self) -> str:
-        return f"{self.backend} N={self.nranks}"
+        return f"{self.backend} N={self.nranks}" + (f" S={len(self.servers)}" if len(self.servers) > 1 else "")
 
     def _start(self, control: str) -> None:
         module = load_peer(self.backend)
@@ -73,7 +74,7 @@ class MeasuredGroup:
         endpoints = self._hosts.endpoints(where) if uses_ports else []
         address = ",".join(endpoints) or f"gradsync-sweep-{secrets.token_hex(8)}"
         worker = ["-m", "benchmarks.sweep_worker", self._operation, self.backend, str(self.nranks), address, control]
-        log = f"{self.backend}-{self.nranks}"
+        log = self._name.replace(" ", "-")
         if hasattr(module, "launch"):
             self._job.start(self._name, worker, log=log, through=module.launch(self.nranks))
             return
@@ -90,10 +91,18 @@ class MeasuredGroup:
                 environment=self._hosts.environment,
             )
 
-    def measure(self, nbytes: int, iterations: int) -> tuple[list[float], int]:
-        """(seconds of each iteration, on the slowest rank; elements that were wrong on any rank)."""
+    def measure(
+        self, nbytes: int, iterations: int, *, warmup: int = WARMUP, check: bool = True
+    ) -> tuple[list[float], int]:
+        """(seconds of each iteration, on the slowest rank; elements that were wrong on any rank).
+
+        Args:
+            warmup: calls before those that are timed.
+            check: make a first call whose result is checked.
+        """
+        job = {"count": nbytes // 4, "iterations": iterations, "warmup": warmup, "check": check}
         for rank in self._ranks:
-            rank.write(json.dumps({"count": nbytes // 4, "iterations": iterations}) + "\n")
+            rank.write(json.dumps(job) + "\n")
             rank.flush()
         answers = []
         for number, rank in enumerate(self._ranks):

@@ -16,8 +16,9 @@ QUIET_S = 30.0  # between two lines where there is no terminal
 
 
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """A function to be called with what is about to run, `total` times."""
+def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
+    """A function to be called with what is about to run, `total` times, or until the costs that it is given add up to
+    that."""
     begun = told = time.monotonic()
     started = 0
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -26,13 +27,15 @@ def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
     ) as bar:
         task = bar.add_task("", total=total)
 
-        def on_run(what: str) -> None:
+        def on_run(what: str, cost: int = 1) -> None:
             nonlocal started, told
             bar.update(task, completed=started, description=what)
             now = time.monotonic()
             if not console.is_terminal and now - told >= QUIET_S:
-                print(f"{started} of {total} done after {now - begun:.0f} s; now {what}", file=sys.stderr, flush=True)
+                left = (now - begun) * (total - started) / max(1, started)
+                done = f"{started} of {total} done after {now - begun:.0f} s, about {left:.0f} s left"
+                print(f"{done}; now {what}", file=sys.stderr, flush=True)
                 told = now
-            started += 1
+            started += cost
 
         yield on_run

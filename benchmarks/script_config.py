@@ -40,6 +40,8 @@ class CompareScriptConfig:
     """Longest time for one run of the program, in seconds."""
     out: Path = Path("out/compare")
     """Folder for script.json."""
+    history: Path | None = None
+    """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
 
     def __post_init__(self) -> None:
         for scheme in self.schemes.split(","):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import load_peer
 from benchmarks.progress import progress
+from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
 from common.entry import check_writable
 from common.errors import GradSyncError
@@ -49,12 +49,23 @@ def run_sweep(config: SweepConfig) -> None:
         GradSyncError: a backend failed, or gave wrong sums.
     """
     console = Console(highlight=False)
+    check_history(config.history)
     check_writable("out", config.out / "sweep.json")
     backends = config.names()
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
         console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     present = [name for name in backends if name not in absent]
+    results: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "sweep",
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "environment": describe_environment(),
+        "op": config.op,
+        "cluster": config.cluster.describe(),
+        "absent": absent,
+    }
     rows: list[dict[str, Any]] = []
     with config.cluster.make() as hosts:
         counts = sorted({int(n) for n in config.nranks.split(",")})
@@ -62,17 +73,8 @@ def run_sweep(config: SweepConfig) -> None:
             for nranks in counts:
                 rows += measure_ranks(nranks, present, config, hosts, on_run)
                 show(rows, nranks, config, console)
-    results = {
-        "schema": 1,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
-        "op": config.op,
-        "cluster": config.cluster.describe(),
-        "absent": absent,
-        "rows": rows,
-    }
-    (config.out / "sweep.json").write_text(json.dumps(results, indent=1) + "\n")
+    results["rows"] = rows
+    write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(markdown(results))
     console.print(f"\nresults: {config.out / 'sweep.json'}, {config.out / 'sweep.md'}", soft_wrap=True)
     wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in rows if row["wrong"]})

@@ -40,6 +40,8 @@ class SweepConfig:
     """About how long a backend runs at one size in one round."""
     out: Path = Path("out/sweep")
     """Folder for sweep.json and sweep.md."""
+    history: Path | None = None
+    """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """`python -m benchmarks.sweep_worker OPERATION BACKEND NRANKS ADDRESS CONTROL [RANK]`: one rank that is measured.
 
-Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k}; answers with the
-seconds of each iteration and the number of elements that a first, checked call got wrong. Between jobs it sleeps.
+Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k, "warmup": calls
+before those, "check": whether a first call is checked}; answers with the seconds of each iteration and the number of
+elements that the checked call got wrong. Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from common.process import prepare_process
 
 __all__ = ["main"]
 
-WARMUP = 2  # calls before those that are timed
-
 
 def main() -> int:
     prepare_process()
@@ -37,18 +36,19 @@ def main() -> int:
         lines.write(json.dumps({"rank": rank}) + "\n")
         for line in lines:
             job = json.loads(line)
-            lines.write(json.dumps(measure(peer, operation, job, rank, int(nranks), checked=checked)) + "\n")
+            found = measure(peer, operation, job, rank, int(nranks), checked=checked and job["check"])
+            lines.write(json.dumps(found) + "\n")
     peer.close()
     return 0
 
 
-def measure(peer: Any, operation: str, job: dict[str, int], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
+def measure(peer: Any, operation: str, job: dict[str, Any], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
     if getattr(peer, "array", None) is None or peer.array.size != job["count"]:
         peer.resize(job["count"])
     run = getattr(peer, operation)
     wrong = CHECKS[operation](peer, rank, nranks) if checked else 0
     peer.array[...] = 0  # a sum that never grows
-    for _ in range(WARMUP):
+    for _ in range(job["warmup"]):
         run()
     seconds = []
     for _ in range(job["iterations"]):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cluster import why_no_cluster
+from benchmarks.diff import load
 
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
@@ -27,7 +28,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
-    return run("compare", *TINY, "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", "--out", str(out)), out
+    folders = ["--out", str(out), "--history", str(out / "history")]
+    return run("compare", *TINY, "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", *folders), out
 
 
 @pytest.fixture
@@ -40,7 +42,10 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
     done, out = finished
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
-    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html"}
+    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history"}
+    (kept,) = (out / "history").iterdir()
+    assert "-compare-" in kept.name
+    assert load(kept) == json.loads((out / "results.json").read_text())
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("paddle")
 from benchmarks.compare_script import distance, reason_in, summarise
 from benchmarks.contestants import Contestant
+from benchmarks.diff import load
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -30,7 +31,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
-    done = run("--repetitions", "1", "--out", str(tmp_path), str(PROGRAM))
+    done = run("--repetitions", "1", "--out", str(tmp_path), "--history", str(tmp_path / "history"), str(PROGRAM))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "script.json").read_text())
     assert found["certificate"]["identical"]
@@ -38,6 +39,9 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
     assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
+    (kept,) = (tmp_path / "history").iterdir()
+    assert "-script-" in kept.name
+    assert load(kept) == found
 
 
 @pytest.mark.processes

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.diff import Change, Figure, changes, figures, load
+from benchmarks.diff import Change, DiffConfig, Figure, changes, diff, figures, load
 from common.errors import DataError, GradSyncError
 
 MACHINE = {"cpu": "Some CPU", "cores": 2}
@@ -35,9 +35,11 @@ def sweep(*rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(*rates: tuple[str, float, float, float], model: str = "mlp") -> dict[str, Any]:
-    job = {"model": model, "dataset": "digits", "batch_size": 32, "optimizer": "adam"}
+    job: dict[str, Any] = {"model": model, "dataset": "digits", "batch_size": 32, "optimizer": "adam"}
+    job |= {"scheme": "ps", "nranks": 2}
     runs = [{**job, "contestant": c, "samples_per_s": s, "samples_per_s_interval": [a, b]} for c, s, a, b in rates]
-    return {**TOP, "certificate": {"identical": bool(runs)}, "runs": runs}
+    certificate = {"identical": bool(runs), "steps": 5, "schemes": {}, "groups": [], "differences": []}
+    return {**TOP, "certificate": certificate, "runs": runs}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,43 @@ def test_figures_of_each_kind() -> None:
 def test_only_what_both_have_is_compared() -> None:
     one = Figure(1, 1, 1)
     assert changes({"a": one, "b": one}, {"b": one, "c": one}) == [Change("b", one, one)]
+
+
+def crossover(ring: tuple[float, float, float], ps: tuple[float, float, float]) -> dict[str, Any]:
+    sides = {
+        name: {"time_ms": time, "time_ms_interval": [low, high], "bound_ms": 1.0, "of_bound": 1 / time}
+        for name, (time, low, high) in (("ring", ring), ("ps", ps))
+    }
+    place = {"link": "1gbit", "link_bytes_per_s": 125e6, "nranks": 4, "servers": 2, "bytes": 10**6}
+    stream = {"stream_bytes_per_s": 1e8, "stream_bytes_per_s_interval": [0.5e8, 2e8]}
+    cell = {**place, **stream, **sides, "ratio": ring[0] / ps[0]}
+    return {
+        **TOP,
+        "kind": "crossover",
+        "congestion_control": "cubic",
+        "repetitions": 3,
+        "interrupted": False,
+        "cells": [cell],
+    }
+
+
+def test_figures_of_a_crossover_map() -> None:
+    assert figures(crossover((10, 9, 11), (5, 4, 6))) == {
+        "ring N=4 1gbit 1 MB": Figure(10, 9, 11),
+        "ps N=4 S=2 1gbit 1 MB": Figure(5, 4, 6),
+        "plain stream N=4 1gbit 1 MB": Figure(10, 5, 20, ours=False),
+    }
+
+
+def test_two_crossover_maps(write: Callable[[str, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(write("a", crossover((10, 9, 11), (5000, 4000, 6000))))
+    after = Path(write("b", crossover((10, 9, 11), (8000, 7000, 9000))))
+    assert diff(DiffConfig(before=before, after=after)) == 1
+    out = capsys.readouterr().out
+    assert "ps N=4 S=2 1gbit 1 MB" in " ".join(out.split())
+    assert "5,000 4,000-6,000" in " ".join(out.split())
+    assert out.endswith("1 slower, 1 within noise\n")
+    assert diff(DiffConfig(before=after, after=before)) == 0
 
 
 @pytest.fixture
@@ -129,14 +168,14 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     ("content", "kind", "text"),
     [
         ("{", DataError, "is not JSON: "),
-        ([1], DataError, "holds no results of compare or sweep"),
-        ({"schema": 1}, DataError, "holds no results of compare or sweep"),
+        ([1], DataError, "holds no results of compare, script, sweep, crossover"),
+        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover"),
         (
             {**sweep(), "schema": 2},
             DataError,
             "has schema 2, this version reads 1; use the version of GradSync that",
         ),
-        (sweep({"backend": "tcp", "nranks": 2}), DataError, "lacks a figure: KeyError: 'wrong'"),
+        (sweep({"backend": "tcp", "nranks": 2}), DataError, r"breaks the schema of its kind: $.rows[0]: '"),
         (
             sweep(row("tcp", 1, 1, 1, wrong=3)),
             GradSyncError,

@@ -22,7 +22,10 @@ def test_without_a_terminal_a_line_now_and_then(
             on_run(f"run {number}")
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines() == ["1 of 9 done after 31 s; now run 1", "3 of 9 done after 62 s; now run 3"]
+    assert err.splitlines() == [
+        "1 of 9 done after 31 s, about 248 s left; now run 1",
+        "3 of 9 done after 62 s, about 124 s left; now run 3",
+    ]
 
 
 def test_on_a_terminal_a_bar_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,12 +73,18 @@ class FakePeer:
 
 def test_a_measurement_checks_sums_and_times_each_call() -> None:
     good = FakePeer()
-    found = measure(good, "all_reduce", {"count": 100, "iterations": 4}, 1, 3, checked=True)
+    found = measure(good, "all_reduce", {"count": 100, "iterations": 4, "warmup": 2}, 1, 3, checked=True)
     assert found["wrong"] == 0
     assert len(found["seconds"]) == 4
     assert good.calls == 1 + 2 + 4
-    assert measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1}, 1, 3, checked=True)["wrong"] == 1
-    assert measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1}, 1, 3, checked=False)["wrong"] == 0
+    assert (
+        measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=True)["wrong"]
+        == 1
+    )
+    assert (
+        measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=False)["wrong"]
+        == 0
+    )
 
 
 class FakeServer(FakePeer):
@@ -97,7 +103,7 @@ class FakeServer(FakePeer):
 @pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 1)])
 def test_a_round_is_checked_by_its_parameters(error: float, wrong: int) -> None:
     peer = FakeServer(error)
-    found = measure(peer, "push_pull", {"count": 100, "iterations": 4}, 1, 3, checked=True)
+    found = measure(peer, "push_pull", {"count": 100, "iterations": 4, "warmup": 2}, 1, 3, checked=True)
     assert found["wrong"] == wrong
     assert peer.calls == 1 + 2 + 4
 
@@ -139,8 +145,12 @@ def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
-    done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", *small)
+    history = tmp_path / "history"
+    done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", "--history", str(history), *small)
     assert done.returncode == 0, done.stderr
+    (kept,) = history.iterdir()
+    assert "-sweep-" in kept.name
+    assert kept.read_text() == (tmp_path / "sweep.json").read_text()
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
     assert len(rows) == 2 * 2 * 6
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)

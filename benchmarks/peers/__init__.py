@@ -4,7 +4,8 @@ One module a peer, each with a class that has the methods of `Peer`. A peer that
 
 all_reduce    every rank has an array; all are replaced by their sum.
 push_pull     one round of a parameter server: every rank pushes its array of gradients, the server makes a step of SGD
-              at RATE with their mean, and every rank has the new parameters.
+              at RATE with their mean, and every rank has the new parameters. Under tcp-sgd
+              no server: the ranks all-reduce, and each makes the step.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PEERS = {
     "nccl-ring": "benchmarks.peers.gradsync",
     "nccl-raw": "benchmarks.peers.nccl_raw",
     "torch-nccl": "benchmarks.peers.torch_nccl",
+    "tcp-sgd": "benchmarks.peers.ring_sgd",
     "ps-shm": "benchmarks.peers.parameter_server",
     "ps-shm-copied": "benchmarks.peers.parameter_server",
     "ps-grpc": "benchmarks.peers.parameter_server",
@@ -44,15 +46,15 @@ PEERS = {
     "round-limit": "benchmarks.peers.limits",
     "memcpy": "benchmarks.peers.limits",
 }
-OF_SERVERS = ("ps-shm", "ps-shm-copied", "ps-grpc", "ray", "torch-rpc", "round-limit", "memcpy")
+OF_STEPS = ("ps-shm", "ps-shm-copied", "ps-grpc", "tcp-sgd", "ray", "torch-rpc", "round-limit", "memcpy")
 OPERATIONS = {
-    "all_reduce": tuple(name for name in PEERS if name not in OF_SERVERS),
-    "push_pull": OF_SERVERS,
+    "all_reduce": tuple(name for name in PEERS if name not in OF_STEPS),
+    "push_pull": OF_STEPS,
 }
 # Between emulated hosts; and the link itself, always.
 BETWEEN_HOSTS = {
     "all_reduce": ("tcp", "gloo", "torch-gloo", "ring-limit"),
-    "push_pull": ("ps-grpc",),
+    "push_pull": ("ps-grpc", "tcp-sgd"),
 }
 
 
