@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep, diff, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, accuracy, diff, doctor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from common.errors import UsageError, choose
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep", "diff", "doctor")
+VERBS = ("compare", "sweep", "accuracy", "diff", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
-       python -m benchmarks diff BEFORE AFTER                    two results.json, script.json or sweep.json
+       python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
+       python -m benchmarks diff BEFORE AFTER                    two results of one kind, as JSON
        python -m benchmarks doctor                               what of this machine can be used
 
 compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.
+accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options.
 """
@@ -37,6 +39,11 @@ def main() -> int:
         from benchmarks.sweep_config import SweepConfig
 
         return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
+    if verb == "accuracy":
+        from benchmarks.accuracy import accuracy
+        from benchmarks.accuracy_config import AccuracyConfig
+
+        return run_command(AccuracyConfig, accuracy, prog="benchmarks accuracy", args=sys.argv[2:])
     if verb == "doctor":
         from benchmarks.doctor import DoctorConfig, doctor
 

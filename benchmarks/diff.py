@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.accuracy_figures import entries, straggler_words
 from benchmarks.contestants import PADDLE_SCHEMES
 from benchmarks.sweep_config import size_in_words
 from common.errors import DataError, GradSyncError, UsageError
@@ -32,14 +33,15 @@ class DiffConfig:
     A difference counts if the spreads over repetitions do not overlap."""
 
     before: tyro.conf.Positional[Path]
-    """results.json, script.json or sweep.json."""
+    """results.json, script.json, sweep.json or accuracy.json."""
     after: tyro.conf.Positional[Path]
     """Another one of the same kind."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The time of one thing, in ms (of `compare`: a thousand samples): median and spread over repetitions."""
+    """The time of one thing, in ms (of `compare`: a thousand samples; of `accuracy`: to the target): median and spread
+    over repetitions."""
 
     time: float
     low: float
@@ -109,7 +111,7 @@ def load(path: Path) -> dict[str, Any]:
         or not {"schema", "created", "environment"} <= results.keys()
         or not kind_of(results)
     ):
-        raise DataError(f"{path} holds no results of compare or sweep")
+        raise DataError(f"{path} holds no results of compare, sweep or accuracy")
     if results["schema"] != SCHEMA:
         versions = f"has schema {results['schema']}, this version reads {SCHEMA}"
         raise DataError(f"{path} {versions}; use the version of GradSync that wrote it")
@@ -126,9 +128,11 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def kind_of(results: dict[str, Any]) -> str:
-    """ "sweep", "compare", "compare script.py", or "" for none of ours."""
+    """ "sweep", "accuracy", "compare", "compare script.py", or "" for none of ours."""
     if isinstance(results.get("rows"), list):
         return "sweep"
+    if results.get("kind") == "accuracy":
+        return "accuracy"
     if not isinstance(results.get("runs"), list) or "certificate" not in results:
         return ""
     return "compare script.py" if "against_paddle" in results["certificate"] else "compare"
@@ -144,6 +148,12 @@ def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         name = f"{row['backend']} N={row['nranks']} {size_in_words(row['bytes'])}"
         low, high = row["time_ms_interval"]
         yield name, Figure(row["time_ms"], low, high, ours=row["backend"] in OURS)
+    if kind_of(results) == "accuracy":
+        for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
+            name = f"{entry.name}, {straggler_words(entry.straggler, results['job'])}"
+            middle, low, high = (1e3 * each for each in entry.target)
+            yield name, Figure(middle, low, high)
+        return
     for run in results.get("runs", ()):
         if "samples_per_s" in run:
             low, high = run["samples_per_s_interval"]
@@ -167,6 +177,8 @@ def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def job_of(results: dict[str, Any]) -> str:
+    if kind_of(results) == "accuracy":
+        return ", ".join(f"{key} {value}" for key, value in results["job"].items() if key != "seeds")
     keys = ("model", "dataset", "batch_size", "optimizer")
     trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")

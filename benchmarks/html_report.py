@@ -20,7 +20,7 @@ from benchmarks.report import (
     workload,
 )
 
-__all__ = ["to_html"]
+__all__ = ["environment_section", "to_html"]
 
 TITLE = "GradSync: parameter server against ring all-reduce"
 
@@ -34,7 +34,7 @@ def to_html(results: Results) -> str:
         sections += [_results(results), _definitions()]
     job = f'<p class="muted">{escape(workload(results))}</p>' if measured else ""
     box = verdict_box(verdict(results), failed=not holds(results))
-    return page(TITLE, job + box, [*sections, _environment(results)], drawn)
+    return page(TITLE, job + box, [*sections, environment_section(results)], drawn)
 
 
 def _certificate(results: Results) -> str:
@@ -76,7 +76,8 @@ def _definitions() -> str:
     return section("How to read this", f"<dl>{terms}</dl>")
 
 
-def _environment(results: Results) -> str:
+def environment_section(results: Results) -> str:
+    """The machine, the versions, the command."""
     facts = [row(map(escape, fact)) for fact in environment(results)]
     command = f"<pre><code>{escape(results['command'])}</code></pre>"
     facts_table = table("The machine and the versions", ("what", "value"), [facts], look="facts")

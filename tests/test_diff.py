@@ -129,8 +129,8 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     ("content", "kind", "text"),
     [
         ("{", DataError, "is not JSON: "),
-        ([1], DataError, "holds no results of compare or sweep"),
-        ({"schema": 1}, DataError, "holds no results of compare or sweep"),
+        ([1], DataError, "holds no results of compare, sweep or accuracy"),
+        ({"schema": 1}, DataError, "holds no results of compare, sweep or accuracy"),
         (
             {**sweep(), "schema": 2},
             DataError,
