@@ -24,8 +24,10 @@ class AccuracyConfig(TrainingConfig):
     """Train to a target under each mode of the parameter server and the ring, with and without a straggler, and say
     how long it took."""
 
-    steps: int | None = 300
+    steps: int | None = 180
     """Steps of every rank in every training: the budget within which the target is to be reached."""
+    lr: float = 0.005
+    """Learning rate."""
     target: float = 0.97
     """Accuracy on the test split to be reached, 0..1."""
     eval_every: int = 20

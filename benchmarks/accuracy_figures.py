@@ -16,7 +16,8 @@ __all__ = ["Entry", "Spread", "entries", "not_reached", "percent", "plots", "sec
 Results = dict[str, Any]  # what lies in accuracy.json
 Trace = dict[str, Any]
 
-PANEL_HEIGHT, PANEL_GAP = 270, 0.1  # pixels; share of the plot's height
+PANEL_HEIGHT, PANEL_GAP = 270, 0.11  # pixels; share of the plot's height
+LOSS_TICKS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
 
 
 class Spread(NamedTuple):
@@ -240,7 +241,7 @@ def _curves(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dic
     target, accuracy = job["target"], key == "accuracy"
     scale = 100 if accuracy else 1
     data: list[Trace] = []
-    look = layout(annotations=[], shapes=[])
+    look = layout(annotations=[], shapes=[], margin={"l": 8, "r": 8, "t": 28, "b": 8})
     for panel, group in enumerate(groups):
         suffix = str(panel + 1) if panel else ""
         x, y = f"x{suffix}", f"y{suffix}"
@@ -256,12 +257,10 @@ def _curves(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dic
         if accuracy:
             settings["range"] = [100 * max(0.0, 1 - 5 * (1 - target)), 100]
         else:
-            settings["type"] = "log"
+            settings |= {"type": "log", "tickvals": LOSS_TICKS}
         look[f"yaxis{suffix}"] = axis(title="test accuracy, %" if accuracy else "training loss", grid=True, **settings)
         words = straggler_words(entry.straggler, job)
-        place = {"xref": f"{x} domain", "yref": f"{y} domain", "x": 1, "y": 0.04, "xanchor": "right"}
-        if not accuracy:
-            place.update(y=1, yanchor="top")
+        place = {"xref": f"{x} domain", "yref": f"{y} domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
         look["annotations"].append({**place, "text": f"<b>{words}</b>", "showarrow": False})
         if accuracy:
             ends = {"x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target}

@@ -184,11 +184,14 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
         assert [point["step"] for point in run["points"]][:3] == [4, 8, 12]
         times = [point["seconds"] for point in run["points"]]
         assert times == sorted(times)
-        assert run["accuracy"] > 0.5
-        assert 0 < run["target_s"] <= run["seconds"]
+        assert times[0] > 0
+        assert all(0 <= point["accuracy"] <= 1 for point in run["points"])
+        good = [point["seconds"] for point in run["points"] if point["accuracy"] >= 0.5]
+        assert run["target_s"] == (good[0] if good else None)
     rates = {(run["contestant"], run["straggler"]): run["samples_per_s"] for run in results["runs"]}
     assert (
         rates["ring/shm N=2", "permanent"] < rates["ring/shm N=2", "none"]
     )  # 10 times slower, so noise cannot hide it
+    assert all(run["accuracy"] > 0.3 for run in results["runs"] if run["mode"] == "sync")  # it has learned
     in_step = {run["parameters_sha256"] for run in results["runs"] if run["mode"] == "sync"}
     assert in_step == {results["certificate"]["sha256"]["3"]}
