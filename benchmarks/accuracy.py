@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from benchmarks.progress import progress
 from benchmarks.watched import Straggler, Watch
 from common.entry import check_writable
 from common.errors import CertificateFailed
+from ps.modes import parse_mode
 
 __all__ = ["accuracy"]
 
@@ -123,7 +125,8 @@ class Judge:
         Raises:
             CertificateFailed: its ranks do not agree in the end.
         """
-        config = replace(self._config, seed=straggler.seed)
+        steps = budget(contestant, straggler, self._config)
+        config = replace(self._config, seed=straggler.seed, steps=steps)
         watch = Watch(straggler, config.eval_every, self._file)
         records = self._pool.run(contestant, config, warmup_steps=WARMUP_STEPS, evaluate=False, watch=watch)
         first = records[0]
@@ -163,6 +166,16 @@ class Judge:
             seconds, before = curve[step - 1][0] + wait, step
             points.append({"step": step, "seconds": seconds, "loss": fmean(losses), "accuracy": self._known[digest]})
         return points
+
+
+def budget(contestant: Contestant, straggler: Straggler, config: AccuracyConfig) -> int:
+    """Steps of each rank. Where nobody waits for a permanent straggler, rank 0 goes on until all ranks together have
+    made about as many steps as elsewhere: N/(N-1 + 1/F) times its own, up to the next evaluation."""
+    steps, nranks, every = config.steps or 0, contestant.nranks, config.eval_every
+    if straggler.kind != "permanent" or parse_mode(contestant.mode).staleness is not None:
+        return steps
+    more = steps * nranks / (nranks - 1 + 1 / straggler.factor)
+    return math.ceil(round(more / every, 6)) * every
 
 
 def samples_per_s(records: list[dict[str, Any]], batch_size: int) -> float:

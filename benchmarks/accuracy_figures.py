@@ -35,7 +35,8 @@ class Spread(NamedTuple):
         return self.low <= other.high and other.low <= self.high
 
     def text(self, number: Callable[[float], str], unit: str = "") -> str:
-        return f"{number(self.middle)}{unit} ({number(self.low)}–{number(self.high)})"
+        band = f" ({number(self.low)}–{number(self.high)})" if self.low < self.high else ""
+        return f"{number(self.middle)}{unit}{band}"
 
 
 @dataclass(frozen=True)

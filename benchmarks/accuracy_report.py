@@ -32,7 +32,8 @@ def _bits(results: Results) -> list[str]:
     if not certificate["contestants"]:
         return []
     named = _listed(certificate["contestants"])
-    return [f"{named} ended each of the {len(seeds)} seeds in the same parameters, bit for bit, whoever straggled."]
+    each = f"each of {len(seeds)} seeds" if len(seeds) > 1 else "the one seed"
+    return [f"{named} ended in the same parameters, bit for bit, with {each}, whoever straggled."]
 
 
 def _race(group: Sequence[Entry], job: dict[str, Any]) -> str:
@@ -106,6 +107,8 @@ def definitions(job: dict[str, Any]) -> dict[str, str]:
         "(min–max)": "over seeds, while every other figure is a median over them. Where these bands overlap, a "
         "difference is within noise. A seed changes the initial parameters and the straggler's draws; the order of "
         "the data is the same.",
+        "budget": f"{job['steps']:,} steps of every rank. Where nobody waits for a straggler (async, geo), rank 0 goes "
+        "on until all ranks together have made about as many steps as elsewhere.",
         "whole training": "all steps of all ranks; a target not reached in this time is not reached. Where ranks need "
         "not wait, rank 0 may have ended its own steps long before.",
     }

@@ -77,7 +77,7 @@ def _definitions() -> str:
 
 
 def environment_section(results: Results) -> str:
-    """The machine, the versions, the command."""
+    """The machine, the versions and the command, of any kind of results."""
     facts = [row(map(escape, fact)) for fact in environment(results)]
     command = f"<pre><code>{escape(results['command'])}</code></pre>"
     facts_table = table("The machine and the versions", ("what", "value"), [facts], look="facts")

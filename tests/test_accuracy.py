@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks import accuracy as module
-from benchmarks.accuracy import accuracy, run_all, samples_per_s
+from benchmarks.accuracy import accuracy, budget, run_all, samples_per_s
 from benchmarks.accuracy_config import AccuracyConfig
 from benchmarks.contestants import Contestant
-from benchmarks.watched import Watch
+from benchmarks.watched import Straggler, Watch
 from common.config import TrainingConfig
 from common.errors import CertificateFailed, UsageError
 
@@ -137,6 +137,22 @@ def test_other_bits_than_they_must_have_end_it(
     assert not (tmp_path / "accuracy.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "nranks", "steps"),
+    [
+        ("sync", "permanent", 2, 180),
+        ("ssp:2", "permanent", 2, 180),
+        ("async", "none", 2, 180),
+        ("async", "random", 2, 180),
+        ("async", "permanent", 2, 280),  # 270 of rank 0 and 90 of the straggler are 2 x 180; then up to an evaluation
+        ("geo:4", "permanent", 4, 220),  # 3 x 216 and 72 are 4 x 180
+    ],
+)
+def test_where_nobody_waits_rank_0_makes_steps_for_the_straggler(mode: str, kind: str, nranks: int, steps: int) -> None:
+    config = AccuracyConfig(steps=180, eval_every=20)
+    assert budget(Contestant("ps", "shm", nranks, 1, mode), Straggler(kind, 3.0), config) == steps
+
+
 def test_samples_per_s_sums_what_each_rank_does_by_itself() -> None:
     fast = {"warmup_steps": 1, "curve": [[1.0, 0], [2.0, 0], [3.0, 0]]}
     slow = {"warmup_steps": 1, "curve": [[3.0, 0], [6.0, 0], [9.0, 0]]}
@@ -181,7 +197,10 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "accuracy.json").read_text())
     assert len(results["runs"]) == 9
     for run in results["runs"]:
-        assert [point["step"] for point in run["points"]][:3] == [4, 8, 12]
+        evaluated = [point["step"] for point in run["points"]]
+        longer = (run["mode"], run["straggler"]) == ("async", "permanent")
+        assert evaluated[:3] == [4, 8, 12]
+        assert max(evaluated) == (24 if longer else 12)  # with a straggler 10 times slower 21.8 of 24 are rank 0's
         times = [point["seconds"] for point in run["points"]]
         assert times == sorted(times)
         assert times[0] > 0
