@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep, crossover, diff, results, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, diff, results, doctor."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from common.errors import UsageError, choose
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep", "crossover", "diff", "results", "doctor")
+VERBS = ("compare", "sweep", "crossover", "accuracy", "diff", "results", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
        python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
+       python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind
        python -m benchmarks results                              write docs/results.md from the committed results
        python -m benchmarks doctor                               what of this machine can be used
 
 compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.
 crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
+accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options.
 """
@@ -49,6 +51,11 @@ def main() -> int:
         from benchmarks.results_list import ResultsConfig, list_results
 
         return run_command(ResultsConfig, list_results, prog="benchmarks results", args=sys.argv[2:])
+    if verb == "accuracy":
+        from benchmarks.accuracy import accuracy
+        from benchmarks.accuracy_config import AccuracyConfig
+
+        return run_command(AccuracyConfig, accuracy, prog="benchmarks accuracy", args=sys.argv[2:])
     if verb == "doctor":
         from benchmarks.doctor import DoctorConfig, doctor
 

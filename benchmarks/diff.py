@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.accuracy_figures import entries, straggler_words
 from benchmarks.contestants import PADDLE_SCHEMES
 from benchmarks.result_files import SCHEMA, kind_of, problem
 from benchmarks.sweep_config import size_in_words
@@ -21,7 +22,7 @@ from common.errors import DataError, GradSyncError, UsageError
 __all__ = ["Change", "DiffConfig", "Figure", "changes", "diff", "figures", "load"]
 
 OURS = ("shm", "shm-copied", "tcp", "tcp-sgd", "ps-shm", "ps-grpc")  # backends of a sweep
-COMPARED = ("compare", "script", "sweep", "crossover")
+COMPARED = ("compare", "script", "sweep", "crossover", "accuracy")
 COLOURS = {"slower": "red", "faster": "green"}
 
 
@@ -32,14 +33,15 @@ class DiffConfig:
     A difference counts if the spreads over repetitions do not overlap."""
 
     before: tyro.conf.Positional[Path]
-    """results.json, script.json, sweep.json, crossover.json, or a file of a history of them."""
+    """results.json, script.json, sweep.json, crossover.json, accuracy.json, or a file of a history of them."""
     after: tyro.conf.Positional[Path]
     """Another one of the same kind."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The time of one thing, in ms (of `compare`: a thousand samples): median and spread over repetitions."""
+    """The time of one thing, in ms (of `compare`: a thousand samples; of `accuracy`: to the target): median and spread
+    over repetitions."""
 
     time: float
     low: float
@@ -129,6 +131,12 @@ def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         name = f"{row['backend']} N={row['nranks']} {size_in_words(row['bytes'])}"
         low, high = row["time_ms_interval"]
         yield name, Figure(row["time_ms"], low, high, ours=row["backend"] in OURS)
+    if kind_of(results) == "accuracy":
+        for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
+            name = f"{entry.name}, {straggler_words(entry.straggler, results['job'])}"
+            middle, low, high = (1e3 * each for each in entry.target)
+            yield name, Figure(middle, low, high)
+        return
     for run in results.get("runs", ()):
         if "samples_per_s" in run:
             low, high = run["samples_per_s_interval"]
@@ -161,6 +169,8 @@ def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def job_of(results: dict[str, Any]) -> str:
+    if kind_of(results) == "accuracy":
+        return ", ".join(f"{key} {value}" for key, value in results["job"].items() if key != "seeds")
     keys = ("model", "dataset", "batch_size", "optimizer")
     trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")

@@ -9,7 +9,20 @@ from typing import Any
 from benchmarks.plot import DASHES, OTHERS, Key, Plot, axis, layout, plain
 from ps.modes import parse_mode
 
-__all__ = ["COLUMNS", "Group", "Run", "cells", "fastest", "in_step", "leads", "milliseconds", "plots", "rate", "series"]
+__all__ = [
+    "COLUMNS",
+    "Group",
+    "Run",
+    "cells",
+    "colours_of",
+    "fastest",
+    "in_step",
+    "leads",
+    "milliseconds",
+    "plots",
+    "rate",
+    "series",
+]
 
 Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
@@ -84,11 +97,11 @@ def cells(run: Run) -> list[str]:
 def plots(measured: Sequence[Group]) -> list[Plot]:
     """The three plots of a comparison."""
     runs = [run for _, group in measured for run in group]
-    colours = _colours(runs)
+    colours = colours_of(runs)
     return [_throughput(measured, colours), _breakdown(runs), _loss(runs, colours)]
 
 
-def _colours(runs: Iterable[Run]) -> dict[str, str]:
+def colours_of(runs: Iterable[Run]) -> dict[str, str]:
     """A colour for each series, the known ones first."""
     names = list(dict.fromkeys(series(run) for run in runs))
     others = [name for name in names if name not in KNOWN]

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.cluster import Hosts
 from benchmarks.contestants import Contestant
+from benchmarks.watched import Watch
 from common.config import TrainingConfig
 from common.errors import GradSyncError, PeerError, error_from_name
 from common.launch import Job
@@ -78,11 +79,13 @@ class WorkerPool:
         warmup_steps: int,
         evaluate: bool = True,
         keep: Path | None = None,
+        watch: Watch | None = None,
     ) -> list[dict[str, Any]]:
         """One training; returns every rank's run record (see common/record.py).
 
         Args:
             keep: rank 0 writes its parameters there (.npz: for each name, [before, after] stacked).
+            watch: how the training is slowed, and what rank 0 keeps of it.
 
         Raises:
             GradSyncError: the first error that is not merely the consequence of another rank's.
@@ -101,6 +104,7 @@ class WorkerPool:
             "training": _plain(config),
             "warmup_steps": warmup_steps,
             "evaluate": evaluate,
+            "watch": watch.to_json() if watch else None,
         }
         ranks = self._ranks[: contestant.nranks]
         for rank, worker in enumerate(ranks):
@@ -114,6 +118,19 @@ class WorkerPool:
         if errors:
             raise min(errors, key=lambda error: isinstance(error, PeerError))
         return records[: contestant.nranks]
+
+    def evaluate(self, config: TrainingConfig, file: Path, rows: Sequence[int]) -> list[float]:
+        """The accuracy on the test split, 0..1, of some of the parameters in `file` (see Watched.save). All ranks share
+        the work.
+
+        Raises:
+            GradSyncError: the first error that a worker met.
+        """
+        shares = [(worker, rows[index :: len(self._ranks)]) for index, worker in enumerate(self._ranks)]
+        for worker, mine in shares:
+            worker.tell({"role": "evaluate", "training": _plain(config), "file": str(file), "rows": mine})
+        found = {row: value for worker, mine in shares for row, value in zip(mine, worker.hear("done"), strict=True)}
+        return [found[row] for row in rows]
 
     def _start(self, name: str, host: int) -> Worker:
         log, through = name.replace(" ", "-"), self._hosts.within(host)

@@ -9,10 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.process import prepare_process
+
+if TYPE_CHECKING:
+    from common.config import TrainingConfig
+    from common.data import Dataset
 
 __all__ = ["main"]
 
@@ -26,11 +31,12 @@ def main() -> int:
     def answer(**content: Any) -> None:
         answers.write(json.dumps(content) + "\n")
 
+    roles: dict[str, Any] = {"rank": take_part, "server": partial(serve, answer=answer), "evaluate": evaluate_kept}
     answer(ready=os.getpid())
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            answer(done=serve(job, answer) if job["role"] == "server" else take_part(job))
+            answer(done=roles[job["role"]](job))
         except Exception as exc:
             answer(error=[type(exc).__name__, str(exc)])
     return 0
@@ -52,15 +58,23 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     """Be one rank of one training; returns its run record."""
     import numpy as np
 
-    from common.config import TrainingConfig
+    from benchmarks.watched import Watch, Watched
     from common.model_arena import trainable
     from common.models import make_model
     from common.training import train
 
-    data_dir = job["training"]["data_dir"]
-    config = TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
+    config = config_of(job)
     with make_synchronizer(job) as synchronizer:
-        trained = train(config, synchronizer, warmup_steps=job["warmup_steps"], evaluate_model=job["evaluate"])
+        watched = Watched(synchronizer, Watch.from_json(job["watch"])) if job["watch"] else None
+        trained = train(
+            config,
+            watched or synchronizer,
+            warmup_steps=job["warmup_steps"],
+            evaluate_model=job["evaluate"],
+            data=dataset_of(config),  # loaded here, so that servers hear of it if it cannot be
+        )
+    if watched:
+        watched.save()
     if job["keep"]:
         initial = make_model(config.model, seed=config.seed)
         pairs = zip(trainable(initial), trainable(trained.model), strict=True)
@@ -68,6 +82,47 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
         np.savez(job["keep"], allow_pickle=False, **arrays)
     size = sum(int(np.prod(p.shape)) * p.element_size() for _, p in trainable(trained.model))
     return {**trained.record.to_json(), "parameter_bytes": size}
+
+
+def evaluate_kept(job: dict[str, Any]) -> list[float]:
+    """The accuracy on the test split, 0..1, of some of the parameters that `Watched.save` has written."""
+    import numpy as np
+
+    from common.local import LocalSynchronizer
+    from common.model_arena import layout_of, trainable
+    from common.models import make_model
+    from common.training import evaluate
+
+    config = config_of(job)
+    model = make_model(config.model, seed=config.seed)
+    slots = layout_of(model).slots
+    found = []
+    with np.load(job["file"], allow_pickle=False) as stored:
+        kept = stored["parameters"]
+    for row in job["rows"]:
+        for slot, (_, p) in zip(slots, trainable(model), strict=True):
+            p.set_value(kept[row, slot.start : slot.stop].reshape(slot.shape))
+        found.append(evaluate(model, dataset_of(config).test, LocalSynchronizer()))
+    return found
+
+
+def config_of(job: dict[str, Any]) -> TrainingConfig:
+    from common.config import TrainingConfig
+
+    data_dir = job["training"]["data_dir"]
+    return TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
+
+
+def dataset_of(config: TrainingConfig) -> Dataset:
+    """It stays in memory for the next job."""
+    return load_once(config.dataset, config.data_dir, config.seed if config.dataset == "synthetic" else 1)
+
+
+@lru_cache(maxsize=1)
+def load_once(name: str, data_dir: Path | None, seed: int) -> Dataset:
+    from common.data import load_dataset
+
+    return load_dataset(name, data_dir, seed=seed)
 
 
 def make_synchronizer(job: dict[str, Any]) -> Any:

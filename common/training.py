@@ -15,14 +15,14 @@ from paddle.nn import functional
 
 from common.arena import Arena
 from common.config import TrainingConfig
-from common.data import Split, load_dataset, rank_batches
+from common.data import Dataset, Split, load_dataset, rank_batches
 from common.errors import LayoutMismatch, PeerError
 from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
 from common.record import Loss, Quantiles, RunRecord
 from common.synchronizer import Synchronizer
 
-__all__ = ["TrainedModel", "train"]
+__all__ = ["TrainedModel", "evaluate", "train"]
 
 WARMUP_STEPS = 3
 EVALUATION_BATCH = 500
@@ -63,18 +63,20 @@ def train(
     *,
     warmup_steps: int = WARMUP_STEPS,
     evaluate_model: bool = True,
+    data: Dataset | None = None,
     on_step: Callable[[int, int, float], None] = unobserved,
 ) -> TrainedModel:
     """Train as `config` says with whatever scheme `synchronizer` is; it is left attached and open.
 
     Args:
         warmup_steps: left out of the timings (as many as leave one step).
+        data: the data set, if it is loaded already.
         on_step: called after every step with (steps done, steps in all, this rank's loss).
 
     Raises:
         DataError, UsageError: before the first step. PeerError, ProtocolError: during it.
     """
-    data = load_dataset(config.dataset, config.data_dir, seed=config.seed)
+    data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
     steps_per_epoch, batches = rank_batches(
         data.train, batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
     )

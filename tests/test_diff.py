@@ -69,6 +69,21 @@ def test_figures_of_each_kind() -> None:
     assert figures(script) == {"ps N=2": Figure(7, 6, 8)}
 
 
+def accuracy(*seconds: float | None, target: float = 0.97) -> dict[str, Any]:
+    run = {"contestant": "ps/shm N=2 async", "scheme": "ps", "mode": "async", "straggler": "permanent"}
+    run |= {"seed": 1, "samples_per_s": 90.0, "seconds": 9.0, "accuracy": 0.98, "points": []}
+    job = {"target": target, "factor": 3.0, "nranks": 2, "seeds": [1, 2, 3], "model": "mlp", "dataset": "digits"}
+    job |= {"batch_size": 32, "optimizer": "sgd", "lr": 0.1, "steps": 60, "eval_every": 10}
+    certificate = {"passed": True, "contestants": [], "sha256": {}}
+    runs = [{**run, "target_s": each} for each in seconds]
+    return {**TOP, "kind": "accuracy", "job": job, "certificate": certificate, "runs": runs}
+
+
+def test_of_accuracy_the_time_to_the_target_counts_where_every_seed_reached_it() -> None:
+    assert figures(accuracy(2.0, 4.0, 3.0)) == {"ps/shm async, rank 1 slowed 3x": Figure(3000, 2000, 4000)}
+    assert figures(accuracy(2.0, None, 3.0)) == {}
+
+
 def test_only_what_both_have_is_compared() -> None:
     one = Figure(1, 1, 1)
     assert changes({"a": one, "b": one}, {"b": one, "c": one}) == [Change("b", one, one)]
@@ -154,6 +169,7 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             compare(("ps", 1, 1, 1), model="cnn"),
             "they measured different things: model mlp, dataset digits, batch_size 32, optimizer adam / model cnn",
         ),
+        (accuracy(1.0), accuracy(1.0, target=0.9), "different things: target 0.97, factor 3.0, nranks 2 / target 0.9"),
         (sweep(), {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}}, "different things:  / emulated 4 hosts, 1gbit"),
     ],
 )
@@ -168,8 +184,8 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     ("content", "kind", "text"),
     [
         ("{", DataError, "is not JSON: "),
-        ([1], DataError, "holds no results of compare, script, sweep, crossover"),
-        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover"),
+        ([1], DataError, "holds no results of compare, script, sweep, crossover, accuracy"),
+        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover, accuracy"),
         (
             {**sweep(), "schema": 2},
             DataError,
