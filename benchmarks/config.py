@@ -43,6 +43,8 @@ class CompareConfig(TrainingConfig):
     """Steps at the start of every training that are not timed."""
     out: Path = Path("out/compare")
     """Folder for results.json, report.md and report.html."""
+    trace: Path | None = None
+    """Folder for a trace of each contestant's last repetition, as NAME.json, for ui.perfetto.dev."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
     json: tyro.conf.Suppress[Path | None] = None
     save: tyro.conf.Suppress[Path | None] = None

@@ -45,6 +45,7 @@ def serve(job: dict[str, Any], answer: Any) -> int:
     ) as server:
         answer(address=server.address)
         server.wait()
+        server.trace.leave(Path(job["trace"]) if job["trace"] else None)
         return server.steps
 
 
@@ -55,11 +56,13 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     from common.config import TrainingConfig
     from common.model_arena import trainable
     from common.models import make_model
+    from common.tracing import tracing
     from common.training import train
 
     data_dir = job["training"]["data_dir"]
     config = TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
-    with make_synchronizer(job) as synchronizer:
+    parts = Path(job["trace"]) if job["trace"] else None
+    with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):
         trained = train(config, synchronizer, warmup_steps=job["warmup_steps"], evaluate_model=job["evaluate"])
     if job["keep"]:
         initial = make_model(config.model, seed=config.seed)

@@ -33,6 +33,7 @@ from ps.modes import SYNC, Mode
 from ps.run import main as run_main
 from ps.synchronizer import ServerSynchronizer
 from tests.groups import ROOT, environment, sample
+from tests.traces import check_causes, check_trace, read_trace
 
 pytestmark = pytest.mark.processes
 
@@ -139,6 +140,7 @@ class Run:
 def ps_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("ps-run")
     flags = ["--json", folder / "record.json", "--save", folder / "model.pdparams", "--log-dir", folder / "logs"]
+    flags += ["--trace", folder / "trace.json"]
     launcher = Started(folder, "ps.run", "--trainers", 2, "--servers", 2, "--steps", 3, *JOB, *flags)
     try:
         launcher.ended_well()
@@ -199,14 +201,28 @@ def test_a_run_keeps_a_log_of_every_process(ps_run: Run) -> None:
         assert f"server {index}/2 listens on 127.0.0.1:" in logs[f"serverlog.{index}"]
         assert "training is complete: 3 steps" in logs[f"serverlog.{index}"]
     assert ps_run.record["parameters_sha256"] in logs["workerlog.0"]
-    assert ps_run.launcher.out == f"logs of 4 processes: {ps_run.folder / 'logs'}\n"
+    assert ps_run.launcher.out.startswith(f"logs of 4 processes: {ps_run.folder / 'logs'}\n")
+
+
+def test_a_run_leaves_a_trace_of_all(ps_run: Run) -> None:
+    check(ps_run.folder / "trace.json", servers=2)
+    words = f"trace: {ps_run.folder / 'trace.json'} (open it at ui.perfetto.dev)"
+    assert ps_run.launcher.out.splitlines()[1] == words
+
+
+def check(file: Path, *, servers: int) -> None:
+    """The trace of a training of three steps on two ranks."""
+    trace, phases = read_trace(file), frozenset({"input", "forward", "backward"})
+    check_trace(trace, nranks=2, servers=servers, steps=range(3), buckets=1, phases=phases)
+    check_causes(trace, nranks=2, steps=range(3), buckets=1)
 
 
 def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     ps_run: Run, start: Callable[..., Started], tmp_path: Path
 ) -> None:
     port = free_port()
-    trainer = ["ps.trainer", *JOB, "--steps", 3, "--servers", f"127.0.0.1:{port}", "--rank"]
+    trace = tmp_path / "trace.json"
+    trainer = ["ps.trainer", *JOB, "--steps", 3, "--servers", f"127.0.0.1:{port}", "--trace", trace, "--rank"]
     last = start(*trainer, 1)
     server = start("ps.server", "--port", port, "--trainers", 2)
     until(lambda: f"listens on 127.0.0.1:{port} for 2 trainer(s)" in server.out, "the server")
@@ -218,13 +234,15 @@ def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     assert last.out == ""
     assert "training is complete: 3 steps" in server.out
     assert can_listen(port)
+    check(trace, servers=1)
 
 
 def test_two_launchers_share_the_servers_of_the_first(
     ps_run: Run, start: Callable[..., Started], tmp_path: Path
 ) -> None:
     hosts = ["--ips", "127.0.0.1,127.0.0.2", "--master", f"127.0.0.1:{free_port()}", "--nranks", 2, "--servers", 2]
-    command = ["ps.run", *JOB, "--steps", 3, *hosts, "--node-rank"]
+    trace = tmp_path / "trace.json"
+    command = ["ps.run", *JOB, "--steps", 3, *hosts, "--trace", trace, "--node-rank"]
     second = start(*command, 1, "--log-dir", tmp_path / "second")
     first = start(*command, 0, "--log-dir", tmp_path / "first")
     for launcher in (second, first):
@@ -232,6 +250,7 @@ def test_two_launchers_share_the_servers_of_the_first(
     assert sorted(path.name for path in (tmp_path / "second").iterdir()) == ["workerlog.1"]
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == ["serverlog.0", "serverlog.1", "workerlog.0"]
     assert ps_run.record["parameters_sha256"] in (tmp_path / "first" / "workerlog.0").read_text()
+    check(trace, servers=2)
 
 
 def digest_of_ring(start: Callable[..., Started], folder: Path) -> str:
