@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -62,9 +63,11 @@ def last_words() -> Iterator[None]:
 
 
 def end_in_order_on_sigterm() -> None:
-    """Have a SIGTERM raise SystemExit in the main thread, so that what is under way can still be left in order."""
+    """Have a SIGTERM raise SystemExit, so that what is under way can still be left in order; called in the main thread,
+    where it is raised, and without effect in others."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_TRACE", "Recorder", "ServerAnswer", "Trace"]
 
-MOST_EVENTS = 1 << 18  # of a process, about 40 MB; of a longer training the last ones are kept
+MOST_EVENTS = 1 << 16  # of a process, about 10 MB; of a longer training the last ones are kept
 ROUNDS = 16  # of messages there and back
 M = TypeVar("M")
 Reading = tuple[int, int, int]  # of a clock, ns: when, how much more than rank 0's it showed, give or take how much

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cluster import why_no_cluster
+from tests.traces import check_causes, check_trace, read_trace
 
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
@@ -27,7 +28,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
-    return run("compare", *TINY, "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", "--out", str(out)), out
+    flags = ["--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", "--out", str(out), "--trace", str(out / "traces")]
+    return run("compare", *TINY, *flags), out
 
 
 @pytest.fixture
@@ -40,7 +42,21 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
     done, out = finished
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
-    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html"}
+    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "traces"}
+
+
+def test_every_contestant_leaves_a_trace(
+    finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
+) -> None:
+    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"]}
+    traces = {path.stem: read_trace(path) for path in (finished[1] / "traces").iterdir()}
+    assert traces.keys() == names
+    for name, trace in traces.items():
+        assert trace["otherData"]["missing"] == []
+        if "N=3" in name and "geo" not in name:
+            servers = 0 if "ring" in name else 2 if "S=2" in name else 1
+            check_trace(trace, nranks=3, servers=servers, steps=range(4), buckets=1)
+    check_causes(traces["ps-grpc_N=3"], nranks=3, steps=range(4), buckets=1)
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
