@@ -17,7 +17,7 @@ from common.errors import LayoutMismatch, UsageError
 from common.optimizers import Optimizer
 from common.overlap import BucketRunner
 from common.synchronizer import Synchronizer
-from common.trace_file import FINISH
+from common.trace import FINISH
 from common.updater import make_updater
 
 __all__ = ["RingSynchronizer"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.config import parse_address
 from common.errors import PeerUnreachable
 
-__all__ = ["address_after", "address_of", "boot_id", "host_identity", "is_ours", "own_host"]
+__all__ = ["address_after", "address_of", "boot_id", "clock_identity", "host_identity", "is_ours", "own_host"]
 
 
 def address_of(host: str, port: int) -> str:
@@ -57,11 +57,17 @@ def own_host(peer: str) -> str:
 
 @cache
 def boot_id() -> str:
-    """Equal for processes of one running kernel, which therefore read one CLOCK_MONOTONIC."""
+    """Equal for processes of one running kernel."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no such /proc: then nobody shares this host
         return secrets.token_hex(16)
+
+
+def clock_identity() -> str:
+    """Equal for processes that read one CLOCK_MONOTONIC: of one kernel and one time namespace."""
+    namespace = Path("/proc/self/ns/time")  # since Linux 5.6
+    return f"{boot_id()}/{namespace.stat().st_ino if namespace.exists() else ''}"
 
 
 def host_identity(address: str) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from common.arena import Arena
 from common.optimizers import Optimizer
 from common.synchronizer import Synchronizer
-from common.trace_file import FINISH
+from common.trace import FINISH
 from common.updater import make_updater
 
 __all__ = ["LocalSynchronizer"]

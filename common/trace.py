@@ -26,17 +26,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from common.addresses import boot_id
-from common.trace_file import FINISH, Part
+from common.addresses import clock_identity
 
 if TYPE_CHECKING:
     from common.synchronizer import Synchronizer
 
-__all__ = ["NO_TRACE", "Recorder", "ServerAnswer", "Trace"]
+__all__ = ["FINISH", "NO_TRACE", "Part", "Recorder", "ServerAnswer", "Trace"]
+
+FINISH = "finish"  # the span from when a rank's backward is done to when its step is
 
 MOST_EVENTS = 1 << 16  # of a process, about 10 MB; of a longer training the last ones are kept
+IDENTITY_BYTES = 64
 ROUNDS = 16  # of messages there and back
 M = TypeVar("M")
+Part = dict[str, Any]  # what Recorder.part gives
 Reading = tuple[int, int, int]  # of a clock, ns: when, how much more than rank 0's it showed, give or take how much
 
 
@@ -114,7 +117,7 @@ class Recorder(Trace):
         self.buckets = list(sizes)
 
     def read_clocks(self, synchronizer: Synchronizer) -> None:
-        mine = np.frombuffer(boot_id().encode().ljust(64), np.uint8)
+        mine = np.frombuffer(clock_identity().encode().ljust(IDENTITY_BYTES), np.uint8)
         hosts = synchronizer.all_gather(mine)
         apart = bool((hosts != mine).any())
         self.readings.append(reading_of(synchronizer, self.clock) if apart else (self.clock(), 0, 0))
@@ -133,7 +136,7 @@ class Recorder(Trace):
             "kind": self.kind,
             "index": self.index,
             "of": self.of,
-            "host": boot_id(),
+            "host": clock_identity(),
             "readings": self.readings,
             "buckets": self.buckets,
             "first_step": first_step,
@@ -203,7 +206,7 @@ def reading_of(synchronizer: Synchronizer, clock: Callable[[], int]) -> Reading:
 
 def reading_of_server(answers: Sequence[ServerAnswer]) -> Reading:
     """A server's clock against the caller's, from several answers."""
-    if answers[-1].host == boot_id():
+    if answers[-1].host == clock_identity():
         return answers[-1].theirs, 0, 0
     least, most = max(a.theirs - a.after for a in answers), min(a.theirs - a.before for a in answers)
     return answers[-1].theirs, *between(least, most)

@@ -25,11 +25,10 @@ import numpy as np
 
 from common import __version__
 from common.lateness import Lateness
+from common.trace import FINISH, Part
 
-__all__ = ["FINISH", "Part", "save_trace", "to_chrome", "write_trace"]
+__all__ = ["save_trace", "to_chrome", "write_trace"]
 
-FINISH = "finish"  # the span from when a rank's backward is done to when its step is
-Part = dict[str, Any]  # see Recorder.part
 Event = dict[str, Any]
 STEPS, BUCKETS = 0, 1  # tracks: of the steps, and of the first bucket
 

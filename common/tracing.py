@@ -17,8 +17,8 @@ from common.errors import UsageError
 from common.hosts import Node
 from common.launch import FOLDER
 from common.synchronizer import Synchronizer
-from common.trace import Recorder
-from common.trace_file import Part, save_trace
+from common.trace import Part, Recorder
+from common.trace_file import save_trace
 
 __all__ = ["check_one_host", "collecting", "parts_folder", "read_parts", "recorder_for", "tracing"]
 

@@ -124,7 +124,7 @@ def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None
         LayoutMismatch: naming the first one.
     """
     names = ("dataset", "batch_size", "steps", "epochs", "seed")
-    values = [*(getattr(config, name) for name in names), config.trace is not None]
+    values = [*(getattr(config, name) for name in names), "on" if config.trace else "off"]
     mine = json.dumps(values).encode().ljust(FLAGS_BYTES)
     everyone = synchronizer.all_gather(np.frombuffer(mine, np.uint8))
     first, *others = (json.loads(row.tobytes()) for row in everyone)

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from common import rpc
-from common.addresses import boot_id
+from common.addresses import clock_identity
 from common.buckets import segments
 from common.errors import GradSyncError, PeerLost, RendezvousError
 from common.gradsync_pb2 import (
@@ -142,7 +142,7 @@ class ParameterServer:
         return JoinReply(shard=index, shards=count)
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
-        yield TraceReply(clock=time.monotonic_ns(), host=boot_id())
+        yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
         data = self.trace.packed() if request.events else b""
         for start, stop in segments(0, len(data), rpc.CHUNK_BYTES):
             yield TraceReply(data=data[start:stop])

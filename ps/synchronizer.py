@@ -12,8 +12,7 @@ from common.arena import Arena, FloatArray
 from common.optimizers import Optimizer
 from common.overlap import LaunchOrder
 from common.synchronizer import ServerUpdates
-from common.trace import ServerAnswer, Trace
-from common.trace_file import FINISH
+from common.trace import FINISH, ServerAnswer, Trace
 from common.updater import make_updater
 from ps.client import Client
 from ps.modes import SYNC

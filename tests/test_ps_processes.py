@@ -45,11 +45,11 @@ JOB = ["--model", "mlp:8", "--dataset", "synthetic", "--batch-size", "4"]
 class Started:
     """A command under way; what it writes goes to files, so that it never waits for us."""
 
-    def __init__(self, folder: Path, *command: object) -> None:
+    def __init__(self, folder: Path, *command: object, through: Sequence[str] = ()) -> None:
         self.name = " ".join(map(str, command[:3]))
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            arguments = [sys.executable, "-m", *map(str, command)]
+            arguments = [*through, sys.executable, "-m", *map(str, command)]
             self.process = subprocess.Popen(
                 arguments, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
@@ -83,10 +83,10 @@ class Started:
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
-    def start(*command: object) -> Started:
+    def start(*command: object, through: Sequence[str] = ()) -> Started:
         folder = tmp_path / f"process-{len(started)}"
         folder.mkdir()
-        started.append(Started(folder, *command))
+        started.append(Started(folder, *command, through=through))
         return started[-1]
 
     yield start
@@ -210,11 +210,27 @@ def test_a_run_leaves_a_trace_of_all(ps_run: Run) -> None:
     assert ps_run.launcher.out.splitlines()[1] == words
 
 
-def check(file: Path, *, servers: int) -> None:
-    """The trace of a training of three steps on two ranks."""
+def check(file: Path, *, servers: int, ahead_ms: float = 0.0) -> None:
+    """The trace of a training of three steps on two ranks, of which all but rank 0 have a clock that is ahead."""
     trace, phases = read_trace(file), frozenset({"input", "forward", "backward"})
     check_trace(trace, nranks=2, servers=servers, steps=range(3), buckets=1, phases=phases)
-    check_causes(trace, nranks=2, steps=range(3), buckets=1)
+    (first, *clocks), worst = trace["otherData"]["clocks"], 0.0
+    assert (set(first["offset_ms"]), len(clocks)) == ({0.0}, 1 + servers)
+    for clock in clocks:
+        for offset, uncertainty in zip(clock["offset_ms"], clock["uncertainty_ms"], strict=True):
+            assert abs(offset - ahead_ms) <= uncertainty + 1e-3
+            worst = max(worst, uncertainty)
+    check_causes(trace, nranks=2, steps=range(3), buckets=1, slack_us=2e3 * worst + 0.01)
+
+
+def another_clock(seconds: int) -> list[str]:
+    """What to start a process through, so that its monotonic clock is ahead; nothing where that is not allowed."""
+    through = ["unshare", "--time", "--monotonic", str(seconds), "--fork", "--kill-child"]
+    try:
+        allowed = subprocess.run([*through, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return []
+    return through if allowed else []
 
 
 def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
@@ -223,8 +239,9 @@ def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     port = free_port()
     trace = tmp_path / "trace.json"
     trainer = ["ps.trainer", *JOB, "--steps", 3, "--servers", f"127.0.0.1:{port}", "--trace", trace, "--rank"]
-    last = start(*trainer, 1)
-    server = start("ps.server", "--port", port, "--trainers", 2)
+    elsewhere = another_clock(3600)
+    last = start(*trainer, 1, through=elsewhere)
+    server = start("ps.server", "--port", port, "--trainers", 2, through=elsewhere)
     until(lambda: f"listens on 127.0.0.1:{port} for 2 trainer(s)" in server.out, "the server")
     first = start(*trainer, 0, "--json", tmp_path / "by-hand.json")
     for one in (last, first, server):
@@ -234,7 +251,7 @@ def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     assert last.out == ""
     assert "training is complete: 3 steps" in server.out
     assert can_listen(port)
-    check(trace, servers=1)
+    check(trace, servers=1, ahead_ms=3.6e6 if elsewhere else 0.0)
 
 
 def test_two_launchers_share_the_servers_of_the_first(

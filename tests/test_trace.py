@@ -25,8 +25,8 @@ from common.hosts import Node
 from common.local import LocalSynchronizer
 from common.optimizers import SGD
 from common.synchronizer import Synchronizer
-from common.trace import NO_TRACE, Recorder, ServerAnswer, Trace, reading_of, reading_of_server
-from common.trace_file import FINISH, Part, save_trace, to_chrome
+from common.trace import FINISH, NO_TRACE, Part, Recorder, ServerAnswer, Trace, reading_of, reading_of_server
+from common.trace_file import save_trace, to_chrome
 from common.tracing import TRACE_VARIABLE, check_one_host, collecting, parts_folder, read_parts, tracing
 from ps.client import Client
 from ps.modes import SYNC, Mode
@@ -223,7 +223,7 @@ def test_a_long_training_keeps_its_last_steps(tmp_path: Path, monkeypatch: pytes
 
 def test_clocks_of_several_hosts_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank's is an hour ahead of the one before it."""
-    monkeypatch.setattr(trace_module, "boot_id", lambda: threading.current_thread().name)
+    monkeypatch.setattr(trace_module, "clock_identity", lambda: threading.current_thread().name)
     file, groups = tmp_path / "t.json", mesh_groups("memory", 3)
 
     def body(rank: int) -> None:
@@ -259,7 +259,7 @@ def test_a_server_s_clock_lies_within_the_bounds(offset: int, delays: list[tuple
 
 
 def test_a_server_of_this_host_has_this_clock() -> None:
-    assert reading_of_server([ServerAnswer(1, 2, 3, trace_module.boot_id())]) == (2, 0, 0)
+    assert reading_of_server([ServerAnswer(1, 2, 3, trace_module.clock_identity())]) == (2, 0, 0)
 
 
 def test_a_single_rank_s_clock_is_the_clock() -> None:
