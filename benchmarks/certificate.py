@@ -156,7 +156,7 @@ def relative_difference(mine: Parameters, whole: Parameters) -> float:
 
 
 def _file(folder: Path, contestant: Contestant) -> Path:
-    return folder / (contestant.name.replace("/", "-").replace(" ", "_") + ".npz")
+    return folder / f"{contestant.stem}.npz"
 
 
 def _load(path: Path) -> Parameters:

@@ -37,6 +37,11 @@ class Contestant:
         mode = "" if self.mode == "sync" else f" {self.mode}"
         return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}"
 
+    @property
+    def stem(self) -> str:
+        """Its name as a file's."""
+        return self.name.replace("/", "-").replace(" ", "_")
+
 
 def line_up(
     schemes: Sequence[str],

@@ -27,7 +27,8 @@ def measure(
     for repetition in range(repetitions):
         for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
             on_run(f"round {repetition + 1} of {repetitions}: {contestant.name}")
-            records[contestant].append(pool.run(contestant, config, warmup_steps=warmup_steps)[0])
+            trace = config.trace if repetition == repetitions - 1 else None
+            records[contestant].append(pool.run(contestant, config, warmup_steps=warmup_steps, trace=trace)[0])
     return records
 
 

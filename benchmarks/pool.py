@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from benchmarks.watched import Watch
 from common.config import TrainingConfig
 from common.errors import GradSyncError, PeerError, error_from_name
 from common.launch import Job
+from common.trace_file import write_trace
+from common.tracing import read_parts
 
 __all__ = ["WorkerPool"]
 
@@ -80,19 +83,22 @@ class WorkerPool:
         evaluate: bool = True,
         keep: Path | None = None,
         watch: Watch | None = None,
+        trace: Path | None = None,
     ) -> list[dict[str, Any]]:
         """One training; returns every rank's run record (see common/record.py).
 
         Args:
             keep: rank 0 writes its parameters there (.npz: for each name, [before, after] stacked).
             watch: how the training is slowed, and what rank 0 keeps of it.
+            trace: folder in which a trace is left under the contestant's name.
 
         Raises:
             GradSyncError: the first error that is not merely the consequence of another rank's.
         """
         servers = self._servers[: contestant.servers]
         errors: list[GradSyncError] = []
-        addresses = self._begin_serving(servers, contestant.nranks, config.timeout)
+        parts = tempfile.mkdtemp(dir=self._job.scratch) if trace else None
+        addresses = self._begin_serving(servers, contestant.nranks, config.timeout, parts)
         common = {
             "role": "rank",
             "scheme": contestant.scheme,
@@ -105,6 +111,7 @@ class WorkerPool:
             "warmup_steps": warmup_steps,
             "evaluate": evaluate,
             "watch": watch.to_json() if watch else None,
+            "trace": parts,
         }
         ranks = self._ranks[: contestant.nranks]
         for rank, worker in enumerate(ranks):
@@ -117,6 +124,9 @@ class WorkerPool:
                 errors.append(exc)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, PeerError))
+        if trace and parts:
+            trace.mkdir(parents=True, exist_ok=True)
+            write_trace(trace / f"{contestant.stem}.json", read_parts(Path(parts)))
         return records[: contestant.nranks]
 
     def evaluate(self, config: TrainingConfig, file: Path, rows: Sequence[int]) -> list[float]:
@@ -136,11 +146,11 @@ class WorkerPool:
         log, through = name.replace(" ", "-"), self._hosts.within(host)
         return Worker(name, self._job.start(name, ["-m", "benchmarks.worker"], log=log, talk=True, through=through))
 
-    def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float) -> list[str]:
+    def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float, parts: str | None) -> list[str]:
         for index, worker in enumerate(servers):
             host = self._hosts.address(self._sizes[0] + index)
             job = {"role": "server", "host": host, "nranks": nranks, "shard": [index, len(servers)], "timeout": timeout}
-            worker.tell(job)
+            worker.tell({**job, "trace": parts})
         return [worker.hear("address") for worker in servers]
 
 

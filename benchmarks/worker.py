@@ -51,6 +51,7 @@ def serve(job: dict[str, Any], answer: Any) -> int:
     ) as server:
         answer(address=server.address)
         server.wait()
+        server.trace.leave(Path(job["trace"]) if job["trace"] else None)
         return server.steps
 
 
@@ -61,10 +62,12 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.watched import Watch, Watched
     from common.model_arena import trainable
     from common.models import make_model
+    from common.tracing import tracing
     from common.training import train
 
     config = config_of(job)
-    with make_synchronizer(job) as synchronizer:
+    parts = Path(job["trace"]) if job["trace"] else None
+    with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):
         watched = Watched(synchronizer, Watch.from_json(job["watch"])) if job["watch"] else None
         trained = train(
             config,

@@ -20,6 +20,7 @@ from common.placement import (
     RENDEZVOUS_VARIABLE,
     TIMEOUT_VARIABLE,
 )
+from common.tracing import check_one_host, collecting
 
 __all__ = ["main"]
 
@@ -48,8 +49,9 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
         OVERLAP_VARIABLE: str(int(config.overlap)),
         INSECURE_VARIABLE: str(int(config.hosts.insecure)),
     }
-    with Job(config.log_dir) as job:
-        start_ranks(job, node, script=script, trainer=trainer, environment=environment)
+    check_one_host(config.trace, script, node)
+    with collecting(config.trace if node.nnodes == 1 else None) as traced, Job(config.log_dir) as job:
+        start_ranks(job, node, script=script, trainer=trainer, environment={**environment, **traced})
         job.wait()
 
 

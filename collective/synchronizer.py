@@ -17,6 +17,7 @@ from common.errors import LayoutMismatch, UsageError
 from common.optimizers import Optimizer
 from common.overlap import BucketRunner
 from common.synchronizer import Synchronizer
+from common.trace import FINISH
 from common.updater import make_updater
 
 __all__ = ["RingSynchronizer"]
@@ -46,27 +47,32 @@ class RingSynchronizer(Synchronizer):
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
         self._arena = arena
+        self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         if self._sharded and optimizer is None:
             raise UsageError("--shard-optimizer needs the built-in trainer: a program of your own updates by itself")
         mine = [self._share_of(bucket) for bucket in arena.buckets] if self._sharded else [slice(None)]
-        self._updaters = [make_updater(optimizer, arena.parameters[s], arena.gradients[s]) for s in mine]
+        parts = [(arena.parameters[s], arena.gradients[s]) for s in mine] if optimizer else []
+        self._updaters = [make_updater(optimizer, *part) for part in parts]
         self._step = 0
         self._runner = BucketRunner(len(arena.buckets), self._reduce, overlap=self._overlap)
 
     def mark_final(self, bucket: int) -> None:
+        self.trace.moment("ready", bucket)
         self._attached().mark_final(bucket)
 
     def launch_in(self, order: Sequence[int]) -> None:
         self._attached().order.follow(order)
 
     def finish(self, learning_rate: float) -> None:
-        self._attached().finish()
-        for updater in self._updaters:
-            updater.step(learning_rate)
-        if self._sharded:
-            for number, bucket in enumerate(self._arena.buckets):
-                parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
-                self._group.gather_chunks(parameters, step=self._step, bucket=number)
+        with self.trace.span(FINISH):
+            self._attached().finish()
+            if self._updaters:
+                with self.trace.span("update"):
+                    for updater in self._updaters:
+                        updater.step(learning_rate)
+            if self._sharded:
+                with self.trace.span("gather"):
+                    self._gather_parameters()
         self._step += 1
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -82,11 +88,17 @@ class RingSynchronizer(Synchronizer):
             raise RuntimeError("attach an arena first")
         return self._runner
 
+    def _gather_parameters(self) -> None:
+        for number, bucket in enumerate(self._arena.buckets):
+            parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
+            self._group.gather_chunks(parameters, step=self._step, bucket=number)
+
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         reduce = self._group.reduce_scatter if self._sharded else self._group.all_reduce
-        reduce(gradients, "mean", step=self._step, bucket=bucket)
+        with self.trace.span("reduce", bucket):
+            reduce(gradients, "mean", step=self._step, bucket=bucket)
 
     def _share_of(self, bucket: Bucket) -> slice:
         """What this rank updates of a bucket, in words: the chunk that reduce-scatter leaves with it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from functools import cache
 from pathlib import Path
 
 from common.config import parse_address
 from common.errors import PeerUnreachable
 
-__all__ = ["address_after", "address_of", "host_identity", "is_ours", "own_host"]
+__all__ = ["address_after", "address_of", "boot_id", "clock_identity", "host_identity", "is_ours", "own_host"]
 
 
 def address_of(host: str, port: int) -> str:
@@ -54,11 +55,25 @@ def own_host(peer: str) -> str:
         raise PeerUnreachable(f"no way leads to {peer} ({exc.strerror}); is the address right?") from exc
 
 
+@cache
+def boot_id() -> str:
+    """Equal for processes of one running kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no such /proc: then nobody shares this host
+        return secrets.token_hex(16)
+
+
+def clock_identity() -> str:
+    """Equal for processes that read one CLOCK_MONOTONIC: of one kernel and one time namespace."""
+    namespace = Path("/proc/self/ns/time")  # since Linux 5.6
+    return f"{boot_id()}/{namespace.stat().st_ino if namespace.exists() else ''}"
+
+
 def host_identity(address: str) -> str:
     """What is equal for two processes exactly if abstract Unix sockets connect them: the kernel and the network
     namespace. Clones of a virtual machine may agree in both, but not in `address`, by which others reach this one."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{address}/{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{address}/{boot_id()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # no such /proc: then nobody shares this host
         return secrets.token_hex(16)

@@ -43,6 +43,8 @@ class TrainingConfig:
     """Rank 0 writes its run record to this file."""
     save: Path | None = None
     """Rank 0 writes the model's state dict to this .pdparams file (paddle.save)."""
+    trace: Path | None = None
+    """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
     log_dir: Path | None = None
     """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
     timeout: float = 30.0
@@ -72,7 +74,10 @@ class TrainingConfig:
             UsageError: a flag of the built-in trainer was given before the script.
         """
         for entry in fields(TrainingConfig) if script else ():
-            if entry.name not in ("log_dir", "timeout", "overlap") and getattr(self, entry.name) != entry.default:
+            if (
+                entry.name not in ("trace", "log_dir", "timeout", "overlap")
+                and getattr(self, entry.name) != entry.default
+            ):
                 flag = "--" + entry.name.replace("_", "-")
                 raise UsageError(
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"

@@ -7,6 +7,7 @@ can make the optimizer's update (common/server_updates.py), backward only pushes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,7 @@ class GradientAverage:
 
     def before_backward(self) -> None:
         """Put lost views back; what was cleared is zero again."""
+        self._began = time.monotonic()
         self._check_unchanged()
         kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self._named]
         if self._pushed:  # an earlier backward since the last step: its average is what this one adds to
@@ -135,6 +137,8 @@ class GradientAverage:
             raise error
         if self._fired:
             self._early = set(range(self._last_bucket)) - self._twice
+        if self._fired:
+            self._synchronizer.trace.add("backward", self._began, time.monotonic())
         if self._fired and self.enabled:
             self._mark_used()
             if self._servers_update:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.errors import UsageError
+from common.process import end_in_order_on_sigterm
 from common.synchronizer import Synchronizer
 
 __all__ = ["check_writable", "import_paddle", "run_training"]
@@ -34,12 +35,21 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
     import paddle
 
     from common.report import TrainingProgress, print_summary
+    from common.tracing import parts_folder, tracing
     from common.training import train
 
-    with make_synchronizer() as synchronizer, TrainingProgress(synchronizer.rank) as progress:
-        for flag, path in (("json", config.json), ("save", config.save)) if synchronizer.rank == 0 else ():
+    folder = parts_folder()
+    if folder is not None:
+        end_in_order_on_sigterm()
+    files = {"json": config.json, "save": config.save, "trace": None if folder else config.trace}
+    with make_synchronizer() as synchronizer:
+        for flag, path in files.items() if synchronizer.rank == 0 else ():
             check_writable(flag, path)
-        trained = train(config, synchronizer, on_step=progress)
+        with (
+            tracing(synchronizer, config.trace, folder=folder),
+            TrainingProgress(synchronizer.rank) as progress,
+        ):
+            trained = train(config, synchronizer, on_step=progress)
     if synchronizer.rank != 0:
         return
     print_summary(trained.record)

@@ -91,7 +91,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode")
+    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class Register(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     slots: _containers.RepeatedCompositeFieldContainer[Slot]
@@ -110,7 +111,8 @@ class Register(_message.Message):
     probe: Memory
     parameters: Place
     mode: str
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ...) -> None: ...
+    trace: bool
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("epoch", "step")
@@ -344,3 +346,19 @@ class TrainerStatus(_message.Message):
     bytes_served: int
     left: bool
     def __init__(self, rank: _Optional[int] = ..., data_plane: _Optional[str] = ..., steps: _Optional[int] = ..., times_last: _Optional[int] = ..., lag: _Optional[float] = ..., bytes_pushed: _Optional[int] = ..., bytes_served: _Optional[int] = ..., left: bool = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: bool
+    def __init__(self, events: bool = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("clock", "host", "data")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    clock: int
+    host: str
+    data: bytes
+    def __init__(self, clock: _Optional[int] = ..., host: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -296,7 +296,14 @@ def paddle_environment(rank: int, endpoints: Sequence[str], *, nnodes: int = 1) 
 
 
 def start_servers(
-    job: Job, count: int, *, nranks: int, timeout: float, first: str = "127.0.0.1:0", insecure: bool = False
+    job: Job,
+    count: int,
+    *,
+    nranks: int,
+    timeout: float,
+    first: str = "127.0.0.1:0",
+    insecure: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Start `count` parameter servers and return their addresses.
 
@@ -311,7 +318,8 @@ def start_servers(
         flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
         flags += ["--nranks", str(nranks), "--timeout", str(timeout), *["--insecure"] * insecure]
-        job.start(f"server {index}", ["-m", "ps.server", *flags], log=f"serverlog.{index}")
+        command = ["-m", "ps.server", *flags]
+        job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
     return [wait_for_file(file, job, timeout=timeout) for file in files]
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from common.arena import Arena
 from common.optimizers import Optimizer
 from common.synchronizer import Synchronizer
+from common.trace import FINISH
 from common.updater import make_updater
 
 __all__ = ["LocalSynchronizer"]
@@ -27,7 +28,8 @@ class LocalSynchronizer(Synchronizer):
         pass
 
     def finish(self, learning_rate: float) -> None:
-        self._updater.step(learning_rate)
+        with self.trace.span(FINISH), self.trace.span("update"):
+            self._updater.step(learning_rate)
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.array(values[None])

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -13,7 +14,14 @@ from pathlib import Path
 
 from common.memory import tune_malloc
 
-__all__ = ["LAST_WORDS_VARIABLE", "PARENT_VARIABLE", "die_with_parent", "last_words", "prepare_process"]
+__all__ = [
+    "LAST_WORDS_VARIABLE",
+    "PARENT_VARIABLE",
+    "die_with_parent",
+    "end_in_order_on_sigterm",
+    "last_words",
+    "prepare_process",
+]
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
@@ -52,3 +60,14 @@ def last_words() -> Iterator[None]:
         return
     with Path(file).open("a") as out, redirect_stderr(out):
         yield
+
+
+def end_in_order_on_sigterm() -> None:
+    """Have a SIGTERM raise SystemExit, so that what is under way can still be left in order; called in the main thread,
+    where it is raised, and without effect in others."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)

@@ -19,7 +19,9 @@ from common.data_parallel import DataParallel
 from common.errors import UsageError
 from common.local import LocalSynchronizer
 from common.placement import Placement, placement_from
+from common.process import end_in_order_on_sigterm
 from common.synchronizer import Synchronizer
+from common.tracing import parts_folder, recorder_for
 
 __all__ = ["DistributedStrategy", "ReduceOp", "Surface"]
 
@@ -85,6 +87,9 @@ class Surface:
         if self._synchronizer is None:
             alone = self.placement.nranks == 1 and not self.placement.servers
             self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
+            if parts_folder():
+                self._synchronizer.record(recorder_for(self._synchronizer))
+                end_in_order_on_sigterm()
             atexit.register(self.leave)
         return self.ParallelEnv()
 
@@ -187,6 +192,7 @@ class Surface:
     def leave(self) -> None:
         """Leave the group, which `atexit` does otherwise; after an exception the others learn of it."""
         if self._synchronizer is not None:
+            self._synchronizer.trace.leave(parts_folder())
             failed = getattr(sys, "last_value", None)
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common.arena import Arena, FloatArray
 from common.memory import aligned_empty
 from common.optimizers import Optimizer
+from common.trace import NO_TRACE, ServerAnswer, Trace
 
 __all__ = ["ServerUpdates", "Synchronizer"]
 
@@ -35,6 +36,7 @@ class Synchronizer(ABC):
     mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
     staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
     serves_updates = False  # whether it is also a ServerUpdates
+    trace: Trace = NO_TRACE
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -74,6 +76,14 @@ class Synchronizer(ABC):
     @abstractmethod
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every rank's `values` (equal shape and dtype), stacked in rank order; not within a step."""
+
+    def record(self, trace: Trace) -> None:
+        """Tell `trace` from now on what is done when; before `attach`."""
+        self.trace = trace
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:  # noqa: ARG002 - where there are none
+        """Every server's clock and, if wanted, what it has recorded; not within a step."""
+        return []
 
     @abstractmethod
     def close(self, reason: str = "") -> None:

@@ -21,6 +21,7 @@ from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
 from common.record import Loss, Quantiles, RunRecord
 from common.synchronizer import Synchronizer
+from common.trace import Trace
 
 __all__ = ["TrainedModel", "evaluate", "train"]
 
@@ -43,6 +44,12 @@ class Timeline:
     ready: list[float] = field(default_factory=list)  # backward is done: the last bucket is final
     end: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
+
+    def tell(self, trace: Trace) -> None:
+        """Of the step under way, once it is ready."""
+        trace.add("input", self.begin[-1], self.input_done[-1])
+        trace.add("forward", self.input_done[-1], self.forward_done[-1])
+        trace.add("backward", self.forward_done[-1], self.ready[-1])
 
     def as_array(self) -> Any:
         """float64 [6, steps]."""
@@ -85,6 +92,7 @@ def train(
     bound = ModelArena(model, arena, synchronizer.mark_final)
     synchronizer.attach(arena, config.make_optimizer())
     check_same_flags(config, synchronizer)
+    synchronizer.trace.read_clocks(synchronizer)
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
     for step in range(total):
@@ -98,6 +106,7 @@ def train(
             loss.backward()
             bound.after_backward()
             timeline.ready.append(time.monotonic())
+            timeline.tell(synchronizer.trace)
             synchronizer.finish(config.lr)
             timeline.end.append(time.monotonic())
         timeline.loss.append(float(loss))
@@ -117,11 +126,12 @@ def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None
         LayoutMismatch: naming the first one.
     """
     names = ("dataset", "batch_size", "steps", "epochs", "seed")
-    mine = json.dumps([getattr(config, name) for name in names]).encode().ljust(FLAGS_BYTES)
+    values = [*(getattr(config, name) for name in names), "on" if config.trace else "off"]
+    mine = json.dumps(values).encode().ljust(FLAGS_BYTES)
     everyone = synchronizer.all_gather(np.frombuffer(mine, np.uint8))
     first, *others = (json.loads(row.tobytes()) for row in everyone)
     for rank, theirs in enumerate(others, 1):
-        for name, a, b in zip(names, first, theirs, strict=True):
+        for name, a, b in zip((*names, "trace"), first, theirs, strict=True):
             if a != b:
                 flag = name.replace("_", "-")
                 raise LayoutMismatch(

@@ -33,15 +33,18 @@ from common.gradsync_pb2 import (
     ServerMessage,
     StatePiece,
     StateRequest,
+    TraceReply,
+    TraceRequest,
     TrainerMessage,
 )
 from common.memory import Segment, SegmentPool
 from common.optimizers import Optimizer
 from common.rendezvous import GRACE
+from common.trace import NO_TRACE, ServerAnswer, Trace
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
 from ps.frames import Outgoing, frames, read_server, to_bytes
 from ps.modes import SYNC, Mode
-from ps.servicer import JOIN, SESSION
+from ps.servicer import JOIN, SESSION, TRACE
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
@@ -70,6 +73,9 @@ class Session:
         self.parameters: FloatArray | None = None  # of the shard, in the server's memory, if they are to be copied
         self.gradients: FloatArray | None = None  # likewise the average
         self._changed = changed
+        self._trace_of = channel.unary_stream(
+            TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
+        )
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
         self._leaving = False
         self._call: Any = channel.stream_stream(
@@ -83,6 +89,18 @@ class Session:
     def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
         """Queue messages; an iterator is drawn from only as they are about to be sent."""
         self._outbox.put(messages)
+
+    def ask(self, *, events: bool, timeout: float) -> ServerAnswer:
+        """What the server has to say for a trace."""
+        before = time.monotonic_ns()
+        try:
+            replies = self._trace_of(TraceRequest(events=events), timeout=timeout)
+            first = next(replies)
+            after = time.monotonic_ns()
+            data = b"".join(reply.data for reply in replies)
+        except grpc.RpcError as exc:
+            raise rpc.translate(exc, self.name, "telling what it has recorded") from exc
+        return ServerAnswer(before, first.clock, after, first.host, data)
 
     def close(self, goodbye: TrainerMessage) -> None:
         self._leaving = True
@@ -183,6 +201,7 @@ class Client:
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
         self.gradients: FloatArray = np.empty(0, np.float32)  # what is pushed, or after `average`, the mean
+        self.trace: Trace = NO_TRACE
         self._channels = ExitStack()
         try:
             for index, address in enumerate(servers):
@@ -220,6 +239,7 @@ class Client:
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
         if self.mode != SYNC:
             message.mode = str(self.mode)
+        message.trace = self.trace.active
         if self._asked_plane != "grpc":
             message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
             if self.mode != SYNC:
@@ -243,13 +263,17 @@ class Client:
             self._staging[where.start : where.stop] = self.gradients[where.start : where.stop]
         for session in self._sessions:
             part = shard_of_bucket(session.shard, where)
+            if not part.length:
+                continue
+            messages: Iterable[TrainerMessage | Outgoing]
             if session.plane.refusal:
                 gradients = self.gradients[part.start : part.stop]
                 label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
-                session.send(frames(TrainerMessage, "gradients", gradients, first=part.start, **label))
-            elif part.length:
+                messages = frames(TrainerMessage, "gradients", gradients, first=part.start, **label)
+            else:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
-                session.send([TrainerMessage(gradients=words)])
+                messages = [TrainerMessage(gradients=words)]
+            session.send(self.trace.sending(messages, bucket))
 
     def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
@@ -352,6 +376,10 @@ class Client:
                 f"all_gather: ranks gave {len(data)} bytes together, expected {self.nranks * mine.nbytes}"
             )
         return np.array(np.frombuffer(data, mine.dtype).reshape(self.nranks, *mine.shape))
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
+        """See Synchronizer.ask_servers."""
+        return [session.ask(events=events, timeout=self.timeout) for session in self._sessions]
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
@@ -472,6 +500,7 @@ class Client:
             session.send([TrainerMessage(commit=commit)])
         self._wait(lambda session: session.version > self.step, f"waiting for the result of step {self.step}")
         self._copy_out(served, [s.parameters if commit.update else s.gradients for s in self._sessions])
+        self.trace.moment("received")
         self.step += 1
 
     def _settled(self, done: Any) -> bool:

@@ -4,6 +4,7 @@ the first, the servers."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from common.addresses import address_after
 from common.cli import run_command, split_script
@@ -16,6 +17,7 @@ from common.placement import (
     TIMEOUT_VARIABLE,
     UPDATE_VARIABLE,
 )
+from common.tracing import check_one_host, collecting
 from ps.config import RunConfig
 
 __all__ = ["main"]
@@ -29,14 +31,16 @@ def main(args: list[str] | None = None) -> int:
 def run(config: RunConfig, script: list[str]) -> None:
     config.check_script(script)
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
-    with Job(config.log_dir) as job:
-        servers = ",".join(find_servers(job, node, config))
+    check_one_host(config.trace, script, node)
+    with collecting(config.trace if node.nnodes == 1 else None) as traced, Job(config.log_dir) as job:
+        servers = ",".join(find_servers(job, node, config, traced))
         trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers", "update"))]
         environment = {
             SERVERS_VARIABLE: servers,
             TIMEOUT_VARIABLE: str(config.timeout),
             OVERLAP_VARIABLE: str(int(config.overlap)),
             DATA_PLANE_VARIABLE: config.data_plane,
+            **traced,
         }
         if config.update != "auto":
             environment[UPDATE_VARIABLE] = config.update
@@ -45,14 +49,20 @@ def run(config: RunConfig, script: list[str]) -> None:
         job.wait()
 
 
-def find_servers(job: Job, node: Node, config: RunConfig) -> list[str]:
+def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[str, str]) -> list[str]:
     """The servers' addresses. On the first host they are started; others know at which ports it has them."""
     if node.index > 0:
         return [address_after(node.meeting_place, index) for index in range(config.servers)]
     first = node.meeting_place or "127.0.0.1:0"
     insecure = config.hosts.insecure
     return start_servers(
-        job, config.servers, nranks=node.nranks, timeout=config.timeout, first=first, insecure=insecure
+        job,
+        config.servers,
+        nranks=node.nranks,
+        timeout=config.timeout,
+        first=first,
+        insecure=insecure,
+        environment=environment,
     )
 
 

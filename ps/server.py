@@ -28,6 +28,7 @@ def main(args: list[str] | None = None) -> int:
 def run(config: ServerConfig) -> None:
     from common.entry import check_writable, import_paddle
     from common.rpc import check_bind_host
+    from common.tracing import parts_folder
     from ps.servicer import ParameterServer
     from ps.shards import parse_shard
 
@@ -51,7 +52,10 @@ def run(config: ServerConfig) -> None:
 
             port = stack.enter_context(serve_metrics(server.status, config.host, config.metrics_port))
             print(f"metrics at http://{host}:{port}/metrics", flush=True)
-        server.wait()
+        try:
+            server.wait()
+        finally:
+            server.trace.leave(parts_folder())
         print(f"training is complete: {server.steps:,} steps", flush=True)
         if straggler := server.straggler():
             print(straggler, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,8 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from common import rpc
+from common.addresses import clock_identity
+from common.buckets import segments
 from common.errors import GradSyncError, PeerLost, RendezvousError
 from common.gradsync_pb2 import (
     JoinReply,
@@ -19,17 +22,20 @@ from common.gradsync_pb2 import (
     ServerMessage,
     StatusReply,
     StatusRequest,
+    TraceReply,
+    TraceRequest,
     TrainerMessage,
 )
 from common.memory import SegmentPool
 from common.rendezvous import GRACE, Roster
+from common.trace import Trace
 from ps.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.training_group import Outbox, TrainingGroup, tell
 
-__all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "ParameterServer"]
+__all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "TRACE", "ParameterServer"]
 
 SERVICE = "gradsync.ParameterServer"
-JOIN, SESSION, STATUS = f"/{SERVICE}/Join", f"/{SERVICE}/Session", f"/{SERVICE}/Status"
+JOIN, SESSION, STATUS, TRACE = (f"/{SERVICE}/{method}" for method in ("Join", "Session", "Status", "Trace"))
 SERVING = HealthCheckResponse.SERVING
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
 
@@ -53,6 +59,9 @@ class ParameterServer:
             "Session": grpc.stream_stream_rpc_method_handler(self._session, read_trainer, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self._group.status(), StatusRequest.FromString, StatusReply.SerializeToString
+            ),
+            "Trace": grpc.unary_stream_rpc_method_handler(
+                self._tell_trace, TraceRequest.FromString, TraceReply.SerializeToString
             ),
         }
         self._health = HealthServicer()
@@ -94,6 +103,11 @@ class ParameterServer:
         """Which trainer the others waited for most often, in words; "" if there is no telling."""
         return self._group.straggler()
 
+    @property
+    def trace(self) -> Trace:
+        """What has been recorded, if a trainer asked for that."""
+        return self._group.trace
+
     def stop(self, reason: str) -> None:
         """End the training once no step is half done; all trainers hear why."""
         self._health.enter_graceful_shutdown()
@@ -126,6 +140,12 @@ class ParameterServer:
         self._group.expect()
         index, count = self._shard
         return JoinReply(shard=index, shards=count)
+
+    def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
+        yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
+        data = self.trace.packed() if request.events else b""
+        for start, stop in segments(0, len(data), rpc.CHUNK_BYTES):
+            yield TraceReply(data=data[start:stop])
 
     def _session(
         self, received: Iterator[Frame[TrainerMessage]], context: grpc.ServicerContext

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from common.addresses import boot_id
 from common.arena import FloatArray
 from common.gradsync_pb2 import Memory, Place
 from common.memory import Segment, SegmentPool
@@ -103,4 +103,4 @@ def open_descriptor(memory: Memory) -> int:
 
 @cache
 def host_id() -> str:
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+    return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"

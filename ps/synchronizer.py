@@ -12,6 +12,7 @@ from common.arena import Arena, FloatArray
 from common.optimizers import Optimizer
 from common.overlap import LaunchOrder
 from common.synchronizer import ServerUpdates
+from common.trace import FINISH, ServerAnswer, Trace
 from common.updater import make_updater
 from ps.client import Client
 from ps.modes import SYNC
@@ -42,10 +43,12 @@ class ServerSynchronizer(ServerUpdates):
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._order = LaunchOrder(len(arena.buckets))
         self._has_optimizer = optimizer is not None
+        self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         self._client.register(arena, optimizer)
         self.backend = self._client.data_plane
 
     def mark_final(self, bucket: int) -> None:
+        self.trace.moment("ready", bucket)
         ready = self._order.mark(bucket)
         if self._overlap:
             self._push(ready)
@@ -54,19 +57,21 @@ class ServerSynchronizer(ServerUpdates):
         self._order.follow(order)
 
     def finish(self, learning_rate: float) -> None:
-        self._push_rest()
-        if self._has_optimizer:
-            self._client.commit(learning_rate)
-        else:
-            self._client.average()
+        with self.trace.span(FINISH):
+            self._push_rest()
+            if self._has_optimizer:
+                self._client.commit(learning_rate)
+            else:
+                self._client.average()
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         self._client.configure(optimizer, names)
 
     def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
-        if not again:
-            self._push_rest()
-        self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
+        with self.trace.span(FINISH):
+            if not again:
+                self._push_rest()
+            self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
         return self._client.optimizer_state()
@@ -81,6 +86,13 @@ class ServerSynchronizer(ServerUpdates):
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
+
+    def record(self, trace: Trace) -> None:
+        super().record(trace)
+        self._client.trace = trace
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
+        return self._client.ask_servers(events=events)
 
     def close(self, reason: str = "") -> None:
         self._client.close(reason)
@@ -107,15 +119,18 @@ class GeoSynchronizer(ServerSynchronizer):
         self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
 
     def mark_final(self, bucket: int) -> None:
+        self.trace.moment("ready", bucket)
         self._order.mark(bucket)
 
     def finish(self, learning_rate: float) -> None:
         self._client.check()
         self._order.reset()
-        self._updater.step(learning_rate)
-        self._taken += 1
-        if self._taken == self._client.mode.number:
-            self._exchange(learning_rate)
+        with self.trace.span(FINISH):
+            with self.trace.span("update"):
+                self._updater.step(learning_rate)
+            self._taken += 1
+            if self._taken == self._client.mode.number:
+                self._exchange(learning_rate)
 
     def settle(self) -> None:
         if self._taken:

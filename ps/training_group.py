@@ -38,6 +38,7 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
+from common.trace import NO_TRACE, Recorder, Trace
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.frames import Outgoing, frames
 from ps.modes import SYNC, parse_mode
@@ -120,6 +121,7 @@ class TrainingGroup:
         self._gathered: set[int] = set()  # whose part is complete
         self._gone: set[int] = set()
         self._pace = Pace(nranks)
+        self.trace: Trace = NO_TRACE
         self._failure: GradSyncError | None = None
         self._stop: GradSyncError | None = None  # to fail with when the step is complete
         self._over = False
@@ -165,7 +167,8 @@ class TrainingGroup:
                 data = words if words is not None else chunk.size or data_of(chunk)
                 self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
                 if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
-                    store.reduce(chunk.bucket)
+                    with self.trace.span("reduce", chunk.bucket, step=chunk.step):
+                        store.reduce(chunk.bucket)
                 self._still_alive()
             elif kind == "gradients_at":
                 self._read_in_place(rank, message.gradients_at)
@@ -246,6 +249,8 @@ class TrainingGroup:
     def _register(self, rank: int, register: Register) -> None:
         self._check_epoch(register.epoch, rank)
         self._compare(register)
+        if register.trace and not self.trace.active:
+            self.trace = Recorder("server", self.shard[0])
         if self._store is None:
             self._mode = parse_mode(register.mode or str(SYNC))
             if self._mode != SYNC and not register.HasField("optimizer"):
@@ -387,7 +392,8 @@ class TrainingGroup:
         self._pace.committed(rank, time.monotonic(), last=complete)
         self._someone_waits()
         if complete and commit.update and self._updater:
-            store.update(self._updater)
+            with self.trace.span("update", step=commit.step):
+                store.update(self._updater)
             self.steps = store.step
             self._serve(store.parameters)
         elif complete:
@@ -401,7 +407,9 @@ class TrainingGroup:
         """Those who may go on do so with the parameters as they are; the rest waits."""
         if self._updater is None:
             raise ProtocolError(f"rank {rank} committed step {commit.step} before all had registered")
-        for each in store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater):
+        with self.trace.span("commit", step=commit.step):
+            released = store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater)
+        for each in released:
             self._hand_over(each, store)
         self._pace.steps[rank] += 1
         self.steps = min(store.steps)

@@ -20,11 +20,13 @@ from common.launch import abstract_address
 from common.process import PARENT_VARIABLE
 from common.record import RunRecord
 from tests.groups import DEADLINE_S, environment
+from tests.traces import check_causes, check_trace, read_trace
 
 paddle = pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
 
 STEPS = 3
+LONG = ["--model", "mlp:8", "--log-dir", "logs", "--trace", "t.json"]
 GONE_S = 10.0
 
 
@@ -97,7 +99,8 @@ def assert_refused(process, prog, *words):
 
 
 def test_a_run_records_saves_and_reports(start, tmp_path):
-    process = start("collective.run", "--nranks", 2, "--steps", STEPS, "--json", "r/f.json", "--save", "g.pdparams")
+    files = ["--json", "r/f.json", "--save", "g.pdparams", "--trace", "t.json"]
+    process = start("collective.run", "--nranks", 2, "--steps", STEPS, *files)
     code, stdout, lines = ended(process)
     assert (code, lines) == (0, [])
     record = json.loads((tmp_path / "r" / "f.json").read_text())
@@ -127,12 +130,17 @@ def test_a_run_records_saves_and_reports(start, tmp_path):
     assert digest == record["parameters_sha256"]
     assert f"sha256 {digest}" in stdout
     assert children_of(process.pid) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.pdparams", "r"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.pdparams", "r", "t.json"]
+    trace, steps = read_trace(tmp_path / "t.json"), range(STEPS)
+    check_trace(trace, nranks=2, steps=steps, buckets=1, phases=frozenset({"input", "forward", "backward", "update"}))
+    check_causes(trace, nranks=2, steps=steps, buckets=1)
+    for line in ("trace: t.json (open it at ui.perfetto.dev)", "rank  last in  lag ms  max ms"):
+        assert line in stdout.splitlines()
 
 
 def long_run(start):
     """A run that does not end by itself, once it is in its steps; and its ranks' process ids, rank 0 first."""
-    process = start("collective.run", "--nranks", 2, "--steps", 10**6, "--model", "mlp:8", "--log-dir", "logs")
+    process = start("collective.run", "--nranks", 2, "--steps", 10**6, *LONG)
     ranks = wait_until(lambda: ranks_of(process.pid), "two ranks")
     wait_until(lambda: all(is_training(pid) for pid in ranks), "a first step")
     return process, ranks
@@ -167,15 +175,18 @@ def test_a_killed_rank_ends_the_run_and_is_named(start, tmp_path):
     assert code == 128 + signal.SIGKILL
     assert lines[0].startswith("collective.run: ProcessFailed: rank 1 was killed by SIGKILL")
     assert "PeerLost: rank 1 died" in (tmp_path / "logs" / "workerlog.0").read_text()
+    assert read_trace(tmp_path / "t.json")["otherData"]["missing"] == ["rank 1"]
     assert_no_child_left(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_launcher_leaves_no_rank_behind(start, number):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_launcher_leaves_no_rank_behind(start, number, tmp_path):
     process, _ = long_run(start)
     process.send_signal(number)
-    assert process.wait(DEADLINE_S) == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 128 + signal.SIGTERM}[number]
+    assert process.wait(DEADLINE_S) == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[number]
     assert_no_child_left(process)
+    if number != signal.SIGKILL:
+        assert read_trace(tmp_path / "t.json")["otherData"]["missing"] == []
 
 
 @pytest.mark.parametrize(

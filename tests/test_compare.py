@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.cluster import why_no_cluster
 from benchmarks.diff import load
+from tests.traces import check_causes, check_trace, read_trace
 
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
@@ -28,7 +29,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
-    folders = ["--out", str(out), "--history", str(out / "history")]
+    folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
     return run("compare", *TINY, "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", *folders), out
 
 
@@ -42,10 +43,24 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
     done, out = finished
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
-    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history"}
+    assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history", "traces"}
     (kept,) = (out / "history").iterdir()
     assert "-compare-" in kept.name
     assert load(kept) == json.loads((out / "results.json").read_text())
+
+
+def test_every_contestant_leaves_a_trace(
+    finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
+) -> None:
+    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"]}
+    traces = {path.stem: read_trace(path) for path in (finished[1] / "traces").iterdir()}
+    assert traces.keys() == names
+    for name, trace in traces.items():
+        assert trace["otherData"]["missing"] == []
+        if "N=3" in name and "geo" not in name:
+            servers = 0 if "ring" in name else 2 if "S=2" in name else 1
+            check_trace(trace, nranks=3, servers=servers, steps=range(4), buckets=1)
+    check_causes(traces["ps-grpc_N=3"], nranks=3, steps=range(4), buckets=1)
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:

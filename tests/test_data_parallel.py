@@ -27,6 +27,7 @@ from common.errors import PeerLost, UsageError  # noqa: E402
 from common.local import LocalSynchronizer  # noqa: E402
 from common.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
 from common.synchronizer import ServerUpdates  # noqa: E402
+from tests.traces import check_trace, read_trace, spans  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -744,7 +745,7 @@ def results_of(output: str) -> list[str]:
 
 def launch(scheme: str, nranks: int, folder: Path, *flags: str) -> list[str]:
     """Run the program under a scheme; returns "rank digest" of every rank."""
-    log = folder / scheme
+    log, trace = folder / scheme, ["--trace", str(folder / f"{scheme}.json")]
     worker = [
         str(Path(__file__).parent.parent / "benchmarks" / "script_worker.py"),
         scheme,
@@ -752,8 +753,8 @@ def launch(scheme: str, nranks: int, folder: Path, *flags: str) -> list[str]:
         str(PROGRAM),
     ]
     command = {
-        "ps": ["-m", "ps.run", "--nranks", str(nranks), "--log-dir", str(log)],
-        "collective": ["-m", "collective.run", "--nranks", str(nranks), "--log-dir", str(log)],
+        "ps": ["-m", "ps.run", "--nranks", str(nranks), "--log-dir", str(log), *trace],
+        "collective": ["-m", "collective.run", "--nranks", str(nranks), "--log-dir", str(log), *trace],
         "paddle": [
             "-m",
             "paddle.distributed.launch",
@@ -778,11 +779,20 @@ def launch(scheme: str, nranks: int, folder: Path, *flags: str) -> list[str]:
     return results_of(logs)
 
 
+def check_trace_of_program(trace: dict[str, Any], *, servers: int) -> None:
+    steps, buckets = len(spans(trace, pid=0, cat="step")), len({e["tid"] for e in spans(trace, pid=0, cat="bucket")})
+    assert (steps, buckets) > (1, 1)
+    phases = frozenset({"backward"})
+    check_trace(trace, nranks=2, servers=servers, steps=range(steps), buckets=buckets, phases=phases)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("flags", [(), ("--unused",)])
 def test_two_ranks_equal_paddles_data_parallel_bit_for_bit(tmp_path: Path, flags: tuple[str, ...]) -> None:
     found = {scheme: launch(scheme, 2, tmp_path, *flags) for scheme in ("ps", "collective")}
     assert len(found["ps"]) == 2
+    for scheme in found:
+        check_trace_of_program(read_trace(tmp_path / f"{scheme}.json"), servers=int(scheme == "ps"))
     assert len({line.split()[1] for line in found["ps"]}) == 1
     assert found["ps"] == found["collective"]
     if not flags:

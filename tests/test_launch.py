@@ -421,7 +421,7 @@ def test_servers_listen_one_after_the_other(
     commands: list[list[str]] = []
     monkeypatch.setattr(launch, "wait_for_file", lambda path, job, timeout: path.name)
     with Job() as job:
-        monkeypatch.setattr(job, "start", lambda name, command, log: commands.append(command))
+        monkeypatch.setattr(job, "start", lambda name, command, log, environment: commands.append(command))
         assert start_servers(job, 2, nranks=4, timeout=3.0, first=first, insecure=insecure) == ["server-0", "server-1"]
     value = {flag: [command[command.index(flag) + 1] for command in commands] for flag in ("--host", "--port")}
     assert [list(pair) for pair in zip(value["--host"], value["--port"], strict=True)] == expected

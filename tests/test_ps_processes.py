@@ -33,6 +33,7 @@ from ps.modes import SYNC, Mode
 from ps.run import main as run_main
 from ps.synchronizer import ServerSynchronizer
 from tests.groups import ROOT, environment, sample
+from tests.traces import check_causes, check_trace, read_trace
 
 pytestmark = pytest.mark.processes
 
@@ -44,11 +45,11 @@ JOB = ["--model", "mlp:8", "--dataset", "synthetic", "--batch-size", "4"]
 class Started:
     """A command under way; what it writes goes to files, so that it never waits for us."""
 
-    def __init__(self, folder: Path, *command: object) -> None:
+    def __init__(self, folder: Path, *command: object, through: Sequence[str] = ()) -> None:
         self.name = " ".join(map(str, command[:3]))
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            arguments = [sys.executable, "-m", *map(str, command)]
+            arguments = [*through, sys.executable, "-m", *map(str, command)]
             self.process = subprocess.Popen(
                 arguments, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
@@ -82,10 +83,10 @@ class Started:
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
-    def start(*command: object) -> Started:
+    def start(*command: object, through: Sequence[str] = ()) -> Started:
         folder = tmp_path / f"process-{len(started)}"
         folder.mkdir()
-        started.append(Started(folder, *command))
+        started.append(Started(folder, *command, through=through))
         return started[-1]
 
     yield start
@@ -139,6 +140,7 @@ class Run:
 def ps_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("ps-run")
     flags = ["--json", folder / "record.json", "--save", folder / "model.pdparams", "--log-dir", folder / "logs"]
+    flags += ["--trace", folder / "trace.json"]
     launcher = Started(folder, "ps.run", "--trainers", 2, "--servers", 2, "--steps", 3, *JOB, *flags)
     try:
         launcher.ended_well()
@@ -199,16 +201,47 @@ def test_a_run_keeps_a_log_of_every_process(ps_run: Run) -> None:
         assert f"server {index}/2 listens on 127.0.0.1:" in logs[f"serverlog.{index}"]
         assert "training is complete: 3 steps" in logs[f"serverlog.{index}"]
     assert ps_run.record["parameters_sha256"] in logs["workerlog.0"]
-    assert ps_run.launcher.out == f"logs of 4 processes: {ps_run.folder / 'logs'}\n"
+    assert ps_run.launcher.out.startswith(f"logs of 4 processes: {ps_run.folder / 'logs'}\n")
+
+
+def test_a_run_leaves_a_trace_of_all(ps_run: Run) -> None:
+    check(ps_run.folder / "trace.json", servers=2)
+    words = f"trace: {ps_run.folder / 'trace.json'} (open it at ui.perfetto.dev)"
+    assert ps_run.launcher.out.splitlines()[1] == words
+
+
+def check(file: Path, *, servers: int, ahead_ms: float = 0.0) -> None:
+    """The trace of a training of three steps on two ranks, of which all but rank 0 have a clock that is ahead."""
+    trace, phases = read_trace(file), frozenset({"input", "forward", "backward"})
+    check_trace(trace, nranks=2, servers=servers, steps=range(3), buckets=1, phases=phases)
+    (first, *clocks), worst = trace["otherData"]["clocks"], 0.0
+    assert (set(first["offset_ms"]), len(clocks)) == ({0.0}, 1 + servers)
+    for clock in clocks:
+        for offset, uncertainty in zip(clock["offset_ms"], clock["uncertainty_ms"], strict=True):
+            assert abs(offset - ahead_ms) <= uncertainty + 1e-3
+            worst = max(worst, uncertainty)
+    check_causes(trace, nranks=2, steps=range(3), buckets=1, slack_us=2e3 * worst + 0.01)
+
+
+def another_clock(seconds: int) -> list[str]:
+    """What to start a process through, so that its monotonic clock is ahead; nothing where that is not allowed."""
+    through = ["unshare", "--time", "--monotonic", str(seconds), "--fork", "--kill-child"]
+    try:
+        allowed = subprocess.run([*through, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return []
+    return through if allowed else []
 
 
 def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     ps_run: Run, start: Callable[..., Started], tmp_path: Path
 ) -> None:
     port = free_port()
-    trainer = ["ps.trainer", *JOB, "--steps", 3, "--servers", f"127.0.0.1:{port}", "--rank"]
-    last = start(*trainer, 1)
-    server = start("ps.server", "--port", port, "--trainers", 2)
+    trace = tmp_path / "trace.json"
+    trainer = ["ps.trainer", *JOB, "--steps", 3, "--servers", f"127.0.0.1:{port}", "--trace", trace, "--rank"]
+    elsewhere = another_clock(3600)
+    last = start(*trainer, 1, through=elsewhere)
+    server = start("ps.server", "--port", port, "--trainers", 2, through=elsewhere)
     until(lambda: f"listens on 127.0.0.1:{port} for 2 trainer(s)" in server.out, "the server")
     first = start(*trainer, 0, "--json", tmp_path / "by-hand.json")
     for one in (last, first, server):
@@ -218,13 +251,15 @@ def test_processes_started_by_hand_in_any_order_give_the_ring_s_bits(
     assert last.out == ""
     assert "training is complete: 3 steps" in server.out
     assert can_listen(port)
+    check(trace, servers=1, ahead_ms=3.6e6 if elsewhere else 0.0)
 
 
 def test_two_launchers_share_the_servers_of_the_first(
     ps_run: Run, start: Callable[..., Started], tmp_path: Path
 ) -> None:
     hosts = ["--ips", "127.0.0.1,127.0.0.2", "--master", f"127.0.0.1:{free_port()}", "--nranks", 2, "--servers", 2]
-    command = ["ps.run", *JOB, "--steps", 3, *hosts, "--node-rank"]
+    trace = tmp_path / "trace.json"
+    command = ["ps.run", *JOB, "--steps", 3, *hosts, "--trace", trace, "--node-rank"]
     second = start(*command, 1, "--log-dir", tmp_path / "second")
     first = start(*command, 0, "--log-dir", tmp_path / "first")
     for launcher in (second, first):
@@ -232,6 +267,7 @@ def test_two_launchers_share_the_servers_of_the_first(
     assert sorted(path.name for path in (tmp_path / "second").iterdir()) == ["workerlog.1"]
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == ["serverlog.0", "serverlog.1", "workerlog.0"]
     assert ps_run.record["parameters_sha256"] in (tmp_path / "first" / "workerlog.0").read_text()
+    check(trace, servers=2)
 
 
 def digest_of_ring(start: Callable[..., Started], folder: Path) -> str:

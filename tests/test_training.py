@@ -331,9 +331,10 @@ def test_the_default_memory_is_aligned() -> None:
         ("seed", 2, "--seed: 1 against 2"),
         ("batch_size", 8, "--batch-size: 32 against 8"),
         ("steps", 9, "--steps: None against 9"),
+        ("trace", Path("t.json"), "--trace: off against on"),
     ],
 )
-def test_ranks_with_other_flags_are_refused(field: str, value: int, text: str) -> None:
+def test_ranks_with_other_flags_are_refused(field: str, value: object, text: str) -> None:
     from dataclasses import replace
 
     from collective.synchronizer import RingSynchronizer
