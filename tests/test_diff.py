@@ -169,7 +169,11 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             compare(("ps", 1, 1, 1), model="cnn"),
             "they measured different things: model mlp, dataset digits, batch_size 32, optimizer adam / model cnn",
         ),
-        (accuracy(1.0), accuracy(1.0, target=0.9), "different things: target 0.97, factor 3.0, nranks 2 / target 0.9"),
+        (
+            accuracy(1.0),
+            accuracy(1.0, target=0.9),
+            "they measured different things: target 0.97, factor 3.0, nranks 2, model mlp",
+        ),
         (sweep(), {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}}, "different things:  / emulated 4 hosts, 1gbit"),
     ],
 )
