@@ -119,8 +119,8 @@ class Recorder(Trace):
     def read_clocks(self, synchronizer: Synchronizer) -> None:
         mine = np.frombuffer(clock_identity().encode().ljust(IDENTITY_BYTES), np.uint8)
         hosts = synchronizer.all_gather(mine)
-        apart = bool((hosts != mine).any())
-        self.readings.append(reading_of(synchronizer, self.clock) if apart else (self.clock(), 0, 0))
+        reading = reading_of(synchronizer, self.clock) if (hosts != mine).any() else None
+        self.readings.append(reading if reading and (hosts[0] != mine).any() else (self.clock(), 0, 0))
         if self.index == 0:
             asked = [synchronizer.ask_servers() for _ in range(ROUNDS)]
             self.of_servers = self.of_servers or [[] for _ in asked[0]]
