@@ -437,7 +437,7 @@ def test_a_frozen_trainer_is_named_within_the_limit(start: Callable[..., Started
     begin = time.monotonic()
     trainer.process.send_signal(signal.SIGSTOP)
     error = observer.hears()
-    assert limit - 0.1 < time.monotonic() - begin < limit + 1.5
+    assert limit - 1.0 < time.monotonic() - begin < limit + 1.5  # it may have been late when it was frozen
     assert isinstance(error, PeerStalled)
     step = observer.client.step  # 3, or 4 if the frozen one had already sent the third
     server.refused(f"PeerStalled: rank 1 did not take part in step {step} for 3 s", code=4)
