@@ -17,7 +17,7 @@ posted for meeting k, and so, after meeting k+1, all may overwrite it and post f
 
 What a rank wrote anywhere before a meeting is seen by all after it: every rank posts to every other and takes all N-1
 posts to its own semaphore, which only atomic read-modify-writes change, so that whoever took the last one is ordered
-after all of them (memory order: collective/semaphore.py).
+after all of them (memory order: common/semaphore.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import numpy.typing as npt
 
 from collective.mesh import Mesh
 from collective.segments import CONTROL, SharedSegments
-from collective.semaphore import SEMAPHORE_BYTES, Semaphore
 from collective.transport import Array
 from common.memory import Segment
+from common.semaphore import SEMAPHORE_BYTES, Semaphore
 
 __all__ = ["HALF_BYTES", "NOTE_BYTES", "Board"]
 

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from collective.mesh import Mesh
 from collective.segments import CONTROL, SharedSegments
-from collective.semaphore import SEMAPHORE_BYTES, Semaphore
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
 from common.errors import ProtocolError
 from common.memory import Segment
+from common.semaphore import SEMAPHORE_BYTES, Semaphore
 
 __all__ = ["ShmTransport"]
 

@@ -147,16 +147,18 @@ class Place(_message.Message):
     def __init__(self, memory: _Optional[_Union[Memory, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Plane(_message.Message):
-    __slots__ = ("refusal", "parameters", "in_place", "gradients")
+    __slots__ = ("refusal", "parameters", "in_place", "gradients", "lanes")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     parameters: Place
     in_place: bool
     gradients: Place
-    def __init__(self, refusal: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., gradients: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+    lanes: Memory
+    def __init__(self, refusal: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., gradients: _Optional[_Union[Place, _Mapping]] = ..., lanes: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Slot(_message.Message):
     __slots__ = ("name", "shape", "start", "dtype")

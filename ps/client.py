@@ -43,6 +43,7 @@ from common.rendezvous import GRACE
 from common.trace import NO_TRACE, ServerAnswer, Trace
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
 from ps.frames import Outgoing, frames, read_server, to_bytes
+from ps.lanes import Lane, Lanes
 from ps.modes import SYNC, Mode
 from ps.servicer import JOIN, SESSION, TRACE
 from ps.shards import Shard, plan_shards, shard_of_bucket
@@ -54,6 +55,7 @@ __all__ = ["DATA_PLANES", "Client"]
 DATA_PLANES = ("auto", "shm", "grpc")
 PROBE_BYTES = 64
 FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note
+SLICE_S = 0.05  # a trainer that waits for a note looks this often whether somebody died
 
 
 class Session:
@@ -78,6 +80,8 @@ class Session:
         )
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
         self._leaving = False
+        self.lanes: tuple[Lane, Lane] | None = None  # to the server and from it, if they share memory
+        self._unanswered = True  # something went over gRPC, and nothing has come back since
         self._call: Any = channel.stream_stream(
             SESSION,
             request_serializer=to_bytes,
@@ -87,7 +91,8 @@ class Session:
         self._listener.start()
 
     def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
-        """Queue messages; an iterator is drawn from only as they are about to be sent."""
+        """Queue messages for gRPC; an iterator is drawn from only as they are about to be sent."""
+        self._unanswered = True
         self._outbox.put(messages)
 
     def ask(self, *, events: bool, timeout: float) -> ServerAnswer:
@@ -101,6 +106,17 @@ class Session:
         except grpc.RpcError as exc:
             raise rpc.translate(exc, self.name, "telling what it has recorded") from exc
         return ServerAnswer(before, first.clock, after, first.host, data)
+
+    def note(self, message: TrainerMessage) -> None:
+        """Send a small message, through shared memory if there it cannot overtake what was sent before: of that the
+        server has heard once it answers, for a trainer that awaits an answer says nothing else."""
+        if self.lanes is None or self._unanswered or not self.lanes[0].put(message.SerializeToString()):
+            self.send([message])
+
+    def hear(self, seconds: float) -> None:
+        """Wait at most so long for the server's next note."""
+        if self.lanes and (note := self.lanes[1].wait(seconds)) is not None:
+            self._handle(ServerMessage.FromString(note), None)
 
     def close(self, goodbye: TrainerMessage) -> None:
         self._leaving = True
@@ -127,6 +143,7 @@ class Session:
 
     def _handle(self, message: ServerMessage, words: FloatArray | None) -> None:
         self.heard_at = time.monotonic()
+        self._unanswered = False
         kind = message.WhichOneof("kind")
         if kind == "parameters":
             self._store(message.parameters, data_of(message.parameters) if words is None else words)
@@ -265,15 +282,15 @@ class Client:
             part = shard_of_bucket(session.shard, where)
             if not part.length:
                 continue
-            messages: Iterable[TrainerMessage | Outgoing]
             if session.plane.refusal:
                 gradients = self.gradients[part.start : part.stop]
                 label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
                 messages = frames(TrainerMessage, "gradients", gradients, first=part.start, **label)
+                session.send(self.trace.sending(messages, bucket))
             else:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
-                messages = [TrainerMessage(gradients=words)]
-            session.send(self.trace.sending(messages, bucket))
+                self.trace.moment("sent", bucket)
+                session.note(TrainerMessage(gradients=words))
 
     def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
@@ -299,8 +316,8 @@ class Client:
         """Between steps, not in sync mode: blocks until the servers' present parameters are in the arena."""
         for session in self._sessions:
             session.served, session.version = self._arena.parameters, self.step - 1
-            session.send([TrainerMessage(pull=Pull(epoch=self.epoch, step=self.step))])
-        self._wait(lambda session: session.version >= self.step, "waiting for the parameters")
+            session.note(TrainerMessage(pull=Pull(epoch=self.epoch, step=self.step)))
+        self._wait_for_step(self.step, "waiting for the parameters")
         self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
 
     def check(self) -> None:
@@ -426,6 +443,9 @@ class Client:
             for session in near if self.mode == SYNC else []:
                 session.parameters = self._others_memory.array(session.plane.parameters, session.shard.length)
                 session.gradients = self._others_memory.array(session.plane.gradients, session.shard.length)
+            for session in near:
+                lanes = Lanes(self._others_memory.segment(session.plane.lanes), self.nranks)
+                session.lanes = lanes.to_server[self.rank], lanes.to_trainer[self.rank]
         except Unreachable as exc:
             raise UsageError(
                 f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
@@ -450,7 +470,7 @@ class Client:
         self._staging = None if reached is self.gradients else reached
         place = place_of(reached, self._pool)
         for session in near:
-            session.send([TrainerMessage(gradients_at=place)])
+            session.note(TrainerMessage(gradients_at=place))
 
     def _within_reach(self, array: FloatArray) -> FloatArray:
         """The array, or one of its size that servers of this host reach."""
@@ -497,14 +517,17 @@ class Client:
         commit.epoch, commit.step = self.epoch, self.step
         for session in self._sessions:
             session.served = served
-            session.send([TrainerMessage(commit=commit)])
-        self._wait(lambda session: session.version > self.step, f"waiting for the result of step {self.step}")
+            session.note(TrainerMessage(commit=commit))
+        self._wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
         self._copy_out(served, [s.parameters if commit.update else s.gradients for s in self._sessions])
         self.trace.moment("received")
         self.step += 1
 
     def _settled(self, done: Any) -> bool:
-        return any(s.error for s in self._sessions) or all(done(s) for s in self._sessions)
+        return self._failed() or all(done(s) for s in self._sessions)
+
+    def _failed(self) -> bool:
+        return any(s.error for s in self._sessions)
 
     def _join(self, index: int, address: str) -> tuple[str, grpc.Channel]:
         name = f"server {index} at {address}"
@@ -525,10 +548,19 @@ class Client:
             )
         return name, channel
 
-    def _wait(self, done: Any, doing: str) -> None:
+    def _wait_for_step(self, version: int, doing: str) -> None:
+        """Wait for what is served at the end of a step, which servers that share memory announce in their lanes."""
+        begun = time.monotonic()
+        limit = begun + self.timeout + GRACE
+        for session in self._sessions:
+            while session.lanes and session.version < version and not self._failed() and time.monotonic() < limit:
+                session.hear(SLICE_S)
+        self._wait(lambda session: session.version >= version, doing, begun=begun)
+
+    def _wait(self, done: Any, doing: str, *, begun: float | None = None) -> None:
         """Wait until `done` holds for every session; the server, which knows more, is the first to complain. The limit
         counts from the last sign of life, for a large model may take longer to arrive."""
-        begun = time.monotonic()
+        begun = time.monotonic() if begun is None else begun
         with self._changed:
             while not self._settled(done):
                 waited_for = [s for s in self._sessions if not done(s)]

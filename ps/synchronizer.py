@@ -27,7 +27,7 @@ def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchroni
 
 
 class ServerSynchronizer(ServerUpdates):
-    """Pushes each bucket as it becomes final; gRPC's own threads send it beside backward."""
+    """Pushes each bucket as it becomes final; servers take it beside backward."""
 
     scheme, backend = "ps", "grpc"
 

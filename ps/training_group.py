@@ -26,6 +26,7 @@ from common.gradsync_pb2 import (
     Failure,
     Gather,
     Goodbye,
+    Memory,
     Place,
     Plane,
     Pull,
@@ -38,9 +39,11 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
+from common.semaphore import Semaphore
 from common.trace import NO_TRACE, Recorder, Trace
 from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.frames import Outgoing, frames
+from ps.lanes import Lane, Lanes, lanes_bytes
 from ps.modes import SYNC, parse_mode
 from ps.pace import Pace
 from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
@@ -103,6 +106,8 @@ class TrainingGroup:
         self._planes: dict[int, Plane] = {}  # how data travel to and from each trainer
         self._parameters_at: Place | None = None  # in rank 0's memory
         self._landings: dict[int, FloatArray] = {}  # trainers' memory, where what is served to them is written
+        self._lanes: Lanes | None = None
+        self._open: dict[int, tuple[Lane, Lane]] = {}  # from and to the trainers that use them
         self.steps = 0
         self._mode = SYNC
         self._lock = threading.Condition()
@@ -154,40 +159,49 @@ class TrainingGroup:
     def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
         """Any later message of a trainer, perhaps with the words of its chunk apart. Raises what `fail` is then to be
         called with."""
-        kind = message.WhichOneof("kind")
         with self._lock:
-            if self._failure:
-                return
-            if kind == "register" and rank not in self._registered:
-                self._register(rank, message.register)
-            elif kind == "parameters":
-                self._take_parameters(rank, message.parameters, words)
-            elif kind == "gradients":
-                chunk, store = message.gradients, self._running(rank)
-                data = words if words is not None else chunk.size or data_of(chunk)
-                self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
-                if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
-                    with self.trace.span("reduce", chunk.bucket, step=chunk.step):
-                        store.reduce(chunk.bucket)
-                self._still_alive()
-            elif kind == "gradients_at":
-                self._read_in_place(rank, message.gradients_at)
-            elif kind == "commit":
-                self._commit(rank, message)
-            elif kind == "pull":
-                self._pull(rank, message.pull)
-            elif kind == "gather":
-                self._gather(rank, message.gather)
-            elif kind == "configure":
-                self._configure(rank, message.configure)
-            elif kind == "state":
-                self._load_state(rank, message.state)
-            elif kind == "state_request":
-                self._send_state(rank, message.state_request)
-            elif kind == "goodbye":
-                self._leave(rank, message.goodbye)
-            else:
-                raise ProtocolError(f"rank {rank} sent an unexpected {kind} message at step {self.steps}")
+            self._take_notes(rank)  # it left them before it sent this
+            self._handle(rank, message, words)
+
+    def _handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
+        kind = message.WhichOneof("kind")
+        if self._failure:
+            return
+        if kind == "register" and rank not in self._registered:
+            self._register(rank, message.register)
+        elif kind == "parameters":
+            self._take_parameters(rank, message.parameters, words)
+        elif kind == "gradients":
+            chunk, store = message.gradients, self._running(rank)
+            data = words if words is not None else chunk.size or data_of(chunk)
+            self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
+            if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
+                with self.trace.span("reduce", chunk.bucket, step=chunk.step):
+                    store.reduce(chunk.bucket)
+            self._still_alive()
+        elif kind == "gradients_at":
+            self._read_in_place(rank, message.gradients_at)
+        elif kind == "commit":
+            self._commit(rank, message)
+        elif kind == "pull":
+            self._pull(rank, message.pull)
+        elif kind == "gather":
+            self._gather(rank, message.gather)
+        elif kind == "configure":
+            self._configure(rank, message.configure)
+        elif kind == "state":
+            self._load_state(rank, message.state)
+        elif kind == "state_request":
+            self._send_state(rank, message.state_request)
+        elif kind == "goodbye":
+            self._leave(rank, message.goodbye)
+        else:
+            raise ProtocolError(f"rank {rank} sent an unexpected {kind} message at step {self.steps}")
+
+    def _take_notes(self, rank: int) -> None:
+        if rank in self._open:
+            while (note := self._open[rank][0].take()) is not None:
+                self._handle(rank, TrainerMessage.FromString(note))
 
     def lost(self, rank: int) -> None:
         """A trainer's stream ended."""
@@ -284,7 +298,7 @@ class TrainingGroup:
                 )
         except Unreachable as exc:
             return Plane(refusal=str(exc))
-        return Plane()
+        return Plane(lanes=self._offer_lanes(self._pool))
 
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
@@ -323,6 +337,7 @@ class TrainingGroup:
                 plane.gradients.CopyFrom(place_of(store.gradients, self._pool))
             outbox.put([ServerMessage(plane=plane)])
         self._serve(store.parameters)
+        self._open_lanes()
 
     def _begin_relaxed(self, store: RelaxedStore) -> None:
         assert self._first is not None
@@ -335,6 +350,41 @@ class TrainingGroup:
             outbox.put([ServerMessage(plane=self._planes[rank])])
             self._hand_over(rank, store)
         self._nobody_waits()
+        self._open_lanes()
+
+    def _offer_lanes(self, pool: SegmentPool) -> Memory:
+        """By what trainers find the lanes, which carry what is small and belongs to a step."""
+        if self._lanes is None:
+            self._lanes = Lanes(pool.create(lanes_bytes(self.nranks)), self.nranks, create=True)
+        return probe_of(self._lanes.segment)
+
+    def _open_lanes(self) -> None:
+        """All trainers know now where the lanes are."""
+        if self._lanes is None:
+            return
+        for rank, plane in self._planes.items():
+            if not plane.refusal:
+                self._open[rank] = self._lanes.to_server[rank], self._lanes.to_trainer[rank]
+        threading.Thread(target=self._listen, args=(self._lanes.bell,), name="gradsync-lanes", daemon=True).start()
+
+    def _listen(self, bell: Semaphore) -> None:
+        """One thread hears all lanes; it sleeps until somebody rings."""
+        try:
+            while not self._over:
+                if bell.sleep(WATCH_S):
+                    with self._lock:
+                        for rank in self._open:
+                            self._take_notes(rank)
+        except GradSyncError as exc:
+            self.fail(exc)
+        except Exception as exc:
+            self.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+            raise
+
+    def _answer(self, rank: int, message: ServerMessage) -> None:
+        """Tell a trainer what it waits for at the end of a step, after all else that it is told."""
+        if rank not in self._open or not self._open[rank][1].put(message.SerializeToString()):
+            self._outboxes[rank].put([message])
 
     def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store | RelaxedStore:
         index, count = self.shard
@@ -439,7 +489,7 @@ class TrainingGroup:
             self._pace.served[rank] += store.parameters.nbytes
             label = {"epoch": self.epoch, "step": step}
             outbox.put(frames(ServerMessage, "parameters", store.parameters.copy(), first=store.shard.start, **label))
-        outbox.put([ServerMessage(served=Served(epoch=self.epoch, step=step))])
+        self._answer(rank, ServerMessage(served=Served(epoch=self.epoch, step=step)))
 
     def _configure(self, rank: int, configure: Configure) -> None:
         """Trainers name the optimizer of a user's program before their first update."""
@@ -491,13 +541,13 @@ class TrainingGroup:
         these."""
         store = self._running(0)
         assert isinstance(store, Store)
-        served = Served(epoch=self.epoch, step=store.step)
+        served = ServerMessage(served=Served(epoch=self.epoch, step=store.step))
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
                 self._pace.served[rank] += served_array.nbytes
                 label = {"epoch": self.epoch, "step": store.step}
                 outbox.put(frames(ServerMessage, "parameters", served_array, first=store.shard.start, **label))
-            outbox.put([ServerMessage(served=served)])
+            self._answer(rank, served)
         self._nobody_waits()
         if self._stop:
             self._fail(self._stop)
@@ -565,6 +615,8 @@ class TrainingGroup:
     def _end(self) -> None:
         self._over = True
         self._lock.notify_all()
+        if self._lanes:
+            self._lanes.bell.post()
 
     def _someone_waits(self) -> None:
         if self._waiting_since is None:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from common.memory import Segment, aligned_empty
 from common.optimizers import SGD, Adam, Optimizer
 from common.updater import Updater, make_updater
 from ps.client import Client
+from ps.lanes import NOTE_BYTES
 from ps.servicer import JOIN, SERVICE, SESSION, ParameterServer
 from ps.shared_memory import OthersMemory, Unreachable, probe_of
 from ps.training_group import TrainingGroup
@@ -570,6 +571,68 @@ def test_another_learning_rate_fails_all() -> None:
     with serving(2) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
         assert_all([*errors, failure_of(server)], LayoutMismatch, "learning rate 0.")
+
+
+# ---- notes through shared memory --------------------------------------------------------------------------------
+
+
+def overhear(client: Client) -> list[str]:
+    """What is sent to the first server from now on, in order: its kind, "note " before it if through shared memory."""
+    session, said = client._sessions[0], []
+    send, lanes = session.send, session.lanes
+    assert lanes
+
+    class ToServer:
+        def put(self, note: bytes) -> bool:
+            said.append(f"note {TrainerMessage.FromString(note).WhichOneof('kind')}")
+            return lanes[0].put(note)
+
+    def overheard(messages: Iterable[Any]) -> None:
+        whole = list(messages)
+        said.extend(message.WhichOneof("kind") for message in whole)
+        send(whole)
+
+    session.lanes, session.send = (ToServer(), lanes[1]), overheard  # type: ignore[assignment, method-assign]
+    return said
+
+
+def test_steps_are_told_through_shared_memory_but_nothing_overtakes_what_went_over_grpc() -> None:
+    step = ["gradients"] * 3 + ["commit"]
+
+    def body(client: Client, arena: Arena) -> None:
+        said = overhear(client)
+        take_step(client, arena)
+        take_step(client, arena)
+        noted = ["note gradients_at", *(f"note {kind}" for kind in step * 2)]
+        assert said == noted
+        client._sessions[0].send([])  # not answered
+        take_step(client, arena)
+        assert said[len(noted) :] == step
+        client.all_gather(np.zeros(1))  # answered
+        take_step(client, arena)
+        assert said[len(noted) + len(step) :] == ["gather", *(f"note {kind}" for kind in step)]
+
+    with serving(2) as (server,):
+        assert errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body)) == [None, None]
+
+
+def test_notes_that_find_no_room_go_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane has one place here; and a mask of used parameters may be too long for any."""
+    monkeypatch.setattr("ps.lanes.SLOTS", 1)
+    seen = []
+
+    def body(client: Client, arena: Arena) -> None:
+        for step in range(20):
+            arena.gradients[...] = sample(client.rank, arena.layout.length, "float32", seed=client.step)
+            for bucket in range(len(arena.buckets)):
+                client.push(bucket)
+            client.commit(RATE, used=bytes(NOTE_BYTES if step % 2 else 3))
+        seen.append(arena.parameters.copy())
+
+    with serving(2) as (server,):
+        assert errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body)) == [None, None]
+    for parameters_seen in seen:
+        assert_same_bits(parameters_seen, expected_after(20, 2, make_arena(0)))
 
 
 # ---- somebody is lost -------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ class Observer:
     def hears_at_once(self) -> GradSyncError:
         """What arrives while it waits; its own step could still complete with what the dead had sent before."""
         with pytest.raises(GradSyncError) as caught, self.client:
-            self.client._wait(lambda session: False, "watching")
+            self.client._wait_for_step(1 << 40, "watching")
         return caught.value
 
 
@@ -444,6 +444,28 @@ def test_a_frozen_trainer_is_named_within_the_limit(start: Callable[..., Started
     assert time.monotonic() - begin < limit + NOTICE_S
     trainer.process.send_signal(signal.SIGCONT)
     assert trainer.code == 4, trainer.err
+
+
+def test_a_frozen_server_is_named_within_the_limit(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps.client.GRACE", 0.0)
+    server, address = start_server(start, 1)
+    observer = Observer([address], 1)
+    observer.go_to(3)
+    assert observer.client.data_plane == "shm"
+    server.process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{server.process.pid}/stat")  # proc(5): T is stopped
+    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the server to stop")
+    observer.client.timeout = 0.5
+    begin = time.monotonic()
+    with pytest.raises(PeerStalled) as caught:
+        observer.step()
+    assert 0.5 <= time.monotonic() - begin < 1.5
+    text = f"server 0 at {address} did not answer within 0.5 s while waiting for the result of step 3; it is frozen or"
+    assert str(caught.value).startswith(text)
+    server.process.kill()  # so that it need not be taken leave of
+    observer.client.close()
 
 
 def is_connected(address: str) -> bool:

@@ -48,9 +48,10 @@ class Semaphore:
             libc.sched_yield()  # without Python's lock, which another thread may need: os.sched_yield keeps it
             if not self.missed():
                 return True
-        return self._sleep(seconds)
+        return self.sleep(seconds)
 
-    def _sleep(self, seconds: float) -> bool:
+    def sleep(self, seconds: float) -> bool:
+        """As `wait`, without looking first: if more processes run than there are cores, a yield may cost the core."""
         until = (time.monotonic() if HAS_CLOCKWAIT else time.time()) + seconds
         deadline = ctypes.byref(Timespec(int(until), int(until % 1 * 1e9)))
         while (
