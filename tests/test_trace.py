@@ -32,7 +32,7 @@ from ps.client import Client
 from ps.modes import SYNC, Mode
 from ps.servicer import ParameterServer
 from ps.synchronizer import synchronizer_for
-from tests.groups import mesh_groups, on_threads
+from tests.groups import DEADLINE_S, mesh_groups, on_threads
 from tests.synchronizer_contract import BUCKETS, gradients, new_arena
 from tests.traces import check_causes, check_trace, moments, read_trace, spans
 
@@ -151,15 +151,19 @@ def test_what_records_nothing_can_do_all_that_a_recorder_can() -> None:
 
 def test_after_a_failure_rank_0_writes_what_it_has(tmp_path: Path) -> None:
     file, groups = tmp_path / "t.json", mesh_groups("memory", 2)
+    third_begun = threading.Event()
 
     def body(rank: int) -> None:
         with RingSynchronizer(groups[rank]) as synchronizer, tracing(synchronizer, file):
             synchronizer.attach(new_arena(synchronizer), SGD())
             for step in range(3):
                 if (rank, step) == (1, 2):
+                    assert third_begun.wait(DEADLINE_S)
                     raise ValueError("boom")
                 for bucket in range(BUCKETS):
                     synchronizer.mark_final(bucket)
+                if step == 2:
+                    third_begun.set()
                 synchronizer.finish(0.5)
 
     with pytest.raises(ValueError, match="boom"):
