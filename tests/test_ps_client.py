@@ -645,13 +645,13 @@ def test_a_trainer_that_vanishes_is_named_to_the_others(servers: int) -> None:
         if client.rank == 1:
             for session in client._sessions:
                 session._call.cancel()  # what the kernel does to a dead process's connections
+            return
         take_step(client, arena)
 
     with serving(3, servers) as group:
         errors = errors_of(3, lambda rank: as_trainer(addresses(group), rank, 3, body))
         survivors = [errors[0], errors[2], *map(failure_of, group)]
         assert_all(survivors, PeerLost, "rank 1 died at step 1: its connection closed without a goodbye")
-        assert isinstance(errors[1], PeerLost)
 
 
 def test_a_trainer_that_raises_is_named_with_its_reason() -> None:
@@ -880,10 +880,11 @@ def test_an_oversize_message_of_a_trainer_ends_its_session_and_names_it() -> Non
 
 @contextmanager
 def lying(answers: Sequence[ServerMessage]) -> Iterator[str]:
-    """The address of a server that says `answers` whatever it hears, then ends the stream."""
+    """The address of a server that says `answers` once it has heard who is there and what it registers, whatever that
+    is, then ends the stream."""
 
     def session(messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
-        next(messages)
+        next(messages), next(messages)
         yield from answers
 
     handlers = {
