@@ -331,7 +331,7 @@ class TestHtml:
     def test_diverged_training_is_still_json(self, good: Results) -> None:
         good["runs"][1]["curve"][1][1] = float("nan")
         figures = json.loads(Page(to_html(good)).scripts[1], parse_constant=pytest.fail)
-        assert [y for trace in figures["loss"]["data"] for y in trace["y"] if y is None] == [None]
+        assert [y for trace in figures["compare-loss"]["data"] for y in trace["y"] if y is None] == [None]
 
     def test_figures_are_valid(self, good: Results) -> None:
         for plot in plots(groups(good)):
