@@ -98,11 +98,18 @@ def clearly(race: Race, name: str) -> bool:
 
 
 def margins_in_words(races: Sequence[Race], winner: str, loser: str) -> str:
-    leads = sorted((race.lead(winner, loser) - 1, race.where) for race in races)
-    (least, where_least), (most, where_most) = leads[0], leads[-1]
-    if len(leads) == 1:
-        return f"by {most:.0%} ({where_most})"
-    return f"by {least:.0%} ({where_least}) to {most:.0%} ({where_most})"
+    return f"by {span([(race.lead(winner, loser) - 1, race.where) for race in races])}"
+
+
+def span(shares: Sequence[tuple[float, str]]) -> str:
+    """
+    >>> span([(0.1, "a"), (0.2, "b")]), span([(0.1, "a")])
+    ('10% (a) to 20% (b)', '10% (a)')
+    """
+    (least, where_least), (most, where_most) = min(shares), max(shares)
+    if f"{least:.0%}" == f"{most:.0%}":
+        return f"{most:.0%} ({where_most})"
+    return f"{least:.0%} ({where_least}) to {most:.0%} ({where_most})"
 
 
 def against_paddle(races: Sequence[Race]) -> list[str]:
@@ -119,12 +126,10 @@ def against_paddle(races: Sequence[Race]) -> list[str]:
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
-    known = sorted((race.computing, race.where) for race in races if race.computing is not None)
-    if known:
-        (least, where_least), (most, where_most) = known[0], known[-1]
+    if known := [(race.computing, race.where) for race in races if race.computing is not None]:
         yield (
-            f"What bounds it: the fastest spends {least:.0%} ({where_least}) to {most:.0%} ({where_most}) of a step "
-            "computing; the rest, waiting and exposed synchronisation, is all that a faster scheme could gain."
+            f"What bounds it: the fastest spends {span(known)} of a step computing; the rest, waiting and exposed "
+            "synchronisation, is all that a faster scheme could gain."
         )
     for title, results in parts:
         if kind_in_words(results) == "sweep" and (found := nearest_to_limit(results)):
