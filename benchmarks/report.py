@@ -33,7 +33,8 @@ __all__ = [
 Results = dict[str, Any]  # what lies in results.json
 
 APART = "other order by design"
-MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART}
+NEAR = "≈ within the bound"
+MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART, NEAR: NEAR}
 DEFINITIONS = {
     "N": "number of ranks (training processes); S is the number of parameter servers, where there are several.",
     "samples/s": "samples of all ranks together.",
@@ -49,8 +50,8 @@ DEFINITIONS = {
 
 
 class Certified(NamedTuple):
-    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, and APART where
-    it is not meant to be."""
+    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, APART where it
+    is not meant to be, and NEAR where it may differ a little."""
 
     contestant: str
     same: bool | str | None
@@ -63,6 +64,7 @@ def certified(results: Results) -> list[Certified]:
     digests: dict[str, str] = certificate["schemes"]
     group_of = {name: group for group in certificate["groups"] for name in group["contestants"]}
     apart = certificate.get("other_order", ())
+    peers = {found["contestant"]: found for found in certificate.get("peers", ())}
     differing = {found["contestant"] for found in certificate["differences"]}
 
     def same(name: str) -> bool | str | None:
@@ -70,6 +72,8 @@ def certified(results: Results) -> list[Certified]:
             return False
         if name in apart:
             return APART
+        if name in peers:
+            return NEAR if peers[name]["difference"] and peers[name]["within"] else bool(peers[name]["within"])
         group = group_of.get(name)
         if group is None or len(group["contestants"]) < 2:
             return None
@@ -222,8 +226,16 @@ def notes(results: Results) -> list[str]:
         for nranks, check in checks
         if check is not None
     ]
+    peers = [
+        f"{found['contestant']} against {found['reference']}: relative difference {found['difference']:.1e}, "
+        f"{'within' if found['within'] else 'BEYOND'} the bound of {found['bound']:.0e}."
+        for found in results["certificate"].get("peers", ())
+    ]
+    if peers and groups(results):
+        peers.append("paddle exchanges gradients inside backward; its sync is the optimizer's update alone.")
     return [
         *whole_batch,
+        *peers,
         *_network(results),
         *(f"{name} is absent: {why.rstrip('.')}." for name, why in results["missing"].items()),
     ]
@@ -263,7 +275,7 @@ def print_terminal(results: Results, console: Console) -> None:
 
 def _certificate_table(results: Results) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    colours = {True: "green", False: "bold red", None: "dim", APART: "dim"}
+    colours = {True: "green", False: "bold red", None: "dim", APART: "dim", NEAR: "dim"}
     for line in certified(results):
         table.add_row(Text(line.contestant), Text(MARKS[line.same], style=colours[line.same]), line.digest[:12])
     return table

@@ -33,6 +33,8 @@ def main() -> int:
             answer(done=serve(job, answer) if job["role"] == "server" else take_part(job))
         except Exception as exc:
             answer(error=[type(exc).__name__, str(exc)])
+            if job.get("scheme") == "paddle":
+                return 1  # Gloo has no deadline: the other ranks hear of it by the end of this one
     return 0
 
 
@@ -52,6 +54,7 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     """Be one rank of one training; returns its run record."""
     import numpy as np
 
+    from benchmarks.paddle_training import PaddleGroup, train_with_paddle
     from common.config import TrainingConfig
     from common.model_arena import trainable
     from common.models import make_model
@@ -59,8 +62,12 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
 
     data_dir = job["training"]["data_dir"]
     config = TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
-    with make_synchronizer(job) as synchronizer:
-        trained = train(config, synchronizer, warmup_steps=job["warmup_steps"], evaluate_model=job["evaluate"])
+    settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
+    if job["scheme"] == "paddle":
+        trained = train_with_paddle(config, PaddleGroup(job["rank"], job["nranks"], job["endpoints"]), **settings)
+    else:
+        with make_synchronizer(job) as synchronizer:
+            trained = train(config, synchronizer, **settings)
     if job["keep"]:
         initial = make_model(config.model, seed=config.seed)
         pairs = zip(trainable(initial), trainable(trained.model), strict=True)
