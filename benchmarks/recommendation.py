@@ -81,9 +81,9 @@ def choice(races: Sequence[Race]) -> str:
         return f"take either scheme: in {total} the two are within noise of each other."
     winner, loser = sorted(NAMES, key=lambda name: -len(faster[name]))
     margins = margins_in_words(faster[winner], winner, loser)
-    noise = f", within noise in {tied}" if tied else ""
+    noise = f"; within noise in {tied}" if tied else ""
     if not faster[loser]:
-        return f"use {NAMES[winner]}. It is faster in {len(faster[winner])} of {total}{noise}: {margins}."
+        return f"use {NAMES[winner]}. It is faster in {len(faster[winner])} of {total}, {margins}{noise}."
     return (
         f"it depends on the job. Of {total}, {NAMES[winner]} is faster in {len(faster[winner])}: {margins}; "
         f"{NAMES[loser]} in {len(faster[loser])}: {margins_in_words(faster[loser], loser, winner)}"

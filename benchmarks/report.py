@@ -118,6 +118,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     facts = results["environment"]
     return [
         ("CPU", f"{facts['cpu']}, {facts['cores']} cores"),
+        ("Frequency governor", str(facts.get("governor") or "unknown")),
         ("Memory", f"{facts['memory_bytes'] / 1e9:.1f} GB"),
         ("Memory copy", f"{facts['memcpy_gb_per_s']:.1f} GB/s, noise {facts['noise']:.1%}"),
         ("Kernel", str(facts["kernel"])),

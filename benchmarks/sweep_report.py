@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -12,7 +13,7 @@ from benchmarks.html_page import page, plot_section, section, table, verdict_box
 from benchmarks.html_page import row as line
 from benchmarks.html_report import environment_section
 from benchmarks.peers import PEERS
-from benchmarks.plot import OTHERS, Key, Plot, axis, layout, plain
+from benchmarks.plot import Key, Plot, axis, layout, plain
 from benchmarks.report import environment
 from benchmarks.sweep_config import size_in_words
 
@@ -35,9 +36,8 @@ TITLES = {
     "push_pull": "push_pull, a parameter server's round with SGD in float32",
 }
 HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
-COLOURS = (
-    *dict.fromkeys([KNOWN["ring/shm"], KNOWN["ring/tcp"], KNOWN["ps/shm"], KNOWN["ps/grpc"], *OTHERS, "#cc3311"]),
-)
+COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
+WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
 OURS = ("benchmarks.peers.gradsync", "benchmarks.peers.parameter_server")
 LIMITS = "benchmarks.peers.limits"
 
@@ -110,8 +110,8 @@ def _against(best: Row, rival: Row) -> str:
 def plots(results: Results) -> list[Plot]:
     """One for each number of ranks."""
     backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
-    timed = [name for name in backends if not is_limit(name)]
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(timed)}
+    cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
+    colours = {name: next(cool if PEERS.get(name) in OURS else warm) for name in backends if not is_limit(name)}
     return [_times(nranks, rows, colours, results["op"]) for nranks, rows in groups(results)]
 
 
@@ -143,7 +143,7 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
         f"sweep-{op}-{nranks}",
         f"{op} on {nranks} ranks",
         "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median over "
-        "rounds. Dotted: what the machine allows. Lower is better.",
+        "rounds. Cool colours are ours; dotted is what the machine allows. Lower is better.",
         f"Lines of milliseconds over bytes, {nranks} ranks. {'; '.join(heard)}.",
         legend,
         420,

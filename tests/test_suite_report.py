@@ -103,7 +103,7 @@ class TestVerdict:
         lines = verdict(suite)
         assert lines[0] == (
             "On this machine (AMD EPYC, 2 cores): use the all-reduce (collective). It is faster in 2 of 4 comparisons "
-            "on several ranks, within noise in 2: by 15% (TWO, N=2)."
+            "on several ranks, by 15% (TWO, N=2); within noise in 2."
         )
         assert lines[1] == "The better of the two reaches, of paddle.DataParallel's speed: 1.50 times (SCRIPT, N=2)."
         assert lines[2].endswith(
