@@ -31,6 +31,7 @@ class OverallProgress:
 
     def __init__(self, console: Console, minutes: Sequence[float]) -> None:
         """`minutes` that each part will take, about."""
+        self.words = ""  # what is shown
         self._terminal = console.is_terminal
         columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=console, transient=True, disable=not self._terminal)
@@ -65,8 +66,8 @@ class OverallProgress:
         now = time.monotonic()
         left = minutes_left(self._minutes, done, (now - self._begun) / 60)
         place = f"part {self._part + 1} of {len(self._minutes)}, about {max(1, round(left))} min left"
-        words = f"{place}; now {self._title}{f': {what}' if what else ''}"
-        self._bar.update(self._task, completed=done, description=words)
+        self.words = f"{place}; now {self._title}{f': {what}' if what else ''}"
+        self._bar.update(self._task, completed=done, description=self.words)
         if not self._terminal and now - self._told >= QUIET_S:
-            print(words, file=sys.stderr, flush=True)
+            print(self.words, file=sys.stderr, flush=True)
             self._told = now

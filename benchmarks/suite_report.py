@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -13,7 +13,7 @@ from rich.text import Text
 from benchmarks import markdown
 from benchmarks.html_page import chapter, contents, page, verdict_box
 from benchmarks.html_report import definitions, environment_section
-from benchmarks.kinds import report_of
+from benchmarks.kinds import kind_in_words, report_of
 from benchmarks.plot import Plot
 from benchmarks.recommendation import recommend
 from benchmarks.report import environment
@@ -21,6 +21,7 @@ from benchmarks.report import environment
 __all__ = ["print_summary", "to_html", "to_markdown", "verdict"]
 
 Results = dict[str, Any]  # what lies in suite.json
+NOTHING = "No part measured both schemes on several ranks, so there is nothing to recommend."
 SYNTHETIC = (
     "Synthetic data of the same shape stand in for MNIST and Fashion-MNIST, whose files were not given (--data-dir): "
     "times are those of the real data, accuracies are not."
@@ -28,10 +29,22 @@ SYNTHETIC = (
 
 
 def verdict(results: Results) -> list[str]:
-    """What is recommended, how sure it is and what bounds it; then what is missing."""
+    """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
+    is missing."""
     good = [(part["title"], part["results"]) for part in results["parts"] if part["status"] == "done"]
-    lines = recommend(good, results["environment"])
-    return [*lines, *([SYNTHETIC] if results["synthetic"] else []), *shortcomings(results)]
+    lines = [*recommend(good, results["environment"]), *beyond(good)]
+    synthetic = [SYNTHETIC] if results["synthetic"] else []
+    return [*(lines or [NOTHING]), *synthetic, *shortcomings(results)]
+
+
+def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
+    """What crossover maps and times to accuracy say first."""
+    return [
+        f"{title}: {line}"
+        for title, found in parts
+        if kind_in_words(found) in ("crossover", "accuracy")
+        for line in report_of(found).verdict(found)[:2]
+    ]
 
 
 def shortcomings(results: Results) -> list[str]:

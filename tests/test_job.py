@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.job import CONFIGS, JobFile, Part, preset, presets, read_job
+from benchmarks.stand_in import write_idx_files
 from benchmarks.suite import SuiteConfig, why_absent
+from common.data import load_dataset
 from common.errors import UsageError
 
 SWEEP = '[[part]]\nname = "a"\nverb = "sweep"\n'
@@ -108,6 +111,13 @@ def test_presets_hold_every_kind_and_fit_the_flags(tmp_path: Path) -> None:
         assert job.synthetic
     with pytest.raises(UsageError, match="unknown preset 'fulll'; did you mean 'full'"):
         preset("fulll")
+
+
+def test_synthetic_data_as_files(tmp_path: Path) -> None:
+    read, made = load_dataset("mnist", write_idx_files(tmp_path / "mnist")), load_dataset("synthetic")
+    for found, expected in ((read.train, made.train), (read.test, made.test)):
+        np.testing.assert_array_equal(found.labels, expected.labels)
+        np.testing.assert_allclose(found.images, expected.images, atol=0.5 / 255 + 1e-6)
 
 
 def test_a_verb_that_is_not_there_makes_its_part_absent(monkeypatch: pytest.MonkeyPatch) -> None:
