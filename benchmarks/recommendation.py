@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Any
 
 from benchmarks import figures, report
@@ -64,16 +65,28 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     noise = f"the speed of memory varied by {environment['noise']:.1%}"
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
     rounds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    unknown = "; with one repetition noise is unknown" if fewest < 2 else ""
+    chance = "with one repetition noise is unknown" if fewest < 2 else f"two equals look apart in {by_chance(fewest)}"
     sure = (
         "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
-        f"measured {rounds} times in turn, differences inside the intervals count as noise{unknown}; {noise}."
+        f"measured {rounds} times in turn, differences inside the intervals count as noise ({chance}); {noise}."
     )
     return [f"On this machine ({machine}): {choice(both)}", *against_paddle(races), sure, *bounds(races, parts)]
 
 
+def by_chance(repetitions: int) -> str:
+    """How often the ranges of two equal contestants do not overlap: of C(2n, n) orders of their values, in two.
+
+    >>> by_chance(2), by_chance(3), by_chance(5)
+    ('1 of 3 cases', '1 of 10 cases', '1 of 126 cases')
+    """
+    return f"1 of {comb(2 * repetitions, repetitions) // 2} cases"
+
+
 def choice(races: Sequence[Race]) -> str:
-    """Which of the two schemes, and by how much."""
+    """Which of the two schemes, and by how much; what was measured once decides nothing."""
+    races = [race for race in races if race.repetitions > 1]
+    if not races:
+        return "each contestant was measured once, so neither scheme can be recommended."
     faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
     tied = len(races) - sum(map(len, faster.values()))
     total = f"{len(races)} comparison{'s' * (len(races) > 1)} on several ranks"

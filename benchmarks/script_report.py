@@ -85,7 +85,8 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
     told = []
     for run in others:
         near = run["step_ms_interval"][0] <= first["step_ms_interval"][1]
-        behind = "within noise of it" if near else f"{run['step_ms'] / first['step_ms'] - 1:.1%} slower"
+        once = ", noise unknown" if min(run["repetitions"], first["repetitions"]) < 2 else ""
+        behind = "within noise of it" if near else f"{run['step_ms'] / first['step_ms'] - 1:.1%} slower{once}"
         told.append(f"{series(run)} {run['step_ms']:.1f} ms ({behind})")
     return f"N={nranks}: {series(first)} is the fastest with {first['step_ms']:.1f} ms a step; {', '.join(told)}."
 

@@ -237,7 +237,7 @@ def fingerprint(part: Part) -> str:
     """Of all that a result depends on: the command, the program, our sources (a commit may be dirty), the machine."""
     sources = [path for package in PACKAGES for path in sorted((Path(__file__).parents[1] / package).rglob("*.py"))]
     digest = hashlib.sha256()
-    for path in [*sources, *([part.script] if part.script else [])]:
+    for path in [*sources, *([part.script] if part.script and part.script.is_file() else [])]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     told = [part.words, part.arguments, cpu_name(), len(os.sched_getaffinity(0)), sys.version]
     digest.update(json.dumps(told).encode())

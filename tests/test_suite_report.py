@@ -107,7 +107,8 @@ class TestVerdict:
         )
         assert lines[1] == "The better of the two reaches, of paddle.DataParallel's speed: 1.50 times (SCRIPT, N=2)."
         assert lines[2].endswith(
-            "each was measured 3 times in turn, differences inside the intervals count as noise; "
+            "each was measured 3 times in turn, differences inside the intervals count as noise (two equals look apart "
+            "in 1 of 10 cases); "
             "the speed of memory varied by 3.0%."
         )
         assert lines[3].startswith("What bounds it: the fastest spends 97% (TWO, N=2) of a step computing; the rest")
@@ -126,6 +127,14 @@ class TestVerdict:
         assert verdict(a_suite(a_part("a", tied)))[0].endswith(
             "take either scheme: in 1 comparison on several ranks the two are within noise of each other."
         )
+
+    def test_one_repetition_decides_nothing(self) -> None:
+        once = a_compare()
+        for run in once["runs"]:
+            run["repetitions"] = 1
+        first, sure, *_ = verdict(a_suite(a_part("a", once)))
+        assert first.endswith("each contestant was measured once, so neither scheme can be recommended.")
+        assert "(with one repetition noise is unknown)" in sure
 
     def test_nothing_to_recommend(self) -> None:
         suite = a_suite(a_part("a", results_of(a_run("local N=1", 1000))), a_part("b", None, "missing", "not run"))
