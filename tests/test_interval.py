@@ -22,8 +22,9 @@ def test_it_is_what_every_resample_gives(n: int) -> None:
     assert (interval(values) == [values[0], values[-1]]) == (n <= 6)
 
 
-def test_more_values_make_it_narrower() -> None:
-    assert interval([*range(11)]) == [2, 8]
-    low, high = interval([*range(101)])
-    assert 38 <= low <= 42
-    assert 58 <= high <= 62
+@pytest.mark.parametrize(("n", "expected"), [(9, [1, 7]), (13, [3, 9]), (19, [5, 13]), (39, [13, 25])])
+def test_it_is_what_many_resamples_give(n: int, expected: list[float]) -> None:
+    draws = np.random.default_rng(1).integers(0, n, (50_000, n))
+    medians = np.median(draws, axis=1)
+    assert [*np.quantile(medians, [0.025, 0.975], method="inverted_cdf")] == expected
+    assert interval([*range(n)]) == expected
