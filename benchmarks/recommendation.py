@@ -133,6 +133,7 @@ def against_paddle(races: Sequence[Race]) -> list[str]:
         if "paddle" in race.best and ours:
             best = max(ours, key=lambda name: race.best[name].rate)
             near = ", within noise" if race.best[best].overlaps(race.best["paddle"]) else ""
+            near = ", measured once" if race.repetitions < 2 else near
             found.append(f"{race.lead(best, 'paddle'):.2f} times ({race.where}{near})")
     return [f"The better of the two reaches, of paddle.DataParallel's speed: {', '.join(found)}."] if found else []
 
