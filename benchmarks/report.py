@@ -140,8 +140,10 @@ def verdict(results: Results) -> list[str]:
         f"The bits are the same: after {certificate['steps']} steps, contestants with the same number of ranks "
         f"hold identical parameters ({sizes})."
         if compared
-        else "No two contestants have the same number of ranks, so there were no bits to compare."
+        else "No two of ours have the same number of ranks, so there were no bits to compare."
     )
+    if certificate.get("peers"):
+        bits += " paddle.DataParallel comes within the bound of them."
     measured = groups(results)
     if not measured:
         return [bits, "No speed was measured."]

@@ -387,6 +387,7 @@ def test_paddle_may_differ_a_little_and_too_much_fails(good: Results) -> None:
     good["certificate"]["schemes"]["paddle N=4"] = "e" * 64
     peer = {"contestant": "paddle N=4", "reference": "ps N=4", "difference": 2e-7, "bound": 1e-4, "within": True}
     good["certificate"]["peers"] = [peer]
+    assert verdict(good)[0].endswith("(4 at N=2, 2 at N=4). paddle.DataParallel comes within the bound of them.")
     assert [line.same for line in certified(good) if line.contestant == "paddle N=4"] == ["≈ within the bound"]
     for text in all_outputs(good).values():
         assert "≈ within the bound" in text
