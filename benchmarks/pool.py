@@ -102,9 +102,10 @@ class WorkerPool:
             "training": _plain(config),
             "warmup_steps": warmup_steps,
             "evaluate": evaluate,
+            "endpoints": [],
         }
         ranks = self._ranks[: contestant.nranks]
-        if contestant.scheme == "paddle":
+        if contestant.scheme == "paddle" and contestant.nranks > 1:
             ranks, common["endpoints"] = self._paddle_group(contestant.nranks)
         for rank, worker in enumerate(ranks):
             worker.tell({**common, "rank": rank, "keep": str(keep) if keep and rank == 0 else None})
