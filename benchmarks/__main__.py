@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from common.cli import run_command, split_script
 from common.errors import UsageError, choose
+from common.process import die_with_parent
 
 __all__ = ["main"]
 
 VERBS = ("compare", "sweep", "crossover", "accuracy", "diff", "results", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
+       python -m benchmarks compare --preset quick|full|accuracy [OPTIONS]
+       python -m benchmarks compare --config job.toml [OPTIONS]  many comparisons, one report
        python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
        python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
@@ -23,11 +27,12 @@ compare: prove that all schemes compute the same, then measure them. sweep: time
 crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
 accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
---help after the verb lists the options.
+--help after the verb (and after --preset NAME) lists the options.
 """
 
 
 def main() -> int:
+    die_with_parent()  # where it is part of a larger job
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in ("-h", "--help"):
         print(USAGE)
@@ -64,7 +69,16 @@ def main() -> int:
         from benchmarks.diff import DiffConfig, diff
 
         return run_command(DiffConfig, diff, prog="benchmarks diff", args=sys.argv[2:])
-    flags, script = split_script(sys.argv[2:])
+    return compare(sys.argv[2:])
+
+
+def compare(args: Sequence[str]) -> int:
+    """A job of several parts, a program of the user's, or the built-in training."""
+    flags, script = split_script(args)
+    if not script and any(word.partition("=")[0] in ("--preset", "--config") for word in flags):
+        from benchmarks.suite import SuiteConfig, run_suite
+
+        return run_command(SuiteConfig, run_suite, prog="benchmarks compare", args=flags)
     if script:
         from benchmarks.compare_script import compare_script
         from benchmarks.script_config import CompareScriptConfig
@@ -72,10 +86,10 @@ def main() -> int:
         return run_command(
             CompareScriptConfig, lambda config: compare_script(config, script), prog="benchmarks compare", args=flags
         )
-    from benchmarks.compare import compare
+    from benchmarks.compare import compare as compare_built_in
     from benchmarks.config import CompareConfig
 
-    return run_command(CompareConfig, compare, prog="benchmarks compare", args=flags)
+    return run_command(CompareConfig, compare_built_in, prog="benchmarks compare", args=flags)
 
 
 if __name__ == "__main__":

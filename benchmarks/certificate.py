@@ -3,6 +3,7 @@
 Schemes are compared at equal nranks. That the ranks together do what one process does at the whole batch can hold
 only within a bound, because its sums run in another order. Modes of the parameter server that have another order by
 design (ssp, async, geo) are run too; their ranks must agree with one another in the end, and no more is claimed.
+Paddle's own DataParallel must agree within the same bound as the whole batch.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def certify(
     digests: dict[str, str] = {}
     differences: list[dict[str, Any]] = []
     groups: list[dict[str, Any]] = []
+    peers: list[dict[str, Any]] = []
     for nranks in sorted({c.nranks for c in contestants}):
         group = [c for c in contestants if c.nranks == nranks]
         for contestant in group:
@@ -59,11 +61,12 @@ def certify(
             records = pool.run(contestant, short, warmup_steps=0, evaluate=False, keep=_file(folder, contestant))
             digests[contestant.name] = records[0]["parameters_sha256"]
             differences += _between_ranks(contestant, records)
-        in_step = [c for c in group if c.in_step]
-        if not in_step:
+        exact = [c for c in group if c.exact]
+        if not exact:
             continue
-        reference = in_step[0]
-        unequal = [c for c in in_step if digests[c.name] != digests[reference.name]]
+        reference = exact[0]
+        unequal = [c for c in exact if digests[c.name] != digests[reference.name]]
+        peers += [_against(c, reference, folder) for c in group if c.in_step and not c.exact]
         differences += [d for c in unequal for d in _locate(folder, c, reference)]
         if nranks > 1:
             on_run(f"certificate: one process at the batch of {nranks}")
@@ -71,7 +74,7 @@ def certify(
             {
                 "nranks": nranks,
                 "identical": not unequal,
-                "contestants": [c.name for c in in_step],
+                "contestants": [c.name for c in exact],
                 "sha256": digests[reference.name],
                 "whole_batch": _whole_batch(pool, short, reference, folder) if nranks > 1 else None,
             }
@@ -79,11 +82,12 @@ def certify(
     whole = [g["whole_batch"] for g in groups if g["whole_batch"]]
     return {
         "identical": not differences,
-        "passed": not differences and all(w["within"] for w in whole),
+        "passed": not differences and all(found["within"] for found in (*whole, *peers)),
         "steps": CERTIFICATE_STEPS,
         "schemes": digests,
         "groups": groups,
         "other_order": [c.name for c in contestants if not c.in_step],
+        "peers": peers,
         "differences": differences,
     }
 
@@ -96,7 +100,7 @@ def require_identical(runs: dict[Contestant, list[dict[str, Any]]]) -> None:
     """
     seen: dict[int, tuple[str, str]] = {}
     for contestant, repetitions in runs.items():
-        for record in repetitions if contestant.in_step else ():
+        for record in repetitions if contestant.exact else ():
             name, digest = seen.setdefault(contestant.nranks, (contestant.name, record["parameters_sha256"]))
             if record["parameters_sha256"] != digest:
                 raise CertificateFailed(
@@ -134,6 +138,13 @@ def _locate(folder: Path, contestant: Contestant, reference: Contestant) -> list
         for slot in layout.slots
         if not np.array_equal(mine[slot.name][1], theirs[slot.name][1])
     ]
+
+
+def _against(peer: Contestant, reference: Contestant, folder: Path) -> dict[str, Any]:
+    """Paddle's own DataParallel against ours: the same computation, but three ranks are added in another order."""
+    difference = relative_difference(_load(_file(folder, peer)), _load(_file(folder, reference)))
+    found = {"difference": difference, "bound": WHOLE_BATCH_BOUND, "within": difference <= WHOLE_BATCH_BOUND}
+    return {"contestant": peer.name, "reference": reference.name, **found}
 
 
 def _whole_batch(

@@ -20,9 +20,11 @@ from rich.table import Table
 
 from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
+from benchmarks.interval import interval
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.script_config import CompareScriptConfig
+from benchmarks.script_report import HEADS, cells, distances, outcome, to_html, to_markdown
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
@@ -55,7 +57,7 @@ class ProgramFailed(GradSyncError):
 
 
 def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
-    """Run every contestant `repetitions` times in turn; print a table and write `script.json` to `config.out`.
+    """Run every contestant `repetitions` times in turn; print a table; write `script.json`, and its .md and .html.
 
     A contestant that fails is named with its reason, and the others are measured without it.
 
@@ -80,7 +82,10 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         }
     certified = results["certificate"]["passed"]
     results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in runs] if certified else []
+    results = json.loads(json.dumps(results))  # as whoever reads the file has it
     write_results(results, config.out / "script.json", config.history)
+    (config.out / "script.md").write_text(to_markdown(results))
+    (config.out / "script.html").write_text(to_html(results))
     show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
     verdict(results["certificate"], failures)
@@ -234,7 +239,7 @@ def distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], warmup: int) -> dict[str, Any]:
-    """Median step time of each repetition, the median of those, and their spread (ms); rank 0's memory above that after
+    """Median step time of each repetition, the median of those, and its interval (ms); rank 0's memory above that after
     imports (MB)."""
     medians = [1e3 * float(np.median(np.diff(r["times"])[warmup:])) for r in repetitions]
     return {
@@ -244,54 +249,27 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], war
         "steps": len(repetitions[0]["times"]),
         "repetitions": len(repetitions),
         "step_ms": median(medians),
-        "step_ms_interval": [min(medians), max(medians)],
+        "step_ms_interval": interval(medians),
         "memory_mb": median(r["memory_bytes"] for r in repetitions) / 1e6,
         "parameters_sha256": repetitions[0]["parameters_sha256"],
     }
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    found = results["certificate"]
-    console.print(f"Certificate: {outcome(found)}.")
-    for peer, distances in found["against_paddle"].items():
-        apart = [f"{d:.1e} after {steps} (bound {PADDLE_BOUNDS[steps]:.0e})" for steps, d in distances.items()]
-        text = "the same bits" if not any(distances.values()) else f"relative difference {', '.join(apart)}"
-        console.print(f"  against {peer}, steps 1 to {max(distances)}: {text}")
+    console.print(f"Certificate: {outcome(results['certificate'])}.")
+    for line in distances(results):
+        console.print(f"  {line}", soft_wrap=True)
     if results["runs"]:
         console.print(table_of(results))
     for name, failure in results["failed"].items():
         console.print(f"{name} failed: {failure['reason']}", soft_wrap=True, markup=False)
 
 
-def outcome(certificate: dict[str, Any]) -> str:
-    if not certificate["identical"]:
-        return "NOT the same under all schemes"
-    names = certificate["ours"]
-    return (
-        "the same bits under every scheme of ours"
-        if len(names) > 1
-        else f"nothing to compare ({len(names)} of ours ran)"
-    )
-
-
 def table_of(results: dict[str, Any]) -> Table:
     """A row for each contestant; those that failed come last, without figures."""
-    runs = results["runs"]
-    peers = [peer for peer in PADDLE_SCHEMES if any(run["scheme"] == peer for run in runs)]
-    table = Table(
-        "contestant", "step ms", "min-max", *(f"vs {p}" for p in peers), "memory MB", box=None, pad_edge=False
-    )
-    for run in runs:
-        low, high = run["step_ms_interval"]
-        ratios = [speedup(run, runs, peer) for peer in peers]
-        cells = [run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}-{high:.1f}", *ratios]
-        table.add_row(*cells, f"{run['memory_mb']:,.0f}")
+    table = Table(*HEADS, box=None, pad_edge=False)
+    for run in results["runs"]:
+        table.add_row(*cells(run, results["runs"]))
     for name in results["failed"]:
         table.add_row(name, "failed")
     return table
-
-
-def speedup(run: dict[str, Any], runs: Sequence[dict[str, Any]], peer: str) -> str:
-    """The peer's median step time over this one's, at the same number of ranks."""
-    of_peer = [r["step_ms"] for r in runs if r["scheme"] == peer and r["nranks"] == run["nranks"]]
-    return f"{of_peer[0] / run['step_ms']:.2f}x" if of_peer else ""

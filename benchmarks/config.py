@@ -24,7 +24,7 @@ class CompareConfig(TrainingConfig):
     steps: int | None = 30
     """Steps of every measured training, running on over epoch ends."""
     schemes: str = ",".join(SCHEMES)
-    """Schemes to compare, separated by commas: local, ps, ring."""
+    """Schemes to compare, separated by commas: local, ps, ring, paddle (paddle.DataParallel over Gloo)."""
     nranks: str = "1,2,4"
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"

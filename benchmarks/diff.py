@@ -140,7 +140,8 @@ def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for run in results.get("runs", ()):
         if "samples_per_s" in run:
             low, high = run["samples_per_s_interval"]
-            yield run["contestant"], Figure(1e6 / run["samples_per_s"], 1e6 / high, 1e6 / low)
+            ours = run.get("scheme") not in PADDLE_SCHEMES
+            yield run["contestant"], Figure(1e6 / run["samples_per_s"], 1e6 / high, 1e6 / low, ours=ours)
         else:
             low, high = run["step_ms_interval"]
             yield run["contestant"], Figure(run["step_ms"], low, high, ours=run["scheme"] not in PADDLE_SCHEMES)

@@ -30,6 +30,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         **gpus(),
+        "governor": governor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "memcpy_gb_per_s": round(bandwidth, 2),
@@ -60,6 +61,14 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def governor() -> str | None:
+    """Of the first CPU's frequency; None where the kernel does not tell, as in most virtual machines."""
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text().strip()
+    except OSError:
+        return None
 
 
 def gpus() -> dict[str, str]:

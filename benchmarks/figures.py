@@ -30,7 +30,7 @@ Group = tuple[int, list[Run]]  # a number of ranks and its runs
 COLUMNS = (
     ("contestant", ""),
     ("N", ""),
-    ("samples/s", "min–max"),
+    ("samples/s", "interval"),
     ("step ms", "p50/p99"),
     ("sync ms", "p50/p99"),
     ("wait ms", "p50"),
@@ -130,10 +130,10 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         for nranks, runs in measured
     )
     return Plot(
-        "throughput",
+        "compare-throughput",
         "Throughput",
-        "Samples per second of all ranks together: the median over repetitions, with a line from the slowest to the "
-        "fastest of them. Higher is better.",
+        "Samples per second of all ranks together: the median over repetitions, with a line for its interval: "
+        "95 %, which is from the slowest to the fastest for up to 6 repetitions. Higher is better.",
         f"Bars of samples per second. {heard}.",
         legend,
         380,
@@ -193,7 +193,7 @@ def _breakdown(runs: Sequence[Run]) -> Plot:
         for run in runs
     )
     return Plot(
-        "breakdown",
+        "compare-breakdown",
         "Where a step's time goes",
         "Median time of each phase on rank 0. Grey computes; violet is what training in parallel costs: wait is for "
         "slower ranks, sync for the exchange itself and the optimizer update.",
@@ -231,7 +231,7 @@ def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
         if run["curve"]
     )
     return Plot(
-        "loss",
+        "compare-loss",
         "Loss against wall time",
         "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at which "
         "each loss is reached differs."

@@ -10,7 +10,16 @@ from plotly.offline import get_plotlyjs
 
 from benchmarks.plot import Key, Plot
 
-__all__ = ["page", "plot_section", "row", "section", "table", "verdict_box"]
+__all__ = [
+    "chapter",
+    "contents",
+    "page",
+    "plot_section",
+    "row",
+    "section",
+    "table",
+    "verdict_box",
+]
 
 STYLE = """
 :root {
@@ -32,6 +41,10 @@ body {
 }
 h1 { margin: 0; font-size: clamp(1.7rem, 5vw, 2.3rem); line-height: 1.2; letter-spacing: -0.02em; text-wrap: balance; }
 h2 { margin: 3.5rem 0 0.5rem; font-size: 1.3rem; line-height: 1.3; letter-spacing: -0.01em; }
+h2.chapter { margin-top: 5rem; padding-top: 1.5rem; border-top: 1px solid var(--line); font-size: 1.6rem; }
+h3 { margin: 2.5rem 0 0.5rem; font-size: 1.15rem; line-height: 1.3; }
+a { color: var(--focus); }
+.contents { display: flex; flex-wrap: wrap; gap: 0.2rem 1.5rem; margin: 1.5rem 0 0; padding: 0; list-style: none; }
 ul { padding-left: 1.2rem; }
 p { margin: 0.5rem 0; max-width: 46rem; }
 .muted, figcaption, caption, .legend { color: var(--muted); font-size: 0.9rem; }
@@ -173,3 +186,21 @@ def table(caption: str, heads: Sequence[str], bodies: Iterable[Sequence[str]], *
         f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table class="{look}">'
         f"<caption>{caption}</caption><thead><tr>{columns}</tr></thead>{rows}</table></div>"
     )
+
+
+def chapter(name: str, title: str, verdict: str, sections: Iterable[str]) -> str:
+    """One part of a larger page: its headings are a level lower.
+
+    Args:
+        name: its address on the page.
+        title: plain text.
+        verdict: as `verdict_box` makes it.
+    """
+    lower = "".join(sections).replace("<h2>", "<h3>").replace("</h2>", "</h3>")
+    return f'<article id="{escape(name)}"><h2 class="chapter">{escape(title)}</h2>{verdict}{lower}</article>\n'
+
+
+def contents(chapters: Iterable[tuple[str, str]]) -> str:
+    """Links to chapters, given by name and title."""
+    links = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in chapters)
+    return f'<nav aria-label="Contents"><ul class="contents">{links}</ul></nav>'

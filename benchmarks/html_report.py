@@ -1,11 +1,13 @@
-"""The report of a comparison as one HTML page that needs no network."""
+"""The report of a comparison as one HTML page that needs no network, and as a chapter of a larger one."""
 
 from __future__ import annotations
 
 from html import escape
 
-from benchmarks.figures import COLUMNS, cells, leads, plots
+from benchmarks import figures
+from benchmarks.figures import COLUMNS, cells, leads
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
+from benchmarks.plot import Plot
 from benchmarks.report import (
     DEFINITIONS,
     MARKS,
@@ -16,25 +18,35 @@ from benchmarks.report import (
     groups,
     holds,
     notes,
+    to_markdown,
     verdict,
     workload,
 )
 
-__all__ = ["environment_section", "to_html"]
+__all__ = ["definitions", "environment_section", "plots", "sections", "to_html", "to_markdown", "verdict"]
 
 TITLE = "GradSync: parameter server against ring all-reduce"
 
 
 def to_html(results: Results) -> str:
     """The whole report as a page; every string of the results is escaped."""
-    measured = groups(results)
-    drawn = plots(measured) if measured else []
-    sections = [_certificate(results), *map(plot_section, drawn)]
-    if measured:
-        sections += [_results(results), _definitions()]
-    job = f'<p class="muted">{escape(workload(results))}</p>' if measured else ""
+    drawn = plots(results)
+    job = f'<p class="muted">{escape(workload(results))}</p>' if drawn else ""
     box = verdict_box(verdict(results), failed=not holds(results))
-    return page(TITLE, job + box, [*sections, environment_section(results)], drawn)
+    last = [*([definitions()] if drawn else []), environment_section(results)]
+    return page(TITLE, job + box, [*sections(results), *last], drawn)
+
+
+def plots(results: Results) -> list[Plot]:
+    """The three plots; none without speeds."""
+    measured = groups(results)
+    return figures.plots(measured) if measured else []
+
+
+def sections(results: Results) -> list[str]:
+    """The certificate, and if there are speeds, the plots and the table of them."""
+    table_of_speeds = [_results(results)] if groups(results) else []
+    return [_certificate(results), *map(plot_section, plots(results)), *table_of_speeds]
 
 
 def _certificate(results: Results) -> str:
@@ -67,11 +79,12 @@ def _results(results: Results) -> str:
         [row(map(escape, cells(run)), look="best" if leads(run, runs) else "") for run in runs]
         for _, runs in groups(results)
     ]
-    caption = "Bold: the fastest of its N"
+    caption = f"{escape(workload(results))}. Bold: the fastest of its N"
     return section("Results", table(caption, heads, bodies, look="figures wide"))
 
 
-def _definitions() -> str:
+def definitions() -> str:
+    """What the words of a comparison mean."""
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in DEFINITIONS.items())
     return section("How to read this", f"<dl>{terms}</dl>")
 

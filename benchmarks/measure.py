@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.contestants import Contestant
+from benchmarks.interval import interval
 from benchmarks.pool import WorkerPool
 from common.config import TrainingConfig
 
@@ -33,7 +34,7 @@ def measure(
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One entry of results.json's `runs`: medians over repetitions, and the spread of the throughput."""
+    """One entry of results.json's `runs`: medians over repetitions, and the interval of the throughput."""
     first = repetitions[0]
     rates = [r["samples_per_s"] for r in repetitions]
 
@@ -45,7 +46,7 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> 
         "contestant": contestant.name,
         "repetitions": len(repetitions),
         "samples_per_s": median(rates),
-        "samples_per_s_interval": [min(rates), max(rates)],
+        "samples_per_s_interval": interval(rates),
         **{key: {p: middle(key, p) for p in ("p50", "p99")} for key in ("step_ms", "sync_ms", "wait_ms")},
         "phases_ms": {phase: middle("phases_ms", phase) for phase in first["phases_ms"]},
     }

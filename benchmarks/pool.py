@@ -49,7 +49,7 @@ class Worker:
 
 
 class WorkerPool:
-    """`ranks` + `servers` idle processes with Paddle imported; a context manager.
+    """`ranks` + `servers` idle processes with Paddle imported, and more for Paddle's own groups; a context manager.
 
     Rank r is on host r of `hosts`, server s on host `ranks` + s.
     """
@@ -57,6 +57,7 @@ class WorkerPool:
     def __init__(self, ranks: int, servers: int, hosts: Hosts) -> None:
         self._job, self._hosts = Job(), hosts
         self._sizes = (ranks, servers)
+        self._paddle: dict[int, tuple[list[Worker], list[str]]] = {}  # by number of ranks, started when needed
 
     def __enter__(self) -> WorkerPool:
         self._job.__enter__()
@@ -112,8 +113,11 @@ class WorkerPool:
             "evaluate": evaluate,
             "watch": watch.to_json() if watch else None,
             "trace": parts,
+            "endpoints": [],
         }
         ranks = self._ranks[: contestant.nranks]
+        if contestant.scheme == "paddle" and contestant.nranks > 1:
+            ranks, common["endpoints"] = self._paddle_group(contestant.nranks)
         for rank, worker in enumerate(ranks):
             worker.tell({**common, "rank": rank, "keep": str(keep) if keep and rank == 0 else None})
         records = []
@@ -144,7 +148,18 @@ class WorkerPool:
 
     def _start(self, name: str, host: int) -> Worker:
         log, through = name.replace(" ", "-"), self._hosts.within(host)
-        return Worker(name, self._job.start(name, ["-m", "benchmarks.worker"], log=log, talk=True, through=through))
+        command, environment = ["-m", "benchmarks.worker"], self._hosts.environment
+        process = self._job.start(name, command, log=log, talk=True, through=through, environment=environment)
+        return Worker(name, process)
+
+    def _paddle_group(self, nranks: int) -> tuple[list[Worker], list[str]]:
+        """The ranks for paddle.distributed, whose group cannot change its size, and their addresses."""
+        if nranks not in self._paddle:
+            workers = [self._start(f"paddle rank {i} of {nranks}", i) for i in range(nranks)]
+            for worker in workers:
+                worker.hear("ready")
+            self._paddle[nranks] = workers, self._hosts.endpoints(range(nranks))
+        return self._paddle[nranks]
 
     def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float, parts: str | None) -> list[str]:
         for index, worker in enumerate(servers):

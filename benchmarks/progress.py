@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["progress"]
+__all__ = ["PROGRESS_VARIABLE", "QUIET_S", "progress"]
 
+PROGRESS_VARIABLE = "GRADSYNC_PROGRESS"  # a file in which a larger job reads how far this one is
 QUIET_S = 30.0  # between two lines where there is no terminal
 
 
@@ -21,6 +24,7 @@ def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
     that."""
     begun = told = time.monotonic()
     started = 0
+    told_to = os.environ.get(PROGRESS_VARIABLE)
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(
         *columns, TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal
@@ -30,6 +34,8 @@ def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
         def on_run(what: str, cost: int = 1) -> None:
             nonlocal started, told
             bar.update(task, completed=started, description=what)
+            if told_to:
+                Path(told_to).write_text(f"{started} {total} {what}")
             now = time.monotonic()
             if not console.is_terminal and now - told >= QUIET_S:
                 left = (now - begun) * (total - started) / max(1, started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.figures import COLUMNS, Group, Run, cells, fastest, in_step, leads, rate, series
+from benchmarks.markdown import bullets, escape, row, table
 
 __all__ = [
     "DEFINITIONS",
@@ -33,12 +33,13 @@ __all__ = [
 Results = dict[str, Any]  # what lies in results.json
 
 APART = "other order by design"
-MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART}
+NEAR = "≈ within the bound"
+MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART, NEAR: NEAR}
 DEFINITIONS = {
     "N": "number of ranks (training processes); S is the number of parameter servers, where there are several.",
     "samples/s": "samples of all ranks together.",
-    "min–max": "spread over the repetitions, while every other figure is a median over them. A difference inside "
-    "the spread is within noise.",
+    "interval": "of the median over the repetitions: 95 %, by the bootstrap; with up to 6 repetitions that is from the "
+    "least to the greatest. Every other figure is a median over them. Two whose intervals overlap are within noise.",
     "sync": "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, "
     "optimizer update included.",
     "wait": "the time a step is blocked before that, for slower ranks.",
@@ -49,8 +50,8 @@ DEFINITIONS = {
 
 
 class Certified(NamedTuple):
-    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, and APART where
-    it is not meant to be."""
+    """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, APART where it
+    is not meant to be, and NEAR where it may differ a little."""
 
     contestant: str
     same: bool | str | None
@@ -63,6 +64,7 @@ def certified(results: Results) -> list[Certified]:
     digests: dict[str, str] = certificate["schemes"]
     group_of = {name: group for group in certificate["groups"] for name in group["contestants"]}
     apart = certificate.get("other_order", ())
+    peers = {found["contestant"]: found for found in certificate.get("peers", ())}
     differing = {found["contestant"] for found in certificate["differences"]}
 
     def same(name: str) -> bool | str | None:
@@ -70,6 +72,8 @@ def certified(results: Results) -> list[Certified]:
             return False
         if name in apart:
             return APART
+        if name in peers:
+            return NEAR if peers[name]["difference"] and peers[name]["within"] else bool(peers[name]["within"])
         group = group_of.get(name)
         if group is None or len(group["contestants"]) < 2:
             return None
@@ -114,6 +118,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     facts = results["environment"]
     return [
         ("CPU", f"{facts['cpu']}, {facts['cores']} cores"),
+        ("Frequency governor", str(facts.get("governor") or "unknown")),
         ("Memory", f"{facts['memory_bytes'] / 1e9:.1f} GB"),
         ("Memory copy", f"{facts['memcpy_gb_per_s']:.1f} GB/s, noise {facts['noise']:.1%}"),
         ("Kernel", str(facts["kernel"])),
@@ -135,8 +140,10 @@ def verdict(results: Results) -> list[str]:
         f"The bits are the same: after {certificate['steps']} steps, contestants with the same number of ranks "
         f"hold identical parameters ({sizes})."
         if compared
-        else "No two contestants have the same number of ranks, so there were no bits to compare."
+        else "No two of ours have the same number of ranks, so there were no bits to compare."
     )
+    if certificate.get("peers"):
+        bits += " paddle.DataParallel comes within the bound of them."
     measured = groups(results)
     if not measured:
         return [bits, "No speed was measured."]
@@ -222,8 +229,16 @@ def notes(results: Results) -> list[str]:
         for nranks, check in checks
         if check is not None
     ]
+    peers = [
+        f"{found['contestant']} against {found['reference']}: relative difference {found['difference']:.1e}, "
+        f"{'within' if found['within'] else 'BEYOND'} the bound of {found['bound']:.0e}."
+        for found in results["certificate"].get("peers", ())
+    ]
+    if peers and groups(results):
+        peers.append("paddle exchanges gradients inside backward; its sync is the optimizer's update alone.")
     return [
         *whole_batch,
+        *peers,
         *_network(results),
         *(f"{name} is absent: {why.rstrip('.')}." for name, why in results["missing"].items()),
     ]
@@ -263,7 +278,7 @@ def print_terminal(results: Results, console: Console) -> None:
 
 def _certificate_table(results: Results) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    colours = {True: "green", False: "bold red", None: "dim", APART: "dim"}
+    colours = {True: "green", False: "bold red", None: "dim", APART: "dim", NEAR: "dim"}
     for line in certified(results):
         table.add_row(Text(line.contestant), Text(MARKS[line.same], style=colours[line.same]), line.digest[:12])
     return table
@@ -286,42 +301,21 @@ def _results_table(results: Results, *, gap: int) -> Table:
 def to_markdown(results: Results) -> str:
     """The whole report as Markdown, for a pull request."""
     measured = groups(results)
-    certificate = [_row((line.contestant, MARKS[line.same], line.digest[:12])) for line in certified(results)]
+    certificate = [row((line.contestant, MARKS[line.same], line.digest[:12])) for line in certified(results)]
     parts = [
         "## GradSync comparison",
-        _bullets(verdict(results)),
+        bullets(verdict(results)),
         f"### Certificate: the parameters after {results['certificate']['steps']} steps",
-        _table(("contestant", "bits", "sha256"), certificate),
-        _bullets(describe(found) for found in results["certificate"]["differences"]),
+        table(("contestant", "bits", "sha256"), certificate),
+        bullets(describe(found) for found in results["certificate"]["differences"]),
     ]
     if measured:
         heads = [f"{head} {detail}".strip() for head, detail in COLUMNS]
-        rows = [_row(cells(run), strong=leads(run, runs)) for _, runs in measured for run in runs]
-        parts += ["### Results", _escape(workload(results)), _table(heads, rows, numeric=True)]
-    parts.append(_bullets(notes(results)))
+        rows = [row(cells(run), strong=leads(run, runs)) for _, runs in measured for run in runs]
+        parts += ["### Results", escape(workload(results)), table(heads, rows, numeric=True)]
+    parts.append(bullets(notes(results)))
     if measured:
-        parts += ["### How to read it", _bullets(f"{term}: {meaning}" for term, meaning in DEFINITIONS.items())]
-    parts += ["### Environment", _table(("what", "value"), [_row(fact) for fact in environment(results)])]
+        parts += ["### How to read it", bullets(f"{term}: {meaning}" for term, meaning in DEFINITIONS.items())]
+    parts += ["### Environment", table(("what", "value"), [row(fact) for fact in environment(results)])]
     parts.append(f"```console\n{results['command']}\n```")
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _escape(text: str) -> str:
-    """Keep a name from being read as Markdown or HTML."""
-    for special in "\\|*_`[":
-        text = text.replace(special, f"\\{special}")
-    return text.replace("<", "&lt;").replace("\n", " ")
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_escape(line)}" for line in lines)
-
-
-def _row(values: Iterable[str], *, strong: bool = False) -> str:
-    mark = "**" if strong else ""
-    return f"| {' | '.join(f'{mark}{_escape(value)}{mark}' for value in values)} |"
-
-
-def _table(heads: Sequence[str], rows: Iterable[str], *, numeric: bool = False) -> str:
-    rules = [":--", *(("--:" if numeric else ":--") for _ in heads[1:])]
-    return "\n".join([_row(heads), f"| {' | '.join(rules)} |", *rows])

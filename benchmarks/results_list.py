@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kinds import REPORTS
 from benchmarks.result_files import SCHEMA, kind_of, problem
-from benchmarks.sweep_config import size_in_words
 from common.errors import DataError, UsageError
 
 __all__ = ["ResultsConfig", "list_results", "to_markdown", "verdict"]
@@ -89,56 +89,18 @@ def load(path: Path) -> Results | None:
 
 
 def verdict(results: Results) -> list[str]:
-    """In plain sentences: those of the kind's own report, `benchmarks/<kind>_report.py`, or ours."""
+    """In plain sentences: those of the kind's own report."""
     kind = kind_of(results)
     if results["schema"] != SCHEMA:
         return [f"This version reads schema {SCHEMA}, not {results['schema']}."]
-    name = "benchmarks.report" if kind == "compare" else f"benchmarks.{kind}_report"
+    name = REPORTS.get(kind, f"benchmarks.{kind}_report")
     try:
         sentences: Callable[[Results], list[str]] = importlib.import_module(name).verdict
     except ModuleNotFoundError as exc:
         if exc.name != name:
             raise
-        sentences = OWN.get(kind, lambda _: [f"This version has no words for results of kind {kind}."])
+        return [f"This version has no words for results of kind {kind}."]
     return sentences(results)
-
-
-def sweep_verdict(results: Results) -> list[str]:
-    """Of the largest size at each number of ranks: every backend, the fastest first, and how near to its limit."""
-    rows = results["rows"]
-    if any(row["wrong"] for row in rows):
-        return ["Some sums were wrong, so there is no speed to report."]
-    found = []
-    for nranks in sorted({row["nranks"] for row in rows}):
-        mine = [row for row in rows if row["nranks"] == nranks and row["backend"] != "link"]
-        largest = max((row["bytes"] for row in mine), default=0)
-        ranked = sorted((row for row in mine if row["bytes"] == largest), key=lambda row: row["time_ms"])
-        named = [f"{row['backend']} {row['time_ms']:.3g} ms{_of_limit(row)}" for row in ranked]
-        found.append(f"{results.get('op', 'all_reduce')}, N={nranks}, {size_in_words(largest)}: {', '.join(named)}.")
-    return found
-
-
-def _of_limit(row: dict[str, Any]) -> str:
-    return f" ({row['of_limit']:.0%} of its limit)" if row.get("of_limit") else ""
-
-
-def script_verdict(results: Results) -> list[str]:
-    """The bits first, then each contestant, then who failed."""
-    certificate = results["certificate"]
-    if not certificate["identical"]:
-        return ["The bits are NOT the same under all schemes, so there is no speed to report."]
-    if not certificate["passed"]:
-        return ["The parameters are too far from paddle.DataParallel's, so there is no speed to report."]
-    several = len(certificate["ours"]) > 1
-    bits = "The bits are the same under every scheme of ours." if several else "There were no bits to compare."
-    steps = []
-    for run in sorted(results["runs"], key=lambda run: (run["nranks"], run["step_ms"])):
-        low, high = run["step_ms_interval"]
-        steps.append(f"{run['contestant']}: {run['step_ms']:.1f} ms a step ({low:.1f}–{high:.1f}).")
-    return [bits, *steps, *(f"{name} failed: {why['reason']}" for name, why in results.get("failed", {}).items())]
-
-
-OWN = {"sweep": sweep_verdict, "script": script_verdict}
 
 
 def _entry(path: Path, results: Results, home: Path) -> str:

@@ -64,6 +64,13 @@ def redirect(scheme: str) -> None:
     paddle.DataParallel = module.DataParallel
 
 
+def leave_one_rank_alone() -> None:
+    """Fleet of Paddle 3.3 fails on one rank, whose model it takes for a pipeline; as DataParallel does, let it be."""
+    from paddle.distributed import fleet
+
+    fleet.distributed_model = lambda model: model
+
+
 def note_wrapped_models() -> list[Any]:
     """Fills with every model that the program gives to DataParallel, directly or through Fleet."""
     import paddle
@@ -91,9 +98,12 @@ def main() -> int:
     else:
         prepare_process()
     from common.backward import listen_to_backward
+    from common.placement import placement_from
 
     if not scheme.startswith("paddle"):
         redirect(scheme)
+    elif placement_from().nranks == 1:
+        leave_one_rank_alone()
     models = note_wrapped_models()
     memory_before = memory_bytes()
     clock = StepClock(memory_bytes, models)

@@ -16,14 +16,16 @@ from rich.table import Table
 
 from benchmarks.cluster import Hosts
 from benchmarks.environment import describe_environment
+from benchmarks.interval import interval
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
+from benchmarks.sweep_report import TITLES, cells, to_html, to_markdown, wrong_backends
 from common.entry import check_writable
-from common.errors import GradSyncError
+from common.errors import CertificateFailed
 from common.launch import Job
 
 __all__ = ["run_sweep"]
@@ -36,17 +38,14 @@ LIMITS = {  # of a backend and its variants, as in shm-copied
     "torch-nccl": "nccl-raw",
     **dict.fromkeys(("ps", "ray", "torch-rpc"), "round-limit"),
 }
-TITLES = {
-    "all_reduce": "all_reduce, sum of float32",
-    "push_pull": "push_pull, a parameter server's round with SGD in float32",
-}
 
 
 def run_sweep(config: SweepConfig) -> None:
-    """Measure, print a table for each number of ranks, and write `sweep.json` and `sweep.md`.
+    """Measure, print a table for each number of ranks, and write `sweep.json`, `sweep.md` and `sweep.html`.
 
     Raises:
-        GradSyncError: a backend failed, or gave wrong sums.
+        CertificateFailed: a backend gave wrong sums.
+        GradSyncError: one failed.
     """
     console = Console(highlight=False)
     check_history(config.history)
@@ -75,11 +74,12 @@ def run_sweep(config: SweepConfig) -> None:
                 show(rows, nranks, config, console)
     results["rows"] = rows
     write_results(results, config.out / "sweep.json", config.history)
-    (config.out / "sweep.md").write_text(markdown(results))
+    (config.out / "sweep.md").write_text(to_markdown(results))
+    (config.out / "sweep.html").write_text(to_html(results))
     console.print(f"\nresults: {config.out / 'sweep.json'}, {config.out / 'sweep.md'}", soft_wrap=True)
-    wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in rows if row["wrong"]})
+    wrong = wrong_backends(results)
     if wrong:
-        raise GradSyncError(f"wrong sums from {', '.join(wrong)}")
+        raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
 
 
 def measure_ranks(
@@ -180,7 +180,7 @@ def row_of(
         "nranks": nranks,
         "bytes": nbytes,
         "time_ms": 1e3 * middle,
-        "time_ms_interval": [1e3 * min(times), 1e3 * max(times)],
+        "time_ms_interval": interval([1e3 * each for each in times]),
         "algbw_gb_s": nbytes / middle / 1e9,
         "busbw_gb_s": nbytes / middle / 1e9 * 2 * (nranks - 1) / nranks,
         "of_limit": limit / middle if limit else None,
@@ -189,6 +189,10 @@ def row_of(
 
 
 def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: Console) -> None:
+    mine = [row for row in rows if row["nranks"] == nranks]
+    if wrong := wrong_backends({"rows": mine}):
+        console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
+        return
     where = f" on {words}" if (words := config.cluster.in_words()) else ""
     table = Table(
         "bytes",
@@ -198,42 +202,12 @@ def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: 
         box=None,
         pad_edge=False,
     )
-    for column in ("time ms", "min-max", "algbw", "busbw", "of limit", "wrong"):
+    for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
         table.add_column(column, justify="right", no_wrap=True)
     last = None
-    for row in (row for row in rows if row["nranks"] == nranks):
+    for row in mine:
         size = size_in_words(row["bytes"])
         table.add_row("" if size == last else size, *cells(row))
         last = size
     console.print()
     console.print(table)
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    limit = row["backend"].endswith("-limit")
-    link = row["backend"] == "link"
-    low, high = row["time_ms_interval"]
-    return [
-        row["backend"],
-        f"{row['time_ms']:.3g}",
-        f"{low:.3g}-{high:.3g}",
-        "" if limit else f"{row['algbw_gb_s']:.3g}",
-        "" if limit or link else f"{row['busbw_gb_s']:.3g}",
-        f"{row['of_limit']:.0%}" if row["of_limit"] else "",
-        "" if limit or link else str(row["wrong"]),
-    ]
-
-
-def markdown(results: dict[str, Any]) -> str:
-    rows = results["rows"]
-    machine = results["environment"]
-    lines = [f"# {TITLES[results['op']]}", "", f"`{results['command']}`, {results['created']}", ""]
-    lines += [f"emulated: {results['cluster']['words']}  "] if results.get("cluster") else []
-    lines += [f"{key}: {value}  " for key, value in machine.items() if isinstance(value, (str, int, float))]
-    lines += [f"absent: {name}: {reason}  " for name, reason in results["absent"].items()]
-    head = ("bytes", "backend", "time ms", "min-max", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
-    for nranks in sorted({row["nranks"] for row in rows}):
-        lines += ["", f"## N={nranks}", "", f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
-        mine = [row for row in rows if row["nranks"] == nranks]
-        lines += [f"| {size_in_words(row['bytes'])} | {' | '.join(cells(row))} |" for row in mine]
-    return "\n".join(lines) + "\n"

@@ -39,7 +39,7 @@ class SweepConfig:
     seconds: float = 0.2
     """About how long a backend runs at one size in one round."""
     out: Path = Path("out/sweep")
-    """Folder for sweep.json and sweep.md."""
+    """Folder for sweep.json, sweep.md and sweep.html."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)

@@ -39,6 +39,8 @@ def main() -> int:
             answer(done=roles[job["role"]](job))
         except Exception as exc:
             answer(error=[type(exc).__name__, str(exc)])
+            if job.get("endpoints"):
+                return 1  # Gloo has no deadline: the other ranks hear of it by the end of this one
     return 0
 
 
@@ -59,6 +61,7 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     """Be one rank of one training; returns its run record."""
     import numpy as np
 
+    from benchmarks.paddle_training import PaddleGroup, train_with_paddle
     from benchmarks.watched import Watch, Watched
     from common.model_arena import trainable
     from common.models import make_model
@@ -66,18 +69,17 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     from common.training import train
 
     config = config_of(job)
-    parts = Path(job["trace"]) if job["trace"] else None
-    with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):
-        watched = Watched(synchronizer, Watch.from_json(job["watch"])) if job["watch"] else None
-        trained = train(
-            config,
-            watched or synchronizer,
-            warmup_steps=job["warmup_steps"],
-            evaluate_model=job["evaluate"],
-            data=dataset_of(config),  # loaded here, so that servers hear of it if it cannot be
-        )
-    if watched:
-        watched.save()
+    settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
+    if job["scheme"] == "paddle":
+        trained = train_with_paddle(config, PaddleGroup(job["rank"], job["nranks"], job["endpoints"]), **settings)
+    else:
+        parts = Path(job["trace"]) if job["trace"] else None
+        with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):
+            watched = Watched(synchronizer, Watch.from_json(job["watch"])) if job["watch"] else None
+            data = dataset_of(config)  # loaded here, so that servers hear of it if it cannot be
+            trained = train(config, watched or synchronizer, data=data, **settings)
+        if watched:
+            watched.save()
     if job["keep"]:
         initial = make_model(config.model, seed=config.seed)
         pairs = zip(trainable(initial), trainable(trained.model), strict=True)

@@ -67,9 +67,11 @@ class Job:
 
     Args:
         log_dir: where `workerlog.N` and `serverlog.N` go; None: a temporary folder, removed at the end.
+        patience: seconds that children have between SIGTERM and SIGKILL; None: TERMINATE_S.
     """
 
     log_dir: Path | None = None
+    patience: float | None = None
     children: list[Child] = field(default_factory=list)
     _starting: bool = False
     _terminated: bool = False
@@ -215,7 +217,7 @@ class Job:
         for process in running:
             _signal_group(process, signal.SIGTERM)
             _signal_group(process, signal.SIGCONT)  # a frozen one must hear it
-        deadline = time.monotonic() + TERMINATE_S
+        deadline = time.monotonic() + (TERMINATE_S if self.patience is None else self.patience)
         for process in running:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

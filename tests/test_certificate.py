@@ -119,3 +119,18 @@ def test_measured_runs_must_agree_in_every_repetition() -> None:
     with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps/grpc N=2"):
         require_identical({PS: [good, good], RING: [good, bad]})
     require_identical({Contestant("ps", "shm", 2, 1, "geo:2"): [good, bad], RING: [good]})
+
+
+@pytest.mark.parametrize(("change", "passed"), [(0.0, True), (1e-3, True), (50.0, False)])
+def test_paddle_must_come_near_ours(tmp_path: Path, change: float, passed: bool) -> None:
+    paddle = Contestant("paddle", "gloo", 2)
+    pool = PoolDouble({paddle.name: ("0.weight", change)})
+    config = TrainingConfig(steps=100, batch_size=8)
+    found = certify(pool, [PS, RING, paddle], config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+    (peer,) = found["peers"]
+    assert (peer["contestant"], peer["reference"], peer["within"]) == ("paddle N=2", "ps/grpc N=2", passed)
+    assert (peer["difference"] > 0) == (change > 0)
+    assert found["identical"]
+    assert found["passed"] == passed
+    assert found["groups"][0]["contestants"] == ["ps/grpc N=2", "ring/shm N=2"]
+    require_identical({paddle: [{"parameters_sha256": "a", "steps": 1}, {"parameters_sha256": "b", "steps": 1}]})

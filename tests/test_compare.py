@@ -29,8 +29,9 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
+    schemes = ["--schemes", "local,ps,ring,paddle", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
     folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
-    return run("compare", *TINY, "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2", *folders), out
+    return run("compare", *TINY, *schemes, *folders), out
 
 
 @pytest.fixture
@@ -67,9 +68,14 @@ def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 10
+    assert len(certificate["schemes"]) == 12
     assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
-    assert len({v for n, v in certificate["schemes"].items() if "N=3" in n and "geo" not in n}) == 1
+    others = ("geo", "paddle")
+    in_step = {v for n, v in certificate["schemes"].items() if "N=3" in n and not any(other in n for other in others)}
+    assert len(in_step) == 1
+    assert [peer["contestant"] for peer in certificate["peers"]] == ["paddle N=1", "paddle N=3"]
+    assert certificate["schemes"]["paddle N=1"] == certificate["schemes"]["local N=1"]
+    assert 0 < certificate["peers"][1]["difference"] < 1e-5
     assert "ps/shm N=3 ssp:0" in certificate["groups"][1]["contestants"]
     assert certificate["other_order"] == ["ps/shm N=3 geo:2"]
     assert certificate["groups"][1]["whole_batch"]["within"]

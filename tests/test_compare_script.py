@@ -15,6 +15,7 @@ pytest.importorskip("paddle")
 from benchmarks.compare_script import distance, reason_in, summarise
 from benchmarks.contestants import Contestant
 from benchmarks.diff import load
+from benchmarks.script_worker import leave_one_rank_alone
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -122,3 +123,12 @@ def test_distance_is_relative() -> None:
     import numpy as np
 
     assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)
+
+
+def test_fleet_leaves_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle.distributed import fleet
+
+    monkeypatch.setattr(fleet, "distributed_model", None)
+    leave_one_rank_alone()
+    model = object()
+    assert fleet.distributed_model(model) is model

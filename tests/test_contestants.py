@@ -38,6 +38,12 @@ def test_other_modes_take_part_with_several_ranks_and_the_first_of_servers_and_p
         line_up(["ps"], [2], ["shm"], [1], ["shm"], ["asinc"])
 
 
+def test_paddle_takes_part_once_but_need_not_have_the_same_bits() -> None:
+    found = line_up(["ps", "paddle"], [1, 2], ["shm", "tcp"], [1, 2], ["shm"])
+    assert [c.name for c in found] == ["ps/shm N=1", "paddle N=1", "ps/shm N=2", "ps/shm N=2 S=2", "paddle N=2"]
+    assert [c.name for c in found if c.in_step and not c.exact] == ["paddle N=1", "paddle N=2"]
+
+
 def test_local_has_one_rank_only() -> None:
     assert names(["local"], [2, 4], ["shm"], [1], ["shm"]) == []
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from benchmarks import progress as module
+from benchmarks.overall_progress import OverallProgress
 from benchmarks.progress import progress
 
 
@@ -26,6 +28,22 @@ def test_without_a_terminal_a_line_now_and_then(
         "1 of 9 done after 31 s, about 248 s left; now run 1",
         "3 of 9 done after 62 s, about 124 s left; now run 3",
     ]
+
+
+def test_a_larger_job_reads_it_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.PROGRESS_VARIABLE, str(tmp_path / "told"))
+    console = Console(file=io.StringIO(), force_terminal=True, width=150)
+    with progress(Console(file=io.StringIO()), 4) as on_run, OverallProgress(console, [2, 6]) as whole:
+        whole.begin("first")
+        whole.begin("second")
+        for what in ("a", "b: c", "d"):
+            on_run(what)
+        assert (tmp_path / "told").read_text() == "2 4 d"
+        whole.read(tmp_path / "told")
+        assert whole.words == "part 2 of 2, about 1 min left; now second: d"
+        (tmp_path / "told").write_text("3 ")
+        whole.read(tmp_path / "told")
+        assert whole.words.endswith("second: d")
 
 
 def test_on_a_terminal_a_bar_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -331,7 +331,7 @@ class TestHtml:
     def test_diverged_training_is_still_json(self, good: Results) -> None:
         good["runs"][1]["curve"][1][1] = float("nan")
         figures = json.loads(Page(to_html(good)).scripts[1], parse_constant=pytest.fail)
-        assert [y for trace in figures["loss"]["data"] for y in trace["y"] if y is None] == [None]
+        assert [y for trace in figures["compare-loss"]["data"] for y in trace["y"] if y is None] == [None]
 
     def test_figures_are_valid(self, good: Results) -> None:
         for plot in plots(groups(good)):
@@ -380,3 +380,23 @@ def test_modes_in_another_order_take_no_part_in_the_race(good: Results) -> None:
     assert verdict(good)[: len(before)] == before
     free["mode"] = "ssp:0"
     assert "ps async (9,000 samples/s) is the fastest" in verdict(good)[1]
+
+
+def test_paddle_may_differ_a_little_and_too_much_fails(good: Results) -> None:
+    good["runs"].append(a_run("paddle N=4", 900))
+    good["certificate"]["schemes"]["paddle N=4"] = "e" * 64
+    peer = {"contestant": "paddle N=4", "reference": "ps N=4", "difference": 2e-7, "bound": 1e-4, "within": True}
+    good["certificate"]["peers"] = [peer]
+    assert verdict(good)[0].endswith("(4 at N=2, 2 at N=4). paddle.DataParallel comes within the bound of them.")
+    assert [line.same for line in certified(good) if line.contestant == "paddle N=4"] == ["≈ within the bound"]
+    for text in all_outputs(good).values():
+        assert "≈ within the bound" in text
+        assert "its sync is the optimizer's update alone" in " ".join(text.replace("&#x27;", "'").split())
+    assert (
+        certified({**good, "certificate": {**good["certificate"], "peers": [{**peer, "difference": 0}]}})[-1].same
+        is True
+    )
+    peer["within"] = good["certificate"]["passed"] = False
+    for text in all_outputs(good).values():
+        assert "the parameters of paddle N=4 differ" in " ".join(text.split())
+        assert "samples/s" not in text

@@ -19,11 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 MACHINE = {"cpu": "Some CPU", "cores": 2, "commit": "f8074a6e05"}
 TOP = {"schema": 1, "created": "2026-11-21T08:30:05+00:00", "command": "python -m benchmarks", "environment": MACHINE}
 ROW = {"backend": "tcp", "nranks": 4, "bytes": 10**8, "time_ms": 9.5, "time_ms_interval": [9, 11], "wrong": 0}
-SWEEP = {**TOP, "op": "all_reduce", "rows": [{**ROW, "of_limit": 0.9}, {**ROW, "backend": "gloo", "time_ms": 5}]}
+ROWS = [{**ROW, "of_limit": 0.9}, {**ROW, "backend": "gloo", "time_ms": 5, "of_limit": None}]
+SWEEP = {**TOP, "op": "all_reduce", "absent": {}, "rows": ROWS}
 RUN = {"contestant": "ps N=2", "scheme": "ps", "nranks": 2, "step_ms": 7, "step_ms_interval": [6, 8]}
 SCRIPT = {
     **TOP,
-    "certificate": {"identical": True, "passed": True, "ours": ["ps", "ring"], "against_paddle": {}, "schemes": {}},
+    "certificate": {
+        "identical": True,
+        "passed": True,
+        "ours": ["ps", "ring"],
+        "against_paddle": {},
+        "schemes": {},
+        "bounds": {},
+    },
     "runs": [RUN],
     "failed": {"paddle N=2": {"reason": "exit code 1"}},
 }
@@ -134,9 +142,9 @@ def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: P
     names = ("four: later", "one: sweep", "three: compare", "two: script")
     assert heads == [*(f"## {name}, 2026-11-21" for name in names), "## History"]
     assert "`benchmarks/results`" in text
-    assert "- all\\_reduce, N=4, 100 MB: gloo 5 ms, tcp 9.5 ms (90% of its limit)." in text
-    assert "- ps N=2: 7.0 ms a step (6.0–8.0).\n- paddle N=2 failed: exit code 1\n" in text
-    assert "- No two contestants have the same number of ranks" in text
+    assert "- N=4: ours reaches 90% at 100 MB of what the machine allows." in text
+    assert "- paddle N=2 failed: exit code 1.\n" in text
+    assert "- No two of ours have the same number of ranks" in text
     assert "- This version has no words for results of kind later." in text
     machine = "Some CPU, 2 cores; 2026-11-21 08:30 UTC; commit f8074a6e05; "
     at = "../benchmarks/results"
@@ -154,12 +162,11 @@ def test_a_later_kind_brings_its_own_words(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_wrong_results_have_no_speed() -> None:
-    assert verdict({**SWEEP, "rows": [{**ROW, "wrong": 1}]}) == [
-        "Some sums were wrong, so there is no speed to report."
-    ]
-    for key, text in (("identical", "NOT the same"), ("passed", "too far from paddle.DataParallel's")):
-        (only,) = verdict({**SCRIPT, "certificate": {**SCRIPT["certificate"], key: False}})  # type: ignore[dict-item]
-        assert text in only
+    assert verdict({**SWEEP, "rows": [{**ROW, "wrong": 1}]}) == ["The sums are WRONG from tcp N=4; no speed is shown."]
+    for key, text in (("identical", "NOT the same"), ("passed", "too far from paddle.DataParallel")):
+        first, *_ = verdict({**SCRIPT, "certificate": {**SCRIPT["certificate"], "passed": False, key: False}})  # type: ignore[dict-item]
+        assert text in first
+        assert "no speed is shown" in first
     assert verdict({**SWEEP, "schema": 2}) == ["This version reads schema 1, not 2."]
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import PEERS, load_peer
-from benchmarks.sweep import markdown, row_of
+from benchmarks.sweep import row_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
+from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import measure
 from common.errors import UsageError
 
@@ -115,19 +116,65 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert row["algbw_gb_s"] == pytest.approx(0.5)
     assert row["busbw_gb_s"] == pytest.approx(0.75)
     assert row["of_limit"] == pytest.approx(0.5)
-    text = markdown(
-        {
-            "op": "all_reduce",
-            "command": "c",
-            "created": "now",
-            "cluster": None,
-            "environment": {"cpu": "x"},
-            "absent": {"mpi": "no mpirun"},
-            "rows": [row],
-        }
+
+
+def results_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    """sweep.json with these rows."""
+    machine = {"cpu": "x", "cores": 2, "memory_bytes": 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.1}
+    about = {"kernel": "6", "python": "3", "versions": {}, "commit": None}
+    return {
+        "schema": 1,
+        "op": "all_reduce",
+        "command": "python -m benchmarks sweep",
+        "created": "2026-11-21T08:30:00+00:00",
+        "cluster": None,
+        "environment": {**machine, **about},
+        "absent": {"mpi": "no <mpirun>"},
+        "rows": list(rows),
+    }
+
+
+def sample() -> dict[str, Any]:
+    """Twice as fast as Gloo at 100 MB, half as fast at 4 KiB, within noise at 1 MiB."""
+    return results_of(
+        row_of("shm", 4, 10**8, [0.1, 0.2, 0.4], 0, 0.1),
+        row_of("gloo", 4, 10**8, [0.5, 0.6], 0, None),
+        row_of("memory-limit", 4, 10**8, [0.1], 0, None),
+        row_of("shm", 4, 4096, [2e-4], 0, 9e-5),
+        row_of("gloo", 4, 4096, [1e-4], 0, None),
+        row_of("shm", 4, 1 << 20, [2e-3, 1e-3], 0, 9e-4),
+        row_of("gloo", 4, 1 << 20, [2e-3, 4e-3], 0, None),
     )
+
+
+def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
+    found = sample()
+    assert verdict(found)[1:] == [
+        "N=4, the best of ours against the best of other libraries: 4 KiB 2.0 times slower (shm 0.2 ms, gloo 0.1 ms); "
+        "1 MiB within noise (shm 1.5 ms, gloo 3 ms); 100 MB 2.8 times faster (shm 200 ms, gloo 550 ms).",
+        "N=4: ours reaches 45% at 4 KiB to 60% at 1 MiB of what the machine allows.",
+        "mpi is absent: no <mpirun>.",
+    ]
+    text = to_markdown(found)
     assert "| 100 MB | shm | 200 | 100-400 | 0.5 | 0.75 | 50% | 0 |" in text
-    assert "absent: mpi: no mpirun" in text
+    (plot,) = plots(found)
+    lines = {line["text"][0].partition(",")[0]: line for line in plot.figure["data"]}
+    assert lines["shm"]["x"] == [4096, 1 << 20, 10**8]
+    assert lines["shm"]["y"] == pytest.approx([0.2, 1.5, 200])
+    assert lines["memory-limit"]["line"]["dash"] == "dot"
+    assert "50% of the limit" in lines["shm"]["text"][2]
+    assert "no &lt;mpirun&gt;" in to_html(found)
+
+
+def test_wrong_sums_have_no_speed() -> None:
+    found = sample()
+    found["rows"][0]["wrong"] = 3
+    assert verdict(found)[0] == "The sums are WRONG from shm N=4; no speed is shown."
+    assert not plots(found)
+    for text in (to_markdown(found), to_html(found)):
+        assert "WRONG" in text
+        assert "550" not in text
+        assert "0.75" not in text.partition("</style>")[2].replace("0.75rem", "")
 
 
 def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

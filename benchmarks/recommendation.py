@@ -1,0 +1,186 @@
+"""Which scheme to use for a job on this machine: by how much, how sure, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+from benchmarks import figures, report
+from benchmarks.figures import Run, series
+from benchmarks.result_files import kind_of
+from benchmarks.sweep_report import nearest_to_limit
+
+__all__ = ["recommend"]
+
+NAMES = {"ps": "the parameter server (ps)", "ring": "the all-reduce (collective)"}
+COMPUTING = ("input", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Steps or samples in a second: the median and its interval."""
+
+    contestant: str
+    rate: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Speed) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Race:
+    """The best contestant of each scheme, on one job and number of ranks.
+
+    Args:
+        where: the job and the number of ranks.
+        best: by scheme.
+        computing: the share of the fastest one's step in which it computes, where it is known.
+        repetitions: of each contestant.
+    """
+
+    where: str
+    best: Mapping[str, Speed]
+    computing: float | None
+    repetitions: int
+
+    def lead(self, one: str, other: str) -> float:
+        return self.best[one].rate / self.best[other].rate
+
+
+def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[str, Any]) -> list[str]:
+    """Sentences from all parts that held a race between schemes; none if there was none.
+
+    Args:
+        parts: the title and the results of each part that ended well.
+    """
+    races = [race for title, results in parts for race in races_in(title, results)]
+    both = [race for race in races if NAMES.keys() <= race.best.keys()]
+    if not both:
+        return []
+    machine = f"{environment['cpu']}, {environment['cores']} cores"
+    noise = f"the speed of memory varied by {environment['noise']:.1%}"
+    fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
+    rounds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    chance = "with one repetition noise is unknown" if fewest < 2 else f"two equals look apart in {by_chance(fewest)}"
+    sure = (
+        "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
+        f"measured {rounds} times in turn, differences inside the intervals count as noise ({chance}); {noise}."
+    )
+    return [f"On this machine ({machine}): {choice(both)}", *against_paddle(races), sure, *bounds(races, parts)]
+
+
+def by_chance(repetitions: int) -> str:
+    """How often the ranges of two equal contestants do not overlap: of C(2n, n) orders of their values, in two.
+
+    >>> by_chance(2), by_chance(3), by_chance(5)
+    ('1 of 3 cases', '1 of 10 cases', '1 of 126 cases')
+    """
+    return f"1 of {comb(2 * repetitions, repetitions) // 2} cases"
+
+
+def choice(races: Sequence[Race]) -> str:
+    """Which of the two schemes, and by how much; what was measured once decides nothing."""
+    races = [race for race in races if race.repetitions > 1]
+    if not races:
+        return "each contestant was measured once, so neither scheme can be recommended."
+    faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
+    tied = len(races) - sum(map(len, faster.values()))
+    total = f"{len(races)} comparison{'s' * (len(races) > 1)} on several ranks"
+    if not any(faster.values()):
+        return f"take either scheme: in {total} the two are within noise of each other."
+    winner, loser = sorted(NAMES, key=lambda name: -len(faster[name]))
+    margins = margins_in_words(faster[winner], winner, loser)
+    noise = f"; within noise in {tied}" if tied else ""
+    if not faster[loser]:
+        return f"use {NAMES[winner]}. It is faster in {len(faster[winner])} of {total}, {margins}{noise}."
+    return (
+        f"it depends on the job. Of {total}, {NAMES[winner]} is faster in {len(faster[winner])}: {margins}; "
+        f"{NAMES[loser]} in {len(faster[loser])}: {margins_in_words(faster[loser], loser, winner)}"
+        f"{f'; {tied} within noise' if tied else ''}."
+    )
+
+
+def clearly(race: Race, name: str) -> bool:
+    """Whether this scheme is faster beyond noise."""
+    (other,) = NAMES.keys() - {name}
+    return race.lead(name, other) > 1 and not race.best[name].overlaps(race.best[other])
+
+
+def margins_in_words(races: Sequence[Race], winner: str, loser: str) -> str:
+    return f"by {span([(race.lead(winner, loser) - 1, race.where) for race in races])}"
+
+
+def span(shares: Sequence[tuple[float, str]]) -> str:
+    """
+    >>> span([(0.1, "a"), (0.2, "b")]), span([(0.1, "a")])
+    ('10% (a) to 20% (b)', '10% (a)')
+    """
+    (least, where_least), (most, where_most) = min(shares), max(shares)
+    if f"{least:.0%}" == f"{most:.0%}":
+        return f"{most:.0%} ({where_most})"
+    return f"{least:.0%} ({where_least}) to {most:.0%} ({where_most})"
+
+
+def against_paddle(races: Sequence[Race]) -> list[str]:
+    """The best of ours against paddle.DataParallel."""
+    found = []
+    for race in races:
+        ours = [name for name in NAMES if name in race.best]
+        if "paddle" in race.best and ours:
+            best = max(ours, key=lambda name: race.best[name].rate)
+            near = ", within noise" if race.best[best].overlaps(race.best["paddle"]) else ""
+            near = ", measured once" if race.repetitions < 2 else near
+            found.append(f"{race.lead(best, 'paddle'):.2f} times ({race.where}{near})")
+    return [f"The better of the two reaches, of paddle.DataParallel's speed: {', '.join(found)}."] if found else []
+
+
+def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
+    if known := [(race.computing, race.where) for race in races if race.computing is not None]:
+        yield (
+            f"What bounds it: the fastest spends {span(known)} of a step computing; the rest, waiting and exposed "
+            "synchronisation, is all that a faster scheme could gain."
+        )
+    for title, results in parts:
+        if kind_of(results) == "sweep" and (found := nearest_to_limit(results)):
+            yield f"{title}: {found}."
+
+
+def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
+    """Those of a comparison, or of a program's, with several ranks and schemes."""
+    kind = kind_of(results)
+    if kind == "compare":
+        for nranks, runs in report.groups(results):
+            racing = [run for run in runs if figures.in_step(run)]
+            if nranks > 1 and racing:
+                yield race_of(f"{title}, N={nranks}", [(run, of_training(run)) for run in racing])
+    elif kind == "script" and results["certificate"]["passed"]:
+        for nranks in sorted({run["nranks"] for run in results["runs"]}):
+            runs = [run for run in results["runs"] if run["nranks"] == nranks]
+            yield race_of(f"{title}, N={nranks}", [(run, of_program(run)) for run in runs])
+
+
+def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:
+    best: dict[str, Speed] = {}
+    for run, speed in speeds:
+        if run["scheme"] not in best or speed.rate > best[run["scheme"]].rate:
+            best[run["scheme"]] = speed
+    fastest, _ = max(
+        (each for each in speeds if each[0]["scheme"] != "paddle"), key=lambda each: each[1].rate, default=speeds[0]
+    )
+    phases = fastest.get("phases_ms")
+    share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None
+    return Race(where, best, share, min(run["repetitions"] for run, _ in speeds))
+
+
+def of_training(run: Run) -> Speed:
+    return Speed(series(run), run["samples_per_s"], *run["samples_per_s_interval"])
+
+
+def of_program(run: Run) -> Speed:
+    low, high = run["step_ms_interval"]
+    return Speed(series(run), 1e3 / run["step_ms"], 1e3 / high, 1e3 / low)

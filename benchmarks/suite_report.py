@@ -1,0 +1,127 @@
+"""The report of a whole job: one verdict on top, then a chapter for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from benchmarks import markdown
+from benchmarks.html_page import chapter, contents, page, verdict_box
+from benchmarks.html_report import definitions, environment_section
+from benchmarks.kinds import report_of
+from benchmarks.plot import Plot
+from benchmarks.recommendation import recommend
+from benchmarks.report import environment
+from benchmarks.result_files import kind_of
+
+__all__ = ["print_summary", "to_html", "to_markdown", "verdict"]
+
+Results = dict[str, Any]  # what lies in suite.json
+NOTHING = "No part measured both schemes on several ranks, so there is nothing to recommend."
+SYNTHETIC = (
+    "Synthetic data of the same shape stand in for MNIST and Fashion-MNIST, whose files were not given (--data-dir): "
+    "times are those of the real data, accuracies are not."
+)
+
+
+def verdict(results: Results) -> list[str]:
+    """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
+    is missing."""
+    good = [(part["title"], part["results"]) for part in results["parts"] if part["status"] == "done"]
+    lines = [*recommend(good, results["environment"]), *beyond(good)]
+    synthetic = [SYNTHETIC] if results["synthetic"] else []
+    return [*(lines or [NOTHING]), *synthetic, *shortcomings(results)]
+
+
+def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
+    """What crossover maps and times to accuracy say first."""
+    return [
+        f"{title}: {line}"
+        for title, found in parts
+        if kind_of(found) in ("crossover", "accuracy")
+        for line in report_of(found).verdict(found)[:2]
+    ]
+
+
+def shortcomings(results: Results) -> list[str]:
+    """The parts that are not as they should be, those that computed the wrong thing first."""
+    said = {
+        "wrong": "computed the WRONG thing, so no speed of it is shown",
+        "failed": "failed",
+        "absent": "is absent",
+        "missing": "is missing",
+    }
+    return [
+        f"{part['title']} {words}: {part['reason'].rstrip('.')}."
+        for status, words in said.items()
+        for part in results["parts"]
+        if part["status"] == status
+    ]
+
+
+def is_wrong(results: Results) -> bool:
+    return any(part["status"] == "wrong" for part in results["parts"])
+
+
+def to_html(results: Results) -> str:
+    """The whole job as a page; every string of the results is escaped."""
+    drawn: list[Plot] = []
+    chapters = []
+    for part in results["parts"]:
+        name = f"part-{part['name']}"
+        sections, plots = _body(part, name)
+        box = verdict_box(_verdict_of(part), failed=part["status"] != "done", label=f"Verdict on {part['title']}")
+        chapters.append(chapter(name, part["title"], box, sections))
+        drawn += plots
+    links = contents((f"part-{part['name']}", part["title"]) for part in results["parts"])
+    box = verdict_box(verdict(results), failed=is_wrong(results))
+    last = [*([definitions()] if drawn else []), environment_section(results)]
+    return page(results["title"], box + links, [*chapters, *last], drawn)
+
+
+def _body(part: dict[str, Any], name: str) -> tuple[list[str], list[Plot]]:
+    """A part's sections and plots, the plots' names made unique on the page."""
+    if part["results"] is None:
+        return [], []
+    report = report_of(part["results"])
+    sections, plots = report.sections(part["results"]), report.plots(part["results"])
+    for plot in plots:
+        sections = [section.replace(f'id="{plot.name}"', f'id="{name}-{plot.name}"') for section in sections]
+    command = f'<p class="muted"><code>{escape(part["command"])}</code></p>'
+    return [command, *sections], [replace(plot, name=f"{name}-{plot.name}") for plot in plots]
+
+
+def _verdict_of(part: dict[str, Any]) -> list[str]:
+    why = [f"{part['status'].capitalize()}: {part['reason'].rstrip('.')}."] if part["status"] != "done" else []
+    return [*why, *(report_of(part["results"]).verdict(part["results"]) if part["results"] is not None else [])]
+
+
+def to_markdown(results: Results) -> str:
+    """The whole job for a pull request: the verdicts, and each part's report folded away."""
+    return "\n\n".join(_paragraphs(results)) + "\n"
+
+
+def _paragraphs(results: Results) -> Iterator[str]:
+    yield f"# {markdown.escape(results['title'])}"
+    yield markdown.bullets(verdict(results))
+    for part in results["parts"]:
+        yield f"## {markdown.escape(part['title'])}"
+        yield markdown.bullets(_verdict_of(part))
+        if part["results"] is not None:
+            whole = report_of(part["results"]).to_markdown(part["results"])
+            yield f"<details><summary>{escape(part['title'])} in figures</summary>\n\n{whole}\n</details>"
+    yield "## Environment"
+    yield markdown.table(("what", "value"), [markdown.row(fact) for fact in environment(results)])
+    yield f"```console\n{results['command']}\n```"
+
+
+def print_summary(results: Results, console: Console) -> None:
+    """The verdict on a terminal."""
+    console.print()
+    for line in verdict(results):
+        console.print(Text(line, style="bold red" if is_wrong(results) else "bold"))

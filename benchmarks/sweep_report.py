@@ -1,0 +1,218 @@
+"""The report of a sweep (sweep.json): time against size for every backend, and how near its limit each comes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from benchmarks import markdown
+from benchmarks.figures import KNOWN
+from benchmarks.html_page import page, plot_section, section, table, verdict_box
+from benchmarks.html_page import row as line
+from benchmarks.html_report import environment_section
+from benchmarks.peers import PEERS
+from benchmarks.plot import Key, Plot, axis, layout, plain
+from benchmarks.report import environment
+from benchmarks.sweep_config import size_in_words
+
+__all__ = [
+    "TITLES",
+    "cells",
+    "nearest_to_limit",
+    "plots",
+    "sections",
+    "to_html",
+    "to_markdown",
+    "verdict",
+    "wrong_backends",
+]
+
+Results = dict[str, Any]  # what lies in sweep.json
+Row = dict[str, Any]
+TITLES = {
+    "all_reduce": "all_reduce, sum of float32",
+    "push_pull": "push_pull, a parameter server's round with SGD in float32",
+}
+HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
+COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
+WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
+OURS = ("benchmarks.peers.gradsync", "benchmarks.peers.parameter_server")
+LIMITS = "benchmarks.peers.limits"
+
+
+def verdict(results: Results) -> list[str]:
+    """For each number of ranks: the best of ours against the best of the others, and against the limit."""
+    absent = [f"{name} is absent: {why.rstrip('.')}." for name, why in results["absent"].items()]
+    if wrong := wrong_backends(results):
+        return [f"The sums are WRONG from {', '.join(wrong)}; no speed is shown.", *absent]
+    checked = f"Every sum was right: {len(results['rows'])} series, each checked before it was timed."
+    return [checked, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+
+
+def wrong_backends(results: Results) -> list[str]:
+    return sorted({f"{row['backend']} N={row['nranks']}" for row in results["rows"] if row["wrong"]})
+
+
+def groups(results: Results) -> list[tuple[int, list[Row]]]:
+    """The rows by number of ranks, without the link's; none if a sum was wrong."""
+    rows = [] if wrong_backends(results) else [row for row in results["rows"] if row["backend"] != "link"]
+    return [(n, [row for row in rows if row["nranks"] == n]) for n in sorted({row["nranks"] for row in rows})]
+
+
+def is_limit(backend: str) -> bool:
+    return PEERS.get(backend) == LIMITS
+
+
+def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
+    ours = [row for row in rows if PEERS.get(row["backend"]) in OURS]
+    others = [row for row in rows if row not in ours and not is_limit(row["backend"])]
+    told, near = [], []
+    for size in sorted({row["bytes"] for row in ours}):
+        best = min((row for row in ours if row["bytes"] == size), key=_time)
+        if best["of_limit"]:
+            near.append((best["of_limit"], f"{best['of_limit']:.0%} at {size_in_words(size)}"))
+        if rivals := [row for row in others if row["bytes"] == size]:
+            told.append(f"{size_in_words(size)} {_against(best, min(rivals, key=_time))}")
+    lines = [f"N={nranks}, the best of ours against the best of other libraries: {'; '.join(told)}."] if told else []
+    if near:
+        reach = " to ".join(dict.fromkeys((min(near)[1], max(near)[1])))
+        lines.append(f"N={nranks}: ours reaches {reach} of what the machine allows.")
+    return lines
+
+
+def nearest_to_limit(results: Results) -> str:
+    """Of the largest array: how near the best of ours comes to what the machine allows; "" if it is not known."""
+    found = []
+    for nranks, rows in groups(results):
+        ours = [row for row in rows if PEERS.get(row["backend"]) in OURS and row["of_limit"]]
+        largest = [row for row in ours if row["bytes"] == max(row["bytes"] for row in ours)]
+        if largest:
+            best = min(largest, key=_time)
+            share, size = f"{best['of_limit']:.0%}", size_in_words(best["bytes"])
+            found.append(f"{share} of what the machine allows at {size} and N={nranks} ({best['backend']})")
+    return f"{results['op']} reaches {', '.join(found)}" if found else ""
+
+
+def _time(row: Row) -> float:
+    return float(row["time_ms"])
+
+
+def _against(best: Row, rival: Row) -> str:
+    (low, high), (other_low, other_high) = best["time_ms_interval"], rival["time_ms_interval"]
+    names = f"({best['backend']} {best['time_ms']:.3g} ms, {rival['backend']} {rival['time_ms']:.3g} ms)"
+    if low <= other_high and other_low <= high:
+        return f"within noise {names}"
+    ratio = rival["time_ms"] / best["time_ms"]
+    return f"{ratio:.1f} times faster {names}" if ratio > 1 else f"{1 / ratio:.1f} times slower {names}"
+
+
+def plots(results: Results) -> list[Plot]:
+    """One for each number of ranks."""
+    backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
+    cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
+    colours = {name: next(cool if PEERS.get(name) in OURS else warm) for name in backends if not is_limit(name)}
+    return [_times(nranks, rows, colours, results["op"]) for nranks, rows in groups(results)]
+
+
+def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -> Plot:
+    data, legend, heard = [], [], []
+    for name in dict.fromkeys(row["backend"] for row in rows):
+        mine = sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
+        colour, dash = colours.get(name, "var(--muted)"), "dot" if is_limit(name) else "solid"
+        legend.append(Key(name, colour, dash))
+        points = (f"{_time(row):.3g} at {size_in_words(row['bytes'])}" for row in mine)
+        heard.append(f"{name} {', '.join(points)}")
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if is_limit(name) else "lines+markers",
+                "x": [row["bytes"] for row in mine],
+                "y": [row["time_ms"] for row in mine],
+                "text": [_hover(row) for row in mine],
+                "line": {"color": colour, "width": 2, "dash": dash},
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    sizes = sorted({row["bytes"] for row in rows})
+    look = layout(
+        xaxis=axis(type="log", title="bytes on each rank", tickvals=sizes, ticktext=[*map(size_in_words, sizes)]),
+        yaxis=axis(type="log", title="ms", grid=True, dtick=1),
+    )
+    return Plot(
+        f"sweep-{op}-{nranks}",
+        f"{op} on {nranks} ranks",
+        "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median over "
+        "rounds. Cool colours are ours; dotted is what the machine allows. Lower is better.",
+        f"Lines of milliseconds over bytes, {nranks} ranks. {'; '.join(heard)}.",
+        legend,
+        420,
+        {"data": data, "layout": look},
+    )
+
+
+def _hover(row: Row) -> str:
+    low, high = row["time_ms_interval"]
+    share = f"<br>{row['of_limit']:.0%} of the limit" if row["of_limit"] else ""
+    bandwidth = "" if is_limit(row["backend"]) else f"<br>busbw {row['busbw_gb_s']:.3g} GB/s"
+    head = f"{plain(row['backend'])}, {size_in_words(row['bytes'])}"
+    return f"{head}<br>{row['time_ms']:.3g} ms ({low:.3g}–{high:.3g}){bandwidth}{share}"
+
+
+def sections(results: Results) -> list[str]:
+    """The plots, and a table for each number of ranks."""
+    tables = [
+        section(
+            f"{escape(results['op'])} on {nranks} ranks, the figures",
+            table(f"N={nranks}{escape(_where(results))}", HEADS, bodies_of(rows), look="figures wide"),
+        )
+        for nranks, rows in groups(results)
+    ]
+    return [*map(plot_section, plots(results)), *tables]
+
+
+def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The lines of each size."""
+    sizes = list(dict.fromkeys(row["bytes"] for row in rows))
+    return [
+        [line([size_in_words(size), *map(escape, cells(each))]) for each in rows if each["bytes"] == size]
+        for size in sizes
+    ]
+
+
+def _where(results: Results) -> str:
+    return f", emulated {results['cluster']['words']}" if results.get("cluster") else ""
+
+
+def cells(row: Row) -> list[str]:
+    """A row's line after its size, in the order of HEADS; without what makes no sense for a limit."""
+    limit, link = row["backend"].endswith("-limit"), row["backend"] == "link"
+    low, high = row["time_ms_interval"]
+    return [
+        row["backend"],
+        f"{row['time_ms']:.3g}",
+        f"{low:.3g}-{high:.3g}",
+        "" if limit else f"{row['algbw_gb_s']:.3g}",
+        "" if limit or link else f"{row['busbw_gb_s']:.3g}",
+        f"{row['of_limit']:.0%}" if row["of_limit"] else "",
+        "" if limit or link else str(row["wrong"]),
+    ]
+
+
+def to_markdown(results: Results) -> str:
+    parts = [f"# {TITLES[results['op']]}{_where(results)}", markdown.bullets(verdict(results))]
+    for nranks, rows in groups(results):
+        lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
+        parts += [f"## N={nranks}", markdown.table(HEADS, lines, numeric=True)]
+    facts = [markdown.row(fact) for fact in environment(results)]
+    parts += ["## Environment", markdown.table(("what", "value"), facts), f"```console\n{results['command']}\n```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(results: Results) -> str:
+    """The whole report as a page; every string of the results is escaped."""
+    drawn = plots(results)
+    box = verdict_box(verdict(results), failed=bool(wrong_backends(results)))
+    parts = [*sections(results), environment_section(results)]
+    return page(f"GradSync: {TITLES[results['op']]}", box, parts, drawn)
