@@ -46,7 +46,7 @@ class CompareConfig(TrainingConfig):
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     trace: Path | None = None
-    """Folder for a trace of each contestant's last repetition, as NAME.json, for ui.perfetto.dev."""
+    """Folder for a trace of the last repetition of each contestant of ours, as NAME.json, for ui.perfetto.dev."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
     json: tyro.conf.Suppress[Path | None] = None
     save: tyro.conf.Suppress[Path | None] = None

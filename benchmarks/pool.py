@@ -91,14 +91,15 @@ class WorkerPool:
         Args:
             keep: rank 0 writes its parameters there (.npz: for each name, [before, after] stacked).
             watch: how the training is slowed, and what rank 0 keeps of it.
-            trace: folder in which a trace is left under the contestant's name.
+            trace: folder in which a trace is left under the contestant's name; Paddle's own leaves none.
 
         Raises:
             GradSyncError: the first error that is not merely the consequence of another rank's.
         """
         servers = self._servers[: contestant.servers]
         errors: list[GradSyncError] = []
-        parts = tempfile.mkdtemp(dir=self._job.scratch) if trace else None
+        traced = trace is not None and contestant.scheme != "paddle"
+        parts = tempfile.mkdtemp(dir=self._job.scratch) if traced else None
         addresses = self._begin_serving(servers, contestant.nranks, config.timeout, parts)
         common = {
             "role": "rank",

@@ -53,7 +53,7 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
 def test_every_contestant_leaves_a_trace(
     finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
 ) -> None:
-    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"]}
+    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"] if r["scheme"] != "paddle"}
     traces = {path.stem: read_trace(path) for path in (finished[1] / "traces").iterdir()}
     assert traces.keys() == names
     for name, trace in traces.items():
