@@ -37,6 +37,8 @@ class CompareConfig(TrainingConfig):
     something else, and are reported apart."""
     backends: str | None = None
     """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
+    shard_optimizer: bool = False
+    """A ring whose ranks update 1/N of the parameters each takes part, too."""
     repetitions: int = 3
     """How often each contestant is measured; medians are reported."""
     warmup_steps: int = 3
@@ -74,7 +76,8 @@ class CompareConfig(TrainingConfig):
         servers = numbers("servers", self.servers)
         backends, data_planes = self._backends()
         modes = self.ps_modes.split(",")
-        return line_up(self.schemes.split(","), nranks, backends, servers, data_planes, modes)
+        schemes, sharded = self.schemes.split(","), self.shard_optimizer
+        return line_up(schemes, nranks, backends, servers, data_planes, modes, shard_optimizer=sharded)
 
     def _backends(self) -> tuple[list[str], list[str]]:
         """Of rings, and the data planes of parameter servers."""

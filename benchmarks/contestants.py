@@ -24,6 +24,7 @@ class Contestant:
     nranks: int
     servers: int = 0
     mode: str = "sync"  # of parameter servers
+    sharded: bool = False  # the ring's optimizer
 
     @property
     def in_step(self) -> bool:
@@ -37,11 +38,12 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async"."""
+        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async", "ring/shm N=4 sharded"."""
         backend = f"/{self.backend}" if self.scheme in ("ps", "ring") else ""
         servers = f" S={self.servers}" if self.servers > 1 else ""
         mode = "" if self.mode == "sync" else f" {self.mode}"
-        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}"
+        sharded = " sharded" if self.sharded else ""
+        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}"
 
     @property
     def stem(self) -> str:
@@ -56,6 +58,8 @@ def line_up(
     servers: Sequence[int],
     data_planes: Sequence[str],
     ps_modes: Sequence[str] = ("sync",),
+    *,
+    shard_optimizer: bool = False,
 ) -> list[Contestant]:
     """Every sensible combination, by number of ranks.
 
@@ -84,4 +88,6 @@ def line_up(
                 found.append(Contestant("paddle", "gloo", count))
             elif scheme == "ring":
                 found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]
+                if shard_optimizer and count > 1:
+                    found.append(Contestant("ring", backends[0], count, sharded=True))
     return found

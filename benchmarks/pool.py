@@ -106,6 +106,7 @@ class WorkerPool:
             "scheme": contestant.scheme,
             "backend": contestant.backend,
             "mode": contestant.mode,
+            "sharded": contestant.sharded,
             "nranks": contestant.nranks,
             "servers": addresses,
             "rendezvous": self._hosts.meeting_place(),

@@ -148,7 +148,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
     from collective.synchronizer import RingSynchronizer
 
     group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], device="cpu", timeout=timeout)
-    return RingSynchronizer(group, overlap=job["training"]["overlap"])
+    return RingSynchronizer(group, overlap=job["training"]["overlap"], shard_optimizer=job["sharded"])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from common.process import PARENT_VARIABLE, prepare_process
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it, for children too, if in the background
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVE_S = 5.0  # what has been told to end may take this long to be gone

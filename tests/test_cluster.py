@@ -154,9 +154,8 @@ def echoed(cluster: Cluster, server: int, client: int, address: str) -> str:
 
 
 HOLD = """
-import signal, time
+import time
 from benchmarks.cluster import Cluster
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
 with Cluster([0, 0]):
     print("up", flush=True)
     time.sleep(60)

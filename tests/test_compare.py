@@ -30,6 +30,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
     schemes = ["--schemes", "local,ps,ring,paddle", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
+    schemes.append("--shard-optimizer")
     folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
     return run("compare", *TINY, *schemes, *folders), out
 

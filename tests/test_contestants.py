@@ -44,6 +44,13 @@ def test_paddle_takes_part_once_but_need_not_have_the_same_bits() -> None:
     assert [c.name for c in found if c.in_step and not c.exact] == ["paddle N=1", "paddle N=2"]
 
 
+def test_a_sharded_optimizer_takes_part_with_the_first_back_end_and_several_ranks() -> None:
+    found = line_up(["ps", "ring"], [1, 2], ["shm", "tcp"], [1], ["shm"], shard_optimizer=True)
+    names_of_rings = [c.name for c in found if c.scheme == "ring"]
+    assert names_of_rings == ["ring/shm N=1", "ring/shm N=2", "ring/tcp N=2", "ring/shm N=2 sharded"]
+    assert all(c.exact for c in found)
+
+
 def test_local_has_one_rank_only() -> None:
     assert names(["local"], [2, 4], ["shm"], [1], ["shm"]) == []
 
