@@ -61,6 +61,10 @@ class MeasuredGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the processes leave. Idempotent."""
         self._resources.close()
 
     @property

@@ -19,13 +19,13 @@ from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
-from benchmarks.peers import load_peer
+from benchmarks.peers import PEERS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
-from benchmarks.sweep_report import TITLES, cells, to_html, to_markdown, wrong_backends
+from benchmarks.sweep_report import OURS, TITLES, cells, to_html, to_markdown, wrong_backends
 from common.entry import check_writable
-from common.errors import CertificateFailed
+from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
 
 __all__ = ["run_sweep"]
@@ -45,7 +45,7 @@ def run_sweep(config: SweepConfig) -> None:
 
     Raises:
         CertificateFailed: a backend gave wrong sums.
-        GradSyncError: one failed.
+        GradSyncError: one of ours failed; another library's is named in the results, and the rest go on.
     """
     console = Console(highlight=False)
     check_history(config.history)
@@ -64,13 +64,18 @@ def run_sweep(config: SweepConfig) -> None:
         "op": config.op,
         "cluster": config.cluster.describe(),
         "absent": absent,
+        "failed": {},
     }
     rows: list[dict[str, Any]] = []
     with config.cluster.make() as hosts:
         counts = sorted({int(n) for n in config.nranks.split(",")})
         with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
             for nranks in counts:
-                rows += measure_ranks(nranks, present, config, hosts, on_run)
+                mine, failed = measure_ranks(nranks, present, config, hosts, on_run)
+                rows += mine
+                results["failed"] |= failed
+                for name, reason in failed.items():
+                    console.print(f"failed: {name}: {reason}", soft_wrap=True, markup=False)
                 show(rows, nranks, config, console)
     results["rows"] = rows
     write_results(results, config.out / "sweep.json", config.history)
@@ -84,8 +89,8 @@ def run_sweep(config: SweepConfig) -> None:
 
 def measure_ranks(
     nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, on_run: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """The rows of one number of ranks; between emulated hosts the first is the link's."""
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of one number of ranks, between emulated hosts the link's first; and who failed, with why."""
     ranks, servers = range(nranks), range(nranks, nranks + config.servers)
     with Job() as job, ExitStack() as groups:
         started = [
@@ -97,22 +102,30 @@ def measure_ranks(
             if hosts.emulated
             else None
         )
-        measured = measure_all(started, link, config, on_run)
+        measured = measure_all(list(started), link, config, on_run)
         groups.close()  # their ends of the sockets tell the workers to leave
-    return rows_of(measured, started, nranks, config)
+    failed = {f"{name} N={nranks}": reason for name, reason in measured.failed.items()}
+    return rows_of(measured, started, nranks, config), failed
 
 
 def measure_all(
-    groups: Sequence[MeasuredGroup], link: MeasuredGroup | None, config: SweepConfig, on_run: Callable[[str], None]
+    groups: list[MeasuredGroup], link: MeasuredGroup | None, config: SweepConfig, on_run: Callable[[str], None]
 ) -> Measured:
-    """Every other round goes backwards, so that nobody is always last."""
+    """Every other round goes backwards, so that nobody is always last. Another library's group that fails leaves."""
     measured = Measured()
     for repetition in range(config.repetitions):
         for nbytes in config.bytes:
             nranks = groups[0].nranks if groups else 0
             on_run(f"N={nranks}, round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
-            for group in groups if repetition % 2 == 0 else reversed(groups):
-                measured.add(group, nbytes, config.seconds)
+            for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
+                try:
+                    measured.add(group, nbytes, config.seconds)
+                except GradSyncError as exc:
+                    if PEERS[group.backend] in OURS:
+                        raise
+                    measured.failed[group.backend] = str(exc)
+                    groups.remove(group)
+                    group.close()
         if link is not None:
             measured.add(link, link_bytes(config.cluster), config.seconds)
     return measured
@@ -125,6 +138,7 @@ class Measured:
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     wrong: dict[tuple[str, int], int] = field(default_factory=dict)
     iterations: dict[tuple[str, int], int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # by backend: why
 
     def add(self, group: MeasuredGroup, nbytes: int, seconds: float) -> None:
         key = (group.backend, nbytes)
@@ -160,6 +174,8 @@ def rows_of(
     for nbytes in config.bytes:
         for group in groups:
             key = (group.backend, nbytes)
+            if key not in measured.medians:  # it failed
+                continue
             limit = bound(group.backend, nbytes)
             rows.append(row_of(group.backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
     return rows

@@ -18,6 +18,7 @@ from benchmarks.report import environment
 from benchmarks.sweep_config import size_in_words
 
 __all__ = [
+    "OURS",
     "TITLES",
     "cells",
     "nearest_to_limit",
@@ -45,6 +46,7 @@ LIMITS = "benchmarks.peers.limits"
 def verdict(results: Results) -> list[str]:
     """For each number of ranks: the best of ours against the best of the others, and against the limit."""
     absent = [f"{name} is absent: {why.rstrip('.')}." for name, why in results["absent"].items()]
+    absent += [f"{name} failed: {why.rstrip('.')}." for name, why in results.get("failed", {}).items()]
     if wrong := wrong_backends(results):
         return [f"The sums are WRONG from {', '.join(wrong)}; no speed is shown.", *absent]
     checked = f"Every sum was right: {len(results['rows'])} series, each checked before it was timed."

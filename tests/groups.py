@@ -8,13 +8,14 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -85,6 +86,15 @@ def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
     one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (got, expected))
     if not np.array_equal(one, other):
         np.testing.assert_array_equal(one, other)  # says where
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at, and that the kernel gives to no outgoing connection meanwhile."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # below ip_local_port_range
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # Ranks as threads

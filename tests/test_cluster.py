@@ -216,7 +216,7 @@ def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> 
         elif row["bytes"] == 2_000_000:
             assert 0.05 < row["of_limit"] < 1.15  # what a link passes at once counts for something in 2 MB
     assert "on 3 hosts, 200mbit" in " ".join(done.stdout.split())
-    assert "emulated: 3 hosts, 200mbit" in (tmp_path / "sweep.md").read_text()
+    assert "emulated 3 hosts, 200mbit" in (tmp_path / "sweep.md").read_text()
 
 
 def test_backends_that_hosts_have_not_are_named() -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.groups import DEADLINE_S, PROCESSES, RankProcesses, assert_same_bits, limit_waits, reduced, sample, say
+from tests.groups import (
+    DEADLINE_S,
+    PROCESSES,
+    RankProcesses,
+    assert_same_bits,
+    free_port,
+    limit_waits,
+    reduced,
+    sample,
+    say,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -121,12 +130,6 @@ def assert_nothing_has_a_name(pid, backend):
 
 def survivors_of(ranks, victim):
     return [rank for rank in range(len(ranks.processes)) if rank != victim]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # Tests

@@ -19,7 +19,7 @@ from common.arena import sha256_of_parameters
 from common.launch import abstract_address
 from common.process import PARENT_VARIABLE
 from common.record import RunRecord
-from tests.groups import DEADLINE_S, environment
+from tests.groups import DEADLINE_S, environment, free_port
 from tests.traces import check_causes, check_trace, read_trace
 
 paddle = pytest.importorskip("paddle")
@@ -255,12 +255,6 @@ def test_a_rendezvous_port_that_is_taken_is_named(start):
 )
 def test_flags_that_cannot_work_are_refused_in_one_line(start, args, words):
     assert_refused(start("collective.run", *args), "collective.run", *words)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 TELL_PLACE = """

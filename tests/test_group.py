@@ -40,6 +40,7 @@ from tests.groups import (
     board_of,
     cuts_of,
     errors_on,
+    free_port,
     mesh_groups,
     on_ranks,
     on_threads,
@@ -758,12 +759,6 @@ def test_empty_has_the_shape_and_dtype_asked_for(groups, backend, shape, dtype):
 
 
 # connect
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def connected(*calls):

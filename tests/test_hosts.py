@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,15 +17,10 @@ from common.errors import GradSyncError, PeerUnreachable, RendezvousError, Usage
 from common.hosts import HostsConfig, Node, find_node, start_ranks
 from common.launch import endpoints_of
 from ps.config import RunConfig
+from tests.groups import free_port
 
 LIMIT_S = 20.0
 TWO = "10.0.0.1,10.0.0.2"
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +210,7 @@ def find_all(configs: list[HostsConfig], *, timeout: float = LIMIT_S) -> list[An
 
 def test_launchers_tell_each_other_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "own_host", lambda first: {"127.0.0.1": "127.0.0.9"}[first])
-    master = free_address()
+    master = f"127.0.0.1:{free_port()}"
     found = find_all([HostsConfig(master=master, nnodes=3, node_rank=rank, nproc_per_node=1) for rank in (2, 0, 1)])
     assert [node.index for node in found] == [2, 0, 1]
     assert {node.endpoints for node in found} == {endpoints_of(["127.0.0.1", "127.0.0.9", "127.0.0.9"], 1)}
@@ -234,20 +228,20 @@ def test_launchers_meet_after_the_ports_that_the_job_needs(
 
 
 def test_launchers_that_disagree_are_all_told() -> None:
-    master = free_address()
+    master = f"127.0.0.1:{free_port()}"
     found = find_all([HostsConfig(master=master, nnodes=2 + rank, node_rank=rank) for rank in (0, 1)])
     text = "host 1 was started with nnodes 3, the group with 2; give all the same --nnodes"
     assert [(type(error), str(error)) for error in found] == [(RendezvousError, text)] * 2
 
 
 def test_two_launchers_with_one_number_are_told() -> None:
-    master = free_address()
+    master = f"127.0.0.1:{free_port()}"
     found = find_all([HostsConfig(master=master, nnodes=3, node_rank=rank) for rank in (0, 1, 1)])
     assert {str(error) for error in found} == {"host 1 joined twice; give every host its own --node-rank"}
 
 
 def test_a_host_that_does_not_come_is_named() -> None:
-    master, begin = free_address(), time.monotonic()
+    master, begin = f"127.0.0.1:{free_port()}", time.monotonic()
     (error,) = find_all([HostsConfig(master=master, nnodes=2, node_rank=0)], timeout=0.3)
     assert isinstance(error, RendezvousError)
     assert str(error) == "1 of 2 hosts joined within 0.3 s; missing: host 1; start it, or raise --timeout"

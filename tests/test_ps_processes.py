@@ -32,7 +32,7 @@ from ps.client import Client
 from ps.modes import SYNC, Mode
 from ps.run import main as run_main
 from ps.synchronizer import ServerSynchronizer
-from tests.groups import ROOT, environment, sample
+from tests.groups import ROOT, environment, free_port, sample
 from tests.traces import check_causes, check_trace, read_trace
 
 pytestmark = pytest.mark.processes
@@ -98,12 +98,6 @@ def end_all(started: Sequence[Started]) -> None:
         one.process.kill()
     for one in started:
         one.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import PEERS, load_peer
-from benchmarks.sweep import row_of
+from benchmarks.sweep import Measured, measure_all, row_of, rows_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
 from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import measure
-from common.errors import UsageError
+from common.errors import GradSyncError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,50 @@ def test_flags_that_cannot_be() -> None:
 def test_every_peer_says_whether_it_can_run(name: str) -> None:
     reason = load_peer(name).why_absent(name)
     assert reason == "" or "install" in reason
+
+
+class FakeGroup:
+    """Takes a second a call, until it ends after `lives` measurements."""
+
+    nranks = 4
+
+    def __init__(self, backend: str, lives: int) -> None:
+        self.backend, self.lives, self.closed = backend, lives, False
+
+    def measure(self, nbytes: int, iterations: int) -> tuple[list[float], int]:
+        self.lives -= 1
+        if self.lives < 0:
+            raise GradSyncError(f"{self.backend}: a rank ended")
+        return [1.0] * iterations, 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fake_measurement(*groups: FakeGroup) -> Measured:
+    config = SweepConfig(sizes="4KiB,1MiB", repetitions=3, seconds=1)
+    return measure_all([*groups], None, config, lambda _: None)  # type: ignore[list-item]
+
+
+def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
+    groups = FakeGroup("shm", 99), FakeGroup("gloo", 3)
+    measured = fake_measurement(*groups)
+    assert measured.failed == {"gloo": "gloo: a rank ended"}
+    assert {key: len(times) for key, times in measured.medians.items()} == {
+        ("shm", 4096): 3,
+        ("shm", 1 << 20): 3,
+        ("gloo", 4096): 1,
+    }
+    assert [group.closed for group in groups] == [False, True]
+    rows = rows_of(measured, groups, 4, SweepConfig(sizes="4KiB,1MiB"))  # type: ignore[arg-type]
+    assert [(row["backend"], row["bytes"]) for row in rows] == [("shm", 4096), ("gloo", 4096), ("shm", 1 << 20)]
+    found = {**results_of(*rows), "failed": {"gloo N=4": "gloo: a rank ended"}}
+    assert "gloo N=4 failed: gloo: a rank ended." in verdict(found)
+
+
+def test_one_of_ours_that_fails_ends_the_sweep() -> None:
+    with pytest.raises(GradSyncError, match="shm: a rank ended"):
+        fake_measurement(FakeGroup("shm", 3), FakeGroup("gloo", 99))
 
 
 class FakePeer:
