@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from benchmarks.cluster import Hosts
@@ -64,8 +64,9 @@ class MeasuredGroup:
         self.close()
 
     def close(self) -> None:
-        """Let the processes leave. Idempotent."""
-        self._resources.close()
+        """Let the processes leave. Idempotent, never raises: of one that has left, a job may still lie in the buffer."""
+        with suppress(OSError):
+            self._resources.close()
 
     @property
     def _name(self) -> str:
@@ -105,9 +106,13 @@ class MeasuredGroup:
             check: make a first call whose result is checked.
         """
         job = {"count": nbytes // 4, "iterations": iterations, "warmup": warmup, "check": check}
-        for rank in self._ranks:
-            rank.write(json.dumps(job) + "\n")
-            rank.flush()
+        try:
+            for rank in self._ranks:
+                rank.write(json.dumps(job) + "\n")
+                rank.flush()
+        except OSError as exc:
+            self._job.check()
+            raise GradSyncError(f"{self._name}: a rank ended between measurements") from exc
         answers = []
         for number, rank in enumerate(self._ranks):
             try:

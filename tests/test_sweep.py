@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.cluster import OneHost
+from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, load_peer
 from benchmarks.sweep import Measured, measure_all, row_of, rows_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
 from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import measure
 from common.errors import GradSyncError, UsageError
+from common.launch import Job
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,23 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
 def test_one_of_ours_that_fails_ends_the_sweep() -> None:
     with pytest.raises(GradSyncError, match="shm: a rank ended"):
         fake_measurement(FakeGroup("shm", 3), FakeGroup("gloo", 99))
+
+
+@pytest.mark.processes
+def test_a_group_whose_rank_died_says_so_and_closes() -> None:
+    with Job() as job:
+        started = []
+        start = job.start
+        job.start = lambda *args, **settings: started.append(start(*args, **settings))  # type: ignore[method-assign]
+        with MeasuredGroup(job, "memcpy", OneHost(), range(2), operation="push_pull") as group:
+            times, wrong = group.measure(4096, 3)
+            assert (len(times), wrong) == (3, 0)
+            for process in started:
+                process.kill()
+                process.wait()
+            for _ in range(2):
+                with pytest.raises(GradSyncError, match=r"memcpy N=2 rank \d"):
+                    group.measure(4096, 3)
 
 
 class FakePeer:
