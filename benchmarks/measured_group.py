@@ -64,7 +64,7 @@ class MeasuredGroup:
         self.close()
 
     def close(self) -> None:
-        """Let the processes leave. Idempotent, never raises: of one that has left, a job may still lie in the buffer."""
+        """Let the processes leave. Idempotent; never raises, even if a job for one that died still lies in a buffer."""
         with suppress(OSError):
             self._resources.close()
 
