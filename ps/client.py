@@ -447,6 +447,10 @@ class Client:
                 lanes = Lanes(self._others_memory.segment(session.plane.lanes), self.nranks)
                 session.lanes = lanes.to_server[self.rank], lanes.to_trainer[self.rank]
         except Unreachable as exc:
+            with self._changed:  # of a server that has ended meanwhile, there is no memory: it says why
+                self._changed.wait_for(lambda: any(s.error for s in self._sessions), FAREWELL_S)
+                if errors := [session.error for session in self._sessions if session.error]:
+                    raise errors[0] from exc
             raise UsageError(
                 f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
             ) from exc

@@ -69,7 +69,7 @@ def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 12
+    assert len(certificate["schemes"]) == 13
     assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
     others = ("geo", "paddle")
     in_step = {v for n, v in certificate["schemes"].items() if "N=3" in n and not any(other in n for other in others)}
