@@ -39,6 +39,8 @@ from common.gradsync_pb2 import (
     JoinRequest,
     Memory,
     Place,
+    Plane,
+    Served,
     ServerMessage,
     TrainerMessage,
 )
@@ -879,7 +881,7 @@ def test_an_oversize_message_of_a_trainer_ends_its_session_and_names_it() -> Non
 
 
 @contextmanager
-def lying(answers: Sequence[ServerMessage]) -> Iterator[str]:
+def lying(answers: Iterable[ServerMessage]) -> Iterator[str]:
     """The address of a server that says `answers` once it has heard who is there and what it registers, whatever that
     is, then ends the stream."""
 
@@ -971,3 +973,37 @@ def test_a_stray_caller_does_not_harm_a_running_training() -> None:
             Client([server.address], 0, 1)
         take_step(client, arena)
         np.testing.assert_array_equal(arena.parameters, expected_after(1, 1, arena))
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "text"),
+    [
+        ([ServerMessage(failure=Failure(kind="PeerLost", message="rank 1 died"))], PeerLost, "^rank 1 died$"),
+        ([], UsageError, "rank 0 cannot share memory with the servers: it is gone; use --data-plane grpc"),
+    ],
+)
+def test_of_memory_that_is_gone_the_server_says_why_if_it_has_failed(
+    last: list[ServerMessage], kind: type[GradSyncError], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, ended = threading.Event(), threading.Event()
+
+    def segment(self: OthersMemory, memory: Memory) -> Segment:
+        tried.set()
+        raise Unreachable("it is gone")
+
+    def answers() -> Iterator[ServerMessage]:
+        yield ServerMessage(
+            plane=Plane(parameters=Place(memory=Memory(size=64)), gradients=Place(memory=Memory(size=64)))
+        )
+        yield ServerMessage(served=Served(step=0))
+        assert tried.wait(5)
+        yield from last
+        ended.wait(5)
+
+    monkeypatch.setattr(OthersMemory, "segment", segment)
+    monkeypatch.setattr("ps.client.FAREWELL_S", 0.5)
+    arena = make_arena(0, [("w", (9,))])
+    with lying(answers()) as address, closing(Client([address], 0, 1)) as client:
+        with pytest.raises(kind, match=text):
+            client.register(arena, SGD())
+        ended.set()
