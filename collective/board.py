@@ -3,7 +3,7 @@
 Each rank owns a control segment that all others map:
 
     arrived   2 semaphores: another rank has come to a meeting (posted by it, waited on by the owner)
-    meetings  how many meetings the owner has come to; only to find who is late
+    meetings  at how many meetings the owner has posted to all; only to find who is late
     notes     2 x NOTE_BYTES
     halves    2 x HALF_BYTES of payload
 
@@ -110,9 +110,9 @@ class Board:
         """Block until every rank has come; each wait lasts at most the timeout."""
         turn = self.turn
         self._meetings += 1
-        self._mine.meetings[0] = self._meetings
         for post in self._posts[turn]:
             post()
+        self._mine.meetings[0] = self._meetings  # last: who is counted as come holds nobody up
         arrived = self._mine.arrived[turn]
         for _ in self._others:
             if arrived.missed() and not arrived.wait(SLICE_S):
@@ -128,13 +128,14 @@ class Board:
         deadline = time.monotonic() + self._mesh.timeout - SLICE_S
         while True:
             self._mesh.check()
-            gone = [r for r in self._late() if self._mesh.has_left(r)]  # one that came before it left has come
+            late = self._late()
+            gone = [r for r in late if self._mesh.has_left(r)]  # one that came before it left has come
             if arrived.wait(0 if gone else SLICE_S):
                 return
             if gone:
                 self._mesh.check(gone[0], "waiting for it")
             if time.monotonic() > deadline:
-                raise self._mesh.stalled(self._late()[0], "waiting for it")
+                raise self._mesh.stalled(late[0], "waiting for it")
 
     def _late(self) -> list[int]:
         return [self._ranks[r] for r in self._others if self._everyone[r].meetings[0] < self._meetings]

@@ -93,6 +93,26 @@ def test_whoever_does_not_come_is_named_by_all(boards):
         assert str(error).startswith(f"rank {absent} did not take part for {LIMIT_S} s")
 
 
+def test_whoever_is_frozen_while_it_comes_is_named_by_all(boards):
+    """It was stopped inside `meet`, before it has told a single one."""
+    frozen, others_gave_up = len(boards) - 1, threading.Barrier(len(boards))
+    limit_waits(boards, LIMIT_S)
+
+    def body(group):
+        board = board_of(group)
+        if group.rank == frozen:
+            board._posts[board.turn].insert(0, lambda: others_gave_up.wait(DEADLINE_S))
+            return board.meet()
+        try:
+            return board.meet()
+        finally:
+            others_gave_up.wait(DEADLINE_S)
+
+    for error in errors_on(boards, body)[:frozen]:
+        assert type(error) is PeerStalled
+        assert str(error).startswith(f"rank {frozen} did not take part for {LIMIT_S} s")
+
+
 def test_whoever_left_before_a_meeting_is_named_by_all(boards):
     def body(group):
         board_of(group).meet()
@@ -114,8 +134,8 @@ def test_whoever_leaves_after_a_meeting_holds_nobody_up(boards):
         board = board_of(group)
         if group.rank == 0:
             for post in board._posts[board.turn]:  # as `meet` does, without waiting
-                board._mine.meetings[0] = 1
                 post()
+            board._mine.meetings[0] = 1
             board.close()
             gone.set()
         else:
