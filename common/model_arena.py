@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import paddle
@@ -104,15 +105,18 @@ class ModelArena:
                 _view(flat, slot)._share_buffer_to(p)
 
     def _hook(self, bucket: int) -> Callable[[], None]:
+        bound = ref(self)  # the parameter, which it has, keeps the hook where no garbage collector looks
+
         def one_more() -> None:
-            if not self._open:
+            arena = bound()
+            if arena is None or not arena._open:
                 return
-            self._waiting_for[bucket] -= 1
-            if self._waiting_for[bucket] == 0:
+            arena._waiting_for[bucket] -= 1
+            if arena._waiting_for[bucket] == 0:
                 try:
-                    self._on_final(bucket)
+                    arena._on_final(bucket)
                 except BaseException as exc:  # raised inside a hook it would surface as an opaque SystemError
-                    self._error = exc
+                    arena._error = exc
 
         return one_more
 

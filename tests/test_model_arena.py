@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -282,6 +284,18 @@ def test_a_model_can_be_bound_again_after_close() -> None:
         bound.close()
     assert found[0] == expected[0]
     assert len(set(found)) == STEPS
+
+
+def test_a_model_goes_when_nobody_uses_it_any_longer() -> None:
+    """Paddle keeps hooks beside its parameters, where Python's garbage collector cannot see a cycle."""
+    model = make("branches")
+    arena, bound = bind(model)
+    backward(bound, model, next(batches("branches")))
+    bound.close()
+    gone = [ref(each) for each in (model, bound, arena)]
+    del model, bound, arena
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
 
 
 def test_layout_follows_the_state_dict() -> None:
