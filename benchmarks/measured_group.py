@@ -106,6 +106,18 @@ class MeasuredGroup:
             check: make a first call whose result is checked.
         """
         job = {"count": nbytes // 4, "iterations": iterations, "warmup": warmup, "check": check}
+        answers = self._ask(job)
+        slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        return slowest, sum(answer["wrong"] for answer in answers)
+
+    def wait(self, nbytes: int, late: float) -> float:
+        """The largest share of a core that a rank used while it waited for the last one, which came `late` seconds
+        after the others."""
+        shares = [answer["core"] for answer in self._ask({"count": nbytes // 4, "late": late})]
+        return max(float(share) for share in shares if share is not None)
+
+    def _ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's answer."""
         try:
             for rank in self._ranks:
                 rank.write(json.dumps(job) + "\n")
@@ -124,8 +136,7 @@ class MeasuredGroup:
                 self._job.check()
                 raise GradSyncError(f"{self._name}: a rank ended in mid-measurement")
             answers.append(json.loads(line))
-        slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
-        return slowest, sum(answer["wrong"] for answer in answers)
+        return answers
 
     def _accept(self, listener: socket.socket) -> Any:
         connection, _ = listener.accept()

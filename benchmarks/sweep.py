@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,7 @@ from benchmarks.peers import PEERS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
-from benchmarks.sweep_report import OURS, TITLES, cells, to_html, to_markdown, wrong_backends
+from benchmarks.sweep_report import OURS, TITLES, WAITING, cells, to_html, to_markdown, wrong_backends
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
@@ -31,6 +32,7 @@ from common.launch import Job
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
+LATE_BYTES = 4096  # of the call to which the last rank comes late
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
     "tcp": "loopback-limit",
@@ -67,17 +69,21 @@ def run_sweep(config: SweepConfig) -> None:
         "failed": {},
     }
     rows: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
     with config.cluster.make() as hosts:
         counts = sorted({int(n) for n in config.nranks.split(",")})
-        with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
+        with progress(console, len(counts) * (config.repetitions * len(config.bytes) + waits(config))) as on_run:
             for nranks in counts:
-                mine, failed = measure_ranks(nranks, present, config, hosts, on_run)
+                mine, measured = measure_ranks(nranks, present, config, hosts, on_run)
                 rows += mine
-                results["failed"] |= failed
-                for name, reason in failed.items():
-                    console.print(f"failed: {name}: {reason}", soft_wrap=True, markup=False)
+                for name, reason in measured.failed.items():
+                    results["failed"][f"{name} N={nranks}"] = reason
+                    console.print(f"failed: {name} N={nranks}: {reason}", soft_wrap=True, markup=False)
+                waiting += measured.waiting
                 show(rows, nranks, config, console)
+                show_waiting(waiting, nranks, console)
     results["rows"] = rows
+    results["waiting"] = waiting
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(to_markdown(results))
     (config.out / "sweep.html").write_text(to_html(results))
@@ -88,47 +94,99 @@ def run_sweep(config: SweepConfig) -> None:
 
 
 def measure_ranks(
-    nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, on_run: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The rows of one number of ranks, between emulated hosts the link's first; and who failed, with why."""
+    nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, on_run: Callable[..., None]
+) -> tuple[list[dict[str, Any]], Measured]:
+    """The rows of one number of ranks, between emulated hosts the link's first; and what they are made of."""
     ranks, servers = range(nranks), range(nranks, nranks + config.servers)
+
+    def on_run_here(what: str, cost: int = 1) -> None:
+        on_run(f"N={nranks}, {what}", cost)
+
+    def group_of(name: str, job: Job) -> MeasuredGroup:
+        return MeasuredGroup(job, name, hosts, ranks, operation=config.op, servers=servers)
+
+    @contextmanager
+    def alone(name: str) -> Iterator[MeasuredGroup]:
+        with Job() as job, group_of(name, job) as group:
+            yield group
+            group.close()  # its ends of the sockets tell the workers to leave
+
+    restless = [name for name in backends if getattr(load_peer(name), "restless", False)]
     with Job() as job, ExitStack() as groups:
-        started = [
-            groups.enter_context(MeasuredGroup(job, name, hosts, ranks, operation=config.op, servers=servers))
-            for name in backends
-        ]
+        started = [groups.enter_context(group_of(name, job)) for name in backends if name not in restless]
         link = (
             groups.enter_context(MeasuredGroup(job, "link", hosts, config.cluster.slowest()))
             if hosts.emulated
             else None
         )
-        measured = measure_all(list(started), link, config, on_run)
-        groups.close()  # their ends of the sockets tell the workers to leave
-    failed = {f"{name} N={nranks}": reason for name, reason in measured.failed.items()}
-    return rows_of(measured, started, nranks, config), failed
+        started_anew = {name: partial(alone, name) for name in restless}
+        measured = measure_all(started, link, config, on_run_here, restless=started_anew)
+        groups.close()
+    return rows_of(measured, backends, nranks, config), measured
 
 
 def measure_all(
-    groups: list[MeasuredGroup], link: MeasuredGroup | None, config: SweepConfig, on_run: Callable[[str], None]
+    groups: list[MeasuredGroup],
+    link: MeasuredGroup | None,
+    config: SweepConfig,
+    on_run: Callable[..., None],
+    *,
+    restless: Mapping[str, Callable[[], AbstractContextManager[MeasuredGroup]]] | None = None,
 ) -> Measured:
-    """Every other round goes backwards, so that nobody is always last. Another library's group that fails leaves."""
-    measured = Measured()
+    """Every other round goes backwards, so that nobody is always last. Another library's group that fails leaves.
+
+    Args:
+        groups: those that leave the cores to others while they are not measured.
+        restless: by name, how the others are started: anew in each round, when the rest of it is done.
+    """
+    groups, measured, started = list(groups), Measured(), dict(restless or {})
     for repetition in range(config.repetitions):
         for nbytes in config.bytes:
-            nranks = groups[0].nranks if groups else 0
-            on_run(f"N={nranks}, round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
+            on_run(f"round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
             for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
-                try:
+                with leaving(group.backend, measured):
                     measured.add(group, nbytes, config.seconds)
-                except GradSyncError as exc:
-                    if PEERS[group.backend] in OURS:
-                        raise
-                    measured.failed[group.backend] = str(exc)
-                    groups.remove(group)
-                    group.close()
+            groups = still_there(groups, measured)
+        for name, start in list(started.items()):
+            on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone", cost=0)
+            with leaving(name, measured), start() as group:
+                for nbytes in config.bytes:
+                    measured.add(group, nbytes, config.seconds)
+        started = {name: start for name, start in started.items() if name not in measured.failed}
         if link is not None:
             measured.add(link, link_bytes(config.cluster), config.seconds)
+    if waits(config):
+        on_run("waiting for a rank that is late")
+        for group in [each for each in groups if each.nranks > 1 and getattr(load_peer(each.backend), "sums", True)]:
+            with leaving(group.backend, measured):
+                core = group.wait(LATE_BYTES, config.late)
+                row = {"backend": group.backend, "nranks": group.nranks, "late_s": config.late, "core": core}
+                measured.waiting.append(row)
     return measured
+
+
+def waits(config: SweepConfig) -> bool:
+    """Whether it is measured what waiting costs: where the ranks wait for each other, not for a server."""
+    return config.op == "all_reduce" and config.late > 0
+
+
+@contextmanager
+def leaving(backend: str, measured: Measured) -> Iterator[None]:
+    """What fails here ends the sweep if it is ours."""
+    try:
+        yield
+    except GradSyncError as exc:
+        if PEERS[backend] in OURS:
+            raise
+        measured.failed[backend] = str(exc)
+
+
+def still_there(groups: list[MeasuredGroup], measured: Measured) -> list[MeasuredGroup]:
+    """Without those that failed, which are closed."""
+    for group in groups:
+        if group.backend in measured.failed:
+            group.close()
+    return [group for group in groups if group.backend not in measured.failed]
 
 
 @dataclass
@@ -139,6 +197,7 @@ class Measured:
     wrong: dict[tuple[str, int], int] = field(default_factory=dict)
     iterations: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # by backend: why
+    waiting: list[dict[str, Any]] = field(default_factory=list)  # the rows of `waiting` in sweep.json
 
     def add(self, group: MeasuredGroup, nbytes: int, seconds: float) -> None:
         key = (group.backend, nbytes)
@@ -150,9 +209,7 @@ class Measured:
         self.wrong[key] = self.wrong.get(key, 0) + bad
 
 
-def rows_of(
-    measured: Measured, groups: Sequence[MeasuredGroup], nranks: int, config: SweepConfig
-) -> list[dict[str, Any]]:
+def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: SweepConfig) -> list[dict[str, Any]]:
     """The link's row first, if there is one; then size by size."""
     rows = []
     rate = 0.0
@@ -172,12 +229,11 @@ def rows_of(
         return median(limit) if limit else None
 
     for nbytes in config.bytes:
-        for group in groups:
-            key = (group.backend, nbytes)
-            if key not in measured.medians:  # it failed
-                continue
-            limit = bound(group.backend, nbytes)
-            rows.append(row_of(group.backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
+        for backend in backends:
+            key = (backend, nbytes)
+            if key in measured.medians:  # else it failed
+                limit = bound(backend, nbytes)
+                rows.append(row_of(backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
     return rows
 
 
@@ -227,3 +283,11 @@ def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: 
         last = size
     console.print()
     console.print(table)
+
+
+def show_waiting(waiting: list[dict[str, Any]], nranks: int, console: Console) -> None:
+    mine = [row for row in waiting if row["nranks"] == nranks]
+    if not mine:
+        return
+    told = ", ".join(f"{row['backend']} {row['core']:.1%}" for row in mine)
+    console.print(f"\n{WAITING.format(late=mine[0]['late_s'])}: {told}", soft_wrap=True)

@@ -16,6 +16,7 @@ from common.errors import UsageError, choose
 
 __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 
+MOST_LATE_S = 20  # less than what other libraries wait for a rank
 UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -38,6 +39,9 @@ class SweepConfig:
     """Rounds; in each, every backend is measured in turn. Medians over rounds are reported."""
     seconds: float = 0.2
     """About how long a backend runs at one size in one round."""
+    late: float = 2.0
+    """How many seconds the last rank comes late where it is measured what waiting costs the others, with all_reduce;
+    0: that is not measured."""
     out: Path = Path("out/sweep")
     """Folder for sweep.json, sweep.md and sweep.html."""
     history: Path | None = None
@@ -56,8 +60,10 @@ class SweepConfig:
                 raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
         if not self.bytes:
             raise UsageError("--sizes must name at least one size")
-        if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0:
-            raise UsageError("--repetitions and --servers must be at least 1, --seconds positive")
+        if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0 or not 0 <= self.late <= MOST_LATE_S:
+            raise UsageError(
+                f"--repetitions and --servers must be at least 1, --seconds positive, --late from 0 to {MOST_LATE_S}"
+            )
 
     def names(self) -> list[str]:
         """Of the backends to measure."""

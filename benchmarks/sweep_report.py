@@ -20,6 +20,7 @@ from benchmarks.sweep_config import size_in_words
 __all__ = [
     "OURS",
     "TITLES",
+    "WAITING",
     "cells",
     "nearest_to_limit",
     "plots",
@@ -36,6 +37,7 @@ TITLES = {
     "all_reduce": "all_reduce, sum of float32",
     "push_pull": "push_pull, a parameter server's round with SGD in float32",
 }
+WAITING = "Most of a core that a rank uses while it waits for one that is {late:g} s late"
 HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
 COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
 WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
@@ -171,6 +173,10 @@ def sections(results: Results) -> list[str]:
         )
         for nranks, rows in groups(results)
     ]
+    if results.get("waiting"):
+        title, heads, lines = waiting(results)
+        bodies = [[line(map(escape, each)) for each in lines]]
+        tables.append(section("What waiting costs", table(title, heads, bodies, look="figures")))
     return [*map(plot_section, plots(results)), *tables]
 
 
@@ -202,11 +208,23 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def waiting(results: Results) -> tuple[str, tuple[str, ...], list[list[str]]]:
+    """The table on what waiting costs: its title, its heads, and a line for each backend."""
+    shares = {(row["backend"], row["nranks"]): f"{row['core']:.1%}" for row in results["waiting"]}
+    counts = sorted({nranks for _, nranks in shares})
+    backends = dict.fromkeys(backend for backend, _ in shares)
+    lines = [[name, *(shares.get((name, n), "") for n in counts)] for name in backends]
+    return WAITING.format(late=results["waiting"][0]["late_s"]), ("backend", *(f"N={n}" for n in counts)), lines
+
+
 def to_markdown(results: Results) -> str:
     parts = [f"# {TITLES[results['op']]}{_where(results)}", markdown.bullets(verdict(results))]
     for nranks, rows in groups(results):
         lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
         parts += [f"## N={nranks}", markdown.table(HEADS, lines, numeric=True)]
+    if results.get("waiting"):
+        title, heads, shares = waiting(results)
+        parts += ["## What waiting costs", f"{title}:", markdown.table(heads, map(markdown.row, shares), numeric=True)]
     facts = [markdown.row(fact) for fact in environment(results)]
     parts += ["## Environment", markdown.table(("what", "value"), facts), f"```console\n{results['command']}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -2,7 +2,8 @@
 
 Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k, "warmup": calls
 before those, "check": whether a first call is checked}; answers with the seconds of each iteration and the number of
-elements that the checked call got wrong. Between jobs it sleeps.
+elements that the checked call got wrong. {"count": elements, "late": seconds}: the last rank comes that much later
+than the others, who answer with the share of a core that each used while it waited. Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ def main() -> int:
         lines.write(json.dumps({"rank": rank}) + "\n")
         for line in lines:
             job = json.loads(line)
-            found = measure(peer, operation, job, rank, int(nranks), checked=checked and job["check"])
+            if "late" in job:
+                found = wait(peer, operation, job, late=rank == int(nranks) - 1)
+            else:
+                found = measure(peer, operation, job, rank, int(nranks), checked=checked and job["check"])
             lines.write(json.dumps(found) + "\n")
     peer.close()
     return 0
 
 
 def measure(peer: Any, operation: str, job: dict[str, Any], rank: int, nranks: int, *, checked: bool) -> dict[str, Any]:
-    if getattr(peer, "array", None) is None or peer.array.size != job["count"]:
-        peer.resize(job["count"])
+    resize(peer, job["count"])
     run = getattr(peer, operation)
     wrong = CHECKS[operation](peer, rank, nranks) if checked else 0
     peer.array[...] = 0  # a sum that never grows
@@ -56,6 +59,25 @@ def measure(peer: Any, operation: str, job: dict[str, Any], rank: int, nranks: i
         run()
         seconds.append(time.perf_counter() - begun)
     return {"seconds": seconds, "wrong": wrong}
+
+
+def wait(peer: Any, operation: str, job: dict[str, Any], *, late: bool) -> dict[str, Any]:
+    """Of all threads of this process; what another one does for it is not counted."""
+    resize(peer, job["count"])
+    run = getattr(peer, operation)
+    peer.array[...] = 0
+    run()
+    if late:
+        time.sleep(job["late"])  # what is measured, not a way to synchronise
+    begun, used = time.perf_counter(), time.process_time()
+    run()
+    used, seconds = time.process_time() - used, time.perf_counter() - begun
+    return {"core": None if late else used / seconds}
+
+
+def resize(peer: Any, count: int) -> None:
+    if getattr(peer, "array", None) is None or peer.array.size != count:
+        peer.resize(count)
 
 
 def wrong_sums(peer: Any, rank: int, nranks: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,12 @@ class FakeGroup:
             raise GradSyncError(f"{self.backend}: a rank ended")
         return [1.0] * iterations, 0
 
+    def wait(self, nbytes: int, late: float) -> float:
+        assert (nbytes, late) == (4096, 2.0)
+        if self.lives == 0:
+            raise GradSyncError(f"{self.backend}: no answer")
+        return self.lives / 100
+
     def close(self) -> None:
         self.closed = True
 
@@ -91,10 +99,52 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
         ("gloo", 4096): 1,
     }
     assert [group.closed for group in groups] == [False, True]
-    rows = rows_of(measured, groups, 4, SweepConfig(sizes="4KiB,1MiB"))  # type: ignore[arg-type]
+    rows = rows_of(measured, ["shm", "gloo"], 4, SweepConfig(sizes="4KiB,1MiB"))
     assert [(row["backend"], row["bytes"]) for row in rows] == [("shm", 4096), ("gloo", 4096), ("shm", 1 << 20)]
     found = {**results_of(*rows), "failed": {"gloo N=4": "gloo: a rank ended"}}
     assert "gloo N=4 failed: gloo: a rank ended." in verdict(found)
+
+
+def test_what_waiting_costs_is_measured_last() -> None:
+    groups = FakeGroup("memory-limit", 99), FakeGroup("shm", 12), FakeGroup("gloo", 9), FakeGroup("tcp", 14)
+    groups[2].lives = 8  # its last measurement is its end
+    measured = fake_measurement(*groups)
+    assert measured.waiting == [
+        {"backend": "shm", "nranks": 4, "late_s": 2.0, "core": 0.04},
+        {"backend": "tcp", "nranks": 4, "late_s": 2.0, "core": 0.06},
+    ]
+    assert measured.failed == {"gloo": "gloo: no answer"}
+
+
+def test_a_restless_library_is_started_anew_for_each_round_and_runs_alone() -> None:
+    shm, ray, began = FakeGroup("shm", 99), FakeGroup("ray", 4), []
+
+    @contextmanager
+    def start() -> Iterator[Any]:
+        began.append(99 - shm.lives)  # how often the other one was measured before
+        yield ray
+
+    config = SweepConfig(op="push_pull", sizes="4KiB,1MiB", repetitions=3, seconds=1)
+    measured = measure_all([shm], None, config, lambda *_, **__: None, restless={"ray": start})  # type: ignore[list-item, dict-item]
+    assert began == [4, 6]  # the first time each size is tried, too
+    assert measured.failed == {"ray": "ray: a rank ended"}
+    assert {key: len(times) for key, times in measured.medians.items() if key[0] == "ray"} == {
+        ("ray", 4096): 1,
+        ("ray", 1 << 20): 1,
+    }
+
+
+def test_what_waiting_costs_is_reported() -> None:
+    found = sample()
+    assert "waiting" not in to_markdown(found)
+    rows = [("shm", 2, 0.0021), ("shm", 4, 0.003), ("<mpi>", 4, 0.996)]
+    found["waiting"] = [{"backend": b, "nranks": n, "late_s": 2.0, "core": core} for b, n, core in rows]
+    text = to_markdown(found)
+    assert "Most of a core that a rank uses while it waits for one that is 2 s late:" in text
+    assert "| backend | N=2 | N=4 |" in text
+    assert "| shm | 0.2% | 0.3% |" in text
+    assert "| &lt;mpi> |  | 99.6% |" in text
+    assert "&lt;mpi&gt;" in to_html(found)
 
 
 def test_one_of_ours_that_fails_ends_the_sweep() -> None:
@@ -255,15 +305,19 @@ def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
-    small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
+    small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005", "--late", "0.3"]
     history = tmp_path / "history"
     done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", "--history", str(history), *small)
     assert done.returncode == 0, done.stderr
     (kept,) = history.iterdir()
     assert "-sweep-" in kept.name
     assert kept.read_text() == (tmp_path / "sweep.json").read_text()
-    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    rows, waiting = found["rows"], found["waiting"]
     assert len(rows) == 2 * 2 * 6
+    assert len(waiting) == 2 * 4
+    assert all(0 <= row["core"] < 0.5 for row in waiting if row["backend"] in ("shm", "tcp"))
+    assert done.stdout.count("Most of a core that a rank uses while it waits for one that is 0.3 s late: shm ") == 2
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout

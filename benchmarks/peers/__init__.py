@@ -85,9 +85,13 @@ class Peer(Protocol):
 
 
 def load_peer(name: str) -> Any:
-    """The module of a peer: its `Rank` class (a Peer), `why_absent(name)`, `launch(nranks)`, `sums` (False: it computes
-    nothing), `driven_by_rank_0` (True: the other ranks' processes are idle, and its `changed()` tells that `array` has
-    new values), and `SERVER`, the module that is a server: `python -m SERVER ADDRESS I/S NRANKS`.
+    """The module of a peer: its `Rank` class (a Peer) and `why_absent(name)`; besides, where they are needed:
+
+    launch(nranks): the command that starts all ranks at once, as mpirun.
+    sums: False if it computes nothing.
+    restless: True if its processes take the cores while they wait, too.
+    driven_by_rank_0: True if the other ranks' processes are idle; its `changed()` tells that `array` has new values.
+    SERVER: the module that is a server: `python -m SERVER ADDRESS I/S NRANKS`.
 
     Raises:
         UsageError: unknown name.

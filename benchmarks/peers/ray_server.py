@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from benchmarks.peers import RATE
 
-__all__ = ["Rank", "driven_by_rank_0", "why_absent"]
+__all__ = ["Rank", "driven_by_rank_0", "restless", "why_absent"]
 
 driven_by_rank_0 = True
+restless = True  # its daemons
 
 
 def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
