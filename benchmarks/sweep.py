@@ -87,7 +87,7 @@ def run_sweep(config: SweepConfig) -> None:
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(to_markdown(results))
     (config.out / "sweep.html").write_text(to_html(results))
-    console.print(f"\nresults: {config.out / 'sweep.json'}, {config.out / 'sweep.md'}", soft_wrap=True)
+    console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     wrong = wrong_backends(results)
     if wrong:
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collective.transport import Array
+from collective.transport import CALLS, OPERATIONS, Array
 from common.reduction import Reduction
 
 __all__ = [
@@ -26,8 +26,7 @@ __all__ = [
 Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
 
 # A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS = range(7)
-OPERATIONS = 8
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS = range(len(CALLS))
 
 
 class Algorithm(ABC):

@@ -45,7 +45,6 @@ from collective.algorithm import (
 from collective.board import HALF_BYTES, Board
 from collective.transport import Array, Tag
 from common.buckets import chunk_bounds, segments
-from common.errors import ProtocolError
 from common.memory import ALIGNMENT_BYTES
 from common.reduction import Reduction, canonical_ranks
 
@@ -292,5 +291,4 @@ def check(mine: bytes, theirs: bytes, rank: int) -> None:
     *expected, expected_bytes, _ = NOTE.unpack(mine)
     *got, got_bytes, _ = NOTE.unpack(theirs)
     Tag(*expected).check(Tag(*got), rank)
-    if got_bytes != expected_bytes:
-        raise ProtocolError(f"rank {rank} has {got_bytes} bytes for {Tag(*got)}, expected {expected_bytes}")
+    Tag(*got).check_size(got_bytes, expected_bytes, rank)

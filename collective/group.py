@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -27,7 +29,7 @@ from collective.tcp import TcpTransport
 from collective.transport import Array
 from common.addresses import host_identity, own_host
 from common.buckets import chunk_bounds
-from common.config import check_rank
+from common.config import check_rank, parse_address
 from common.errors import UsageError, choose
 from common.reduction import Reduction
 from common.rendezvous import RendezvousServer, join
@@ -41,11 +43,13 @@ ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
 class Group:
     """One rank's membership. Every method is called by all ranks in the same order, from one thread at a time.
 
-    A context manager: leaving it closes it; after an exception the other ranks learn the reason.
+    A context manager: leaving it closes it; after an exception the other ranks learn the reason. In a child that this
+    process forks the group is closed, without a word to anybody.
 
     Raises (every operation):
         PeerLost, PeerStalled: a rank died, failed or did not take part within the timeout; it is named.
         ProtocolError: the ranks' calls do not match.
+        RuntimeError: the group is closed, or another thread is in a call.
     """
 
     def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0) -> None:
@@ -55,10 +59,24 @@ class Group:
         self.epoch = epoch
         self._calls = 0
         self._closed = False
+        self._turn = threading.Lock()  # held by the thread that is in a call
+        self._process = os.getpid()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
-        """An uninitialised array that the group reaches without a copy (any other array works too)."""
-        return self._algorithm.empty(int(np.prod(shape)), dtype).reshape(shape)
+        """An uninitialised array that the group reaches without a copy (any other array works too).
+
+        With shared memory its memory is given back when the group is closed and the array gone: make it once and keep
+        it.
+
+        Raises:
+            ValueError: the shape is negative.
+            SharedMemoryTooSmall: the machine has not so much memory free.
+        """
+        self._check_open()
+        count = int(np.prod(shape))
+        if min(np.atleast_1d(shape), default=0) < 0:
+            raise ValueError(f"shape must not be negative (got {shape})")
+        return self._algorithm.empty(count, dtype).reshape(shape)
 
     def all_reduce(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> None:
         """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
@@ -67,17 +85,19 @@ class Group:
         once), so that every backend and algorithm gives the same bits; but nccl, in an order of NCCL's own.
 
         Args:
-            array: float32, float64, float16, int32 or int64; of equal shape on all ranks. One that is not
-                contiguous is copied in and out. In an NCCL group also an array of CuPy or any DLPack producer.
+            array: float32, float64, float16, int32 or int64; of equal size on all ranks, which must give it the same
+                shape (that is not compared). One that is not contiguous is copied in and out. In an NCCL group also an
+                array of CuPy or any DLPack producer.
             op: "sum", "mean" (not of integers) or "max" (NaN where any rank has NaN). Integer sums wrap.
             step, bucket: what the messages are labelled with; by default the number of calls so far.
 
         Raises:
             ValueError, TypeError: the array or op is not of that kind.
         """
-        reduction, view, flat = self._prepared(array, op)
-        self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
-        self._restore(flat, view)
+        with self._one_call():
+            reduction, view, flat = self._prepared(array, op)
+            self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
+            self._restore(flat, view)
 
     def reduce_scatter(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> Array:
         """This rank's chunk of what `all_reduce` would compute: elements chunk_bounds(array.size, nranks)[rank]
@@ -86,42 +106,47 @@ class Group:
         Of a contiguous array it is a view, at the chunk's own place; the rest of `array` is undefined afterwards.
         Arguments and errors are those of `all_reduce`; half of its bytes move.
         """
-        reduction, _, flat = self._prepared(array, op)
-        self._algorithm.reduce_scatter(flat, reduction, self._label(step, bucket))
-        return flat[slice(*chunk_bounds(flat.size, self.nranks)[self.rank])]
+        with self._one_call():
+            reduction, _, flat = self._prepared(array, op)
+            self._algorithm.reduce_scatter(flat, reduction, self._label(step, bucket))
+            return flat[slice(*chunk_bounds(flat.size, self.nranks)[self.rank])]
 
     def gather_chunks(self, array: Array, *, step: int | None = None, bucket: int = 0) -> None:
         """Replace, on every rank, each of the array's `nranks` chunks (as in `reduce_scatter`) by that of the rank of
         the same number; in place. `reduce_scatter` and then this are an all-reduce. Dtypes as for `all_reduce`."""
-        _, view, flat = self._prepared(array, "sum")
-        self._algorithm.gather_chunks(flat, self._label(step, bucket))
-        self._restore(flat, view)
+        with self._one_call():
+            _, view, flat = self._prepared(array, "sum")
+            self._algorithm.gather_chunks(flat, self._label(step, bucket))
+            self._restore(flat, view)
 
     def all_gather(self, array: Array) -> Array:
         """Every rank's `array` (equal shape and dtype), stacked in rank order: [nranks, *shape]."""
-        self._check_open()
-        view = self._algorithm.view(array if hasattr(array, "__dlpack__") else np.asarray(array))
-        out: Array = np.empty_like(view, shape=(self.nranks, *view.shape), order="C")
-        out[self.rank] = view
-        self._algorithm.all_gather(out.reshape(self.nranks, -1), self._label(None, 0))
-        return out
+        with self._one_call():
+            view = self._algorithm.view(array if hasattr(array, "__dlpack__") else np.asarray(array))
+            out: Array = np.empty_like(view, shape=(self.nranks, *view.shape), order="C")
+            out[self.rank] = view
+            self._algorithm.all_gather(out.reshape(self.nranks, -1), self._label(None, 0))
+            return out
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Replace `array`, on every rank, by rank `root`'s; in place. Dtypes as for `all_reduce`."""
-        check_rank(root, self.nranks)
-        _, view, flat = self._prepared(array, "sum")
-        self._algorithm.broadcast(flat, root, self._label(None, 0))
-        self._restore(flat, view)
+        if not 0 <= root < self.nranks:
+            raise ValueError(f"root must be a rank, 0..{self.nranks - 1} (got {root})")
+        with self._one_call():
+            _, view, flat = self._prepared(array, "sum")
+            self._algorithm.broadcast(flat, root, self._label(None, 0))
+            self._restore(flat, view)
 
     def barrier(self) -> None:
         """Block until every rank has called it."""
-        self._check_open()
-        self._algorithm.barrier(self._label(None, 0))
+        with self._one_call():
+            self._algorithm.barrier(self._label(None, 0))
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
         self._closed = True
-        self._algorithm.close(reason)
+        if os.getpid() == self._process:
+            self._algorithm.close(reason)
 
     def __enter__(self) -> Group:
         return self
@@ -131,7 +156,6 @@ class Group:
 
     def _prepared(self, array: Array, op: str) -> tuple[Reduction, Array, Array]:
         """(what to do, the array, its elements 1-D: the same memory if it is contiguous, else a copy)."""
-        self._check_open()
         view = self._algorithm.view(array)
         reduction = Reduction.of(op, view.dtype, self.nranks)
         if not getattr(view.flags, "writeable", True):  # CuPy's always are
@@ -143,10 +167,27 @@ class Group:
             self._algorithm.restore(flat, view)
 
     def _label(self, step: int | None, bucket: int) -> Label:
+        if not (0 <= (step or 0) < 1 << 64 and 0 <= bucket < 1 << 32):
+            raise ValueError(f"step must be in 0..2^64-1 and bucket in 0..2^32-1 (got {step}, {bucket})")
         self._calls += 1
         return self.epoch, self._calls if step is None else step, bucket
 
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        self._check_open()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(
+                f"rank {self.rank}: two threads call the group at the same time; all ranks must make the same calls in "
+                "the same order, so let one thread make them, or give each thread a group of its own"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(f"the group is that of process {self._process}, from which this one was forked")
         if self._closed:
             raise RuntimeError("the group is closed")
 
@@ -184,6 +225,9 @@ def connect(
         RendezvousError, VersionMismatch, PeerUnreachable, PortInUse: the group did not come together.
     """
     check_rank(rank, nranks)
+    parse_address(rendezvous)
+    if not timeout > 0:
+        raise UsageError(f"timeout must be positive, in seconds (got {timeout})")
     choose("backend", backend, BACKENDS)
     choose("algorithm", algorithm, ALGORITHMS)
     choose("checksum", checksum, CHECKSUMS)

@@ -42,7 +42,6 @@ from collective.ring import pipeline
 from collective.ring_algorithm import GATHERING
 from collective.transport import Array, Tag
 from common.buckets import chunk_bounds
-from common.errors import ProtocolError
 from common.reduction import Reduction
 
 __all__ = ["HierarchicalAlgorithm", "neighbours", "ranks_each"]
@@ -261,10 +260,9 @@ def check(mine: tuple[int, ...], theirs: tuple[int, ...], rank: int) -> None:
     """Raise StaleEpoch or ProtocolError if `rank`, on this host, is about to do something else."""
     *expected, size, _, _ = mine
     *found, their_size, _, _ = theirs
-    got = Tag(*found)
-    Tag(*expected).check(got, rank)
-    if their_size != size:
-        raise ProtocolError(f"rank {rank} has {their_size} elements for {got}, expected {size}")
+    tag = Tag(*expected)
+    tag.check(Tag(*found), rank)
+    tag.check_size(their_size, size, rank)
 
 
 def spread(arrays: Sequence[Array], source: int) -> None:

@@ -119,8 +119,7 @@ class Links:
         if magic != MAGIC:
             raise ProtocolError(f"rank {link.rank} sent something that is not a GradSync frame")
         tag.check(Tag.unpack(bytes(link.header[FRAME.size :])), link.rank)
-        if nbytes != out.nbytes:
-            raise ProtocolError(f"rank {link.rank} sent {nbytes} bytes for {tag}, expected {out.nbytes}")
+        tag.check_size(nbytes, out.nbytes, link.rank)
 
     def _receive_some(self, link: Link, parts: list[memoryview], wanted: int) -> int:
         """How many bytes came, at least one; the deadline counts from the last byte that came before."""

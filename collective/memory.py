@@ -7,7 +7,7 @@ import time
 from typing import TypeVar
 
 from collective.transport import Array, Tag, Transport
-from common.errors import LayoutMismatch, PeerLost, PeerStalled, ProtocolError, error_from_name
+from common.errors import LayoutMismatch, PeerLost, PeerStalled, error_from_name
 
 __all__ = ["MemoryTransport", "make_memory_ring"]
 
@@ -44,8 +44,7 @@ class MemoryTransport(Transport):
         self._release()
         got, array = self._get(self._in.messages, self.left, "waiting for data")
         tag.check(got, self.left)
-        if array.nbytes != like.nbytes:
-            raise ProtocolError(f"rank {self.left} sent {array.nbytes} bytes for {tag}, expected {like.nbytes}")
+        tag.check_size(array.nbytes, like.nbytes, self.left)
         self._borrowed = True
         return array
 

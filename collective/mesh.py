@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
+from common.process import forget_in_children
 
 __all__ = ["Listener", "Mesh", "build_mesh", "on_loopback", "poll_readable"]
 
@@ -149,6 +150,7 @@ class Mesh:
         self._closed = False
         for peer in self.peers.values():
             peer.connection.setblocking(False)
+        forget_in_children(self)
 
     def has_left(self, rank: int) -> bool:
         """Whether `rank` has said that its training is complete."""
@@ -237,6 +239,13 @@ class Mesh:
                 raise self.stalled(rank, doing)
             poll_readable(self.sockets, 0.05)
         return peer.segments.pop(number)
+
+    def forget(self) -> None:
+        """Close this process's ends without a word: for a forked child, with whose ends open nobody would notice that
+        the rank died."""
+        self._closed = True
+        for peer in self.peers.values():
+            peer.connection.close()
 
     def close(self, reason: str = "") -> None:
         """Tell everyone that this rank leaves, and why if it failed, then close; never raises."""

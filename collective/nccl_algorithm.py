@@ -39,7 +39,7 @@ from collective.ring import all_gather_steps, reduce_scatter_steps
 from collective.transport import Array, Tag
 from collective.watchdog import Watchdog, end_process
 from common.buckets import chunk_bounds
-from common.errors import GradSyncError, NcclFailed, PeerError, ProtocolError
+from common.errors import GradSyncError, NcclFailed, PeerError
 from common.reduction import Reduction
 
 __all__ = ["NcclAlgorithm", "NcclRingAlgorithm"]
@@ -375,7 +375,6 @@ def compare(mine: Note, theirs: Note, rank: int) -> None:
     """Raise StaleEpoch or ProtocolError if `rank` is doing something else."""
     *what, nbytes = mine
     *other, their_bytes = theirs
-    expected, got = Tag(*what), Tag(*other)
-    expected.check(got, rank)
-    if their_bytes != nbytes:
-        raise ProtocolError(f"rank {rank} has {their_bytes} bytes for {got}, expected {nbytes}")
+    tag = Tag(*what)
+    tag.check(Tag(*other), rank)
+    tag.check_size(their_bytes, nbytes, rank)

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from collective.mesh import Mesh
 from collective.segments import CONTROL, SharedSegments
 from collective.transport import SEGMENT_BYTES, Array, Tag, Transport
-from common.errors import ProtocolError
 from common.memory import Segment
 from common.semaphore import SEMAPHORE_BYTES, Semaphore
 
@@ -84,8 +83,7 @@ class ShmTransport(Transport):
         self._received += 1
         packed, number, offset, nbytes = NOTE.unpack_from(note)
         tag.check(Tag.unpack(packed), self.left)
-        if nbytes != like.nbytes:
-            raise ProtocolError(f"rank {self.left} sent {nbytes} bytes for {tag}, expected {like.nbytes}")
+        tag.check_size(nbytes, like.nbytes, self.left)
         self._borrowed = True
         return self._segments.of(self.left, number).array(offset, like.size, like.dtype)
 

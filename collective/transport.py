@@ -12,11 +12,22 @@ import numpy.typing as npt
 
 from common.errors import ProtocolError, StaleEpoch
 from common.memory import aligned_empty
+from common.reduction import DTYPES, OPS
 
-__all__ = ["SEGMENT_BYTES", "Array", "Tag", "Transport"]
+__all__ = ["CALLS", "OPERATIONS", "SEGMENT_BYTES", "Array", "Tag", "Transport"]
 
 Array = npt.NDArray[Any]
 SEGMENT_BYTES = 256 * 1024  # of the largest message, unless a transport says otherwise: stays in L2 until it is added
+
+
+# What ranks call, by the number that messages carry (collective/algorithm.py).
+CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "", "gather_chunks")
+REDUCING = ("all_reduce", "reduce_scatter")
+OPERATIONS = 8
+EQUAL = "arrays must be of equal size and dtype on all ranks"
+KINDS: dict[int, str] = {
+    np.dtype(code).num: np.dtype(code).name for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+}
 
 
 @dataclass(frozen=True)
@@ -39,13 +50,41 @@ class Tag:
     def unpack(cls, data: bytes) -> Tag:
         return cls(*cls.FORMAT.unpack(data))
 
+    def __str__(self) -> str:
+        """The call that it is part of.
+
+        >>> str(Tag(0, 12, 3, OPERATIONS * 1, 0, 0)), str(Tag(0, 5, 0, 3 + OPERATIONS, 1, 0))
+        ('all_reduce (mean of float32) of step 12, bucket 3', 'broadcast (of int8) from rank 1 of step 5, bucket 0')
+        """
+        number, call = divmod(self.phase, OPERATIONS)
+        name = CALLS[call] if call < len(CALLS) else ""
+        if name in REDUCING and number < len(DTYPES) * len(OPS):
+            name += f" ({OPS[number % len(OPS)]} of {DTYPES[number // len(OPS)]})"
+        elif name and name != "barrier":
+            name += f" (of {KINDS.get(number, f'type {number}')})"
+        if name.startswith("broadcast"):
+            name += f" from rank {self.chunk}"
+        return f"{name or f'phase {self.phase}'} of step {self.step}, bucket {self.bucket}"
+
     def check(self, got: Tag, peer: int) -> None:
         """Raise StaleEpoch or ProtocolError unless `got`, which `peer` sent, is this."""
         if got == self:
             return
         if got.epoch != self.epoch:
             raise StaleEpoch(f"rank {peer} sent a message of epoch {got.epoch}, this is epoch {self.epoch}")
-        raise ProtocolError(f"rank {peer} sent {got}, expected {self}; do all ranks make the same calls?")
+        if str(got) != str(self):
+            raise ProtocolError(
+                f"rank {peer} called {got}, this rank {self}; all ranks must make the same calls in the same order"
+            )
+        raise ProtocolError(
+            f"rank {peer} sent chunk {got.chunk}, segment {got.segment} in phase {got.phase} of {self}, expected chunk "
+            f"{self.chunk}, segment {self.segment} in phase {self.phase}; {EQUAL}"
+        )
+
+    def check_size(self, got: int, expected: int, peer: int) -> None:
+        """Raise ProtocolError unless the bytes that `peer` has are as many as this rank's."""
+        if got != expected:
+            raise ProtocolError(f"rank {peer} has {got} bytes where this rank has {expected}, in {self}; {EQUAL}")
 
 
 class Transport(ABC):

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 from common.memory import tune_malloc
 
@@ -19,6 +21,7 @@ __all__ = [
     "PARENT_VARIABLE",
     "die_with_parent",
     "end_in_order_on_sigterm",
+    "forget_in_children",
     "last_words",
     "prepare_process",
 ]
@@ -60,6 +63,28 @@ def last_words() -> Iterator[None]:
         return
     with Path(file).open("a") as out, redirect_stderr(out):
         yield
+
+
+class Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+_forgetful: WeakSet[Forgetful] = WeakSet()
+
+
+def forget_in_children(each: Forgetful) -> None:
+    """Have `each.forget()` called in every child that this process forks, as long as it is used here.
+
+    A child inherits open sockets: while it keeps them, nobody notices that its parent died.
+    """
+    if not _forgetful:
+        os.register_at_fork(after_in_child=_forget)
+    _forgetful.add(each)
+
+
+def _forget() -> None:
+    for each in list(_forgetful):
+        each.forget()
 
 
 def end_in_order_on_sigterm() -> None:

@@ -83,6 +83,18 @@ def reduces_once(group):
     say(result=array.tobytes().hex()[:200], digest=int(array.view(np.uint32).sum(dtype=np.uint64)))
 
 
+def forks_and_reduces_for_ever(group):
+    """As a DataLoader's workers do, the child lives on when its parent was killed."""
+    if os.fork() == 0:
+        try:
+            group.barrier()
+        except RuntimeError as exc:
+            say(child=str(exc), parent=os.getppid(), pid=os.getpid())
+        group.close("the child")
+        signal.pause()
+    reduces_for_ever(group)
+
+
 def ends_without_goodbye(group):
     group.barrier()
     if group.rank == 1:
@@ -164,6 +176,26 @@ def test_a_killed_rank_is_named_by_all_others_within_a_second(backend, victim, b
             assert ranks.code(rank) == 4
         assert ranks.code(victim) == -signal.SIGKILL
         assert_nothing_left(ranks)
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_a_killed_rank_is_named_though_a_child_of_it_lives(backend):
+    """And the child neither speaks for the group nor leaves it."""
+    with RankProcesses(forks_and_reduces_for_ever, 3, backend) as ranks:
+        children = [ranks.hear(rank, "child") for rank in range(3)]
+        try:
+            for rank, child in enumerate(children):
+                expected = f"the group is that of process {ranks.pid(rank)}, from which this one was forked"
+                assert (child["child"], child["parent"]) == (expected, ranks.pid(rank))
+                ranks.hear(rank, "under_way")
+            killed = ranks.signal(1, signal.SIGKILL)
+            for rank in (0, 2):
+                end = ranks.hear(rank, "ended")
+                assert (end["ended"], end["text"].split(":")[0]) == ("PeerLost", "rank 1 died")
+                assert end["at"] - killed < KILLED_S
+        finally:
+            for child in children:
+                os.kill(child["pid"], signal.SIGKILL)
 
 
 @backends

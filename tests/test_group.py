@@ -36,6 +36,7 @@ from common.reduction import DTYPES, OPS
 from tests.groups import (
     BACKENDS,
     CANONICAL,
+    DEADLINE_S,
     assert_same_bits,
     board_of,
     cuts_of,
@@ -297,7 +298,7 @@ def test_over_tcp_a_short_array_and_a_long_one_do_not_mix():
 
     with opened("tcp", 3) as every:
         errors = errors_on(every, body)
-    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors)
+    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors), errors
     assert any(isinstance(error, ProtocolError) for error in errors)
 
 
@@ -649,8 +650,61 @@ def test_bad_arguments_are_refused_before_anything_is_sent(nranks, method, array
 
 @pytest.mark.parametrize("root", [-1, 2])
 def test_broadcast_from_no_rank_is_refused(root):
-    with pytest.raises(UsageError, match=f"rank {root} is outside 0..1"):
+    with pytest.raises(ValueError, match=rf"^root must be a rank, 0\.\.1 \(got {root}\)$"):
         mesh_groups("memory", 2)[0].broadcast(np.zeros(3), root)
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3)])
+def test_a_negative_shape_is_refused(shape):
+    with pytest.raises(ValueError, match="shape must not be negative") as caught:
+        mesh_groups("memory", 2)[0].empty(shape)
+    assert str(caught.value).endswith(f"(got {shape})")
+
+
+@pytest.mark.parametrize("label", [{"step": -1}, {"step": 1 << 64}, {"bucket": -1}, {"bucket": 1 << 32}])
+def test_labels_that_messages_cannot_carry_are_refused(label):
+    with pytest.raises(ValueError, match=r"^step must be in 0\.\.2\^64-1 and bucket in 0\.\.2\^32-1 \(got "):
+        mesh_groups("memory", 2)[0].all_reduce(ones(3), **label)
+
+
+def test_a_second_thread_within_a_call_is_refused():
+    refused = threading.Event()
+
+    def body(group):
+        if group.rank == 1:
+            assert refused.wait(DEADLINE_S)
+        else:
+            threading.Thread(target=call_beside, args=(group,)).start()
+        group.all_reduce(ones(10))
+
+    def call_beside(group):
+        while not group._turn.locked():
+            time.sleep(0.001)
+        try:
+            group.barrier()
+        except RuntimeError as exc:
+            texts.append(str(exc))
+        refused.set()
+
+    texts: list[str] = []
+    with opened("shm", 2) as every:
+        on_ranks(every, body)
+    assert texts == [
+        "rank 0: two threads call the group at the same time; all ranks must make the same calls in the same order, so "
+        "let one thread make them, or give each thread a group of its own"
+    ]
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_who_calls_something_else_is_named_with_both_calls(backend):
+    def body(group):
+        group.all_reduce(ones(10_000), "max" if group.rank == 1 else "sum", step=5, bucket=3)
+
+    with opened(backend, 2) as every:
+        errors = errors_on(every, body)
+    theirs, ours = (f"all_reduce ({op} of float32) of step 5, bucket 3" for op in ("max", "sum"))
+    rule = "all ranks must make the same calls in the same order"
+    assert f"rank 1 called {theirs}, this rank {ours}; {rule}" in map(str, errors)
 
 
 @backends
@@ -700,7 +754,7 @@ def test_calls_that_differ_are_an_error_on_every_rank(backend, shared, what):
 
     with opened(backend, 3) as every:
         errors = errors_on(every, body)
-    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors)
+    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors), errors
     assert any(isinstance(error, ProtocolError) for error in errors)
 
 
@@ -713,8 +767,9 @@ def test_who_differs_is_named_with_both_sizes():
     for error in errors:
         assert type(error) in (ProtocolError, PeerLost)  # whoever looks last may find the others gone
     texts = [str(error) for error in errors]
-    assert any("rank 2 has 40064 bytes for Tag(epoch=0, step=5, bucket=3" in text for text in texts)
-    assert any("expected 40000" in text for text in texts)
+    call = "all_reduce (mean of float32) of step 5, bucket 3"
+    advice = "arrays must be of equal size and dtype on all ranks"
+    assert f"rank 2 has 40064 bytes where this rank has 40000, in {call}; {advice}" in texts
 
 
 def test_a_rank_of_another_epoch_is_refused():

@@ -69,7 +69,7 @@ def test_a_byte_damaged_on_the_way_is_an_error_that_names_rank_step_and_bucket(w
 
 @pytest.mark.parametrize("at", [0, 4, FRAME.size, HEADER_BYTES - 1])
 def test_a_damaged_header_is_an_error_too(wire, at):
-    with pytest.raises(ProtocolError, match=r"^rank 0 sent"):
+    with pytest.raises(ProtocolError, match=r"^rank 0 (sent|called|has)"):
         carried(wire, at)
 
 

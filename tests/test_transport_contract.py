@@ -204,7 +204,11 @@ def test_a_message_of_another_step_or_place_is_refused(ring, field):
         lambda transport: transport.receive(np.ones(5), tag()),
     )
     assert type(got[1]) is ProtocolError
-    assert str(got[1]).startswith(f"rank 0 sent {wrong}, expected {tag()}")
+    place = (
+        f"rank 0 sent chunk {wrong.chunk}, segment {wrong.segment} in phase {wrong.phase} of {tag()}, expected chunk"
+    )
+    call = f"rank 0 called {wrong}, this rank {tag()}; all ranks must make the same calls"
+    assert str(got[1]).startswith(place if field in ("chunk", "segment") else call)
 
 
 @pytest.mark.parametrize("method", ["receive", "receive_into"])
@@ -228,7 +232,8 @@ def test_a_message_of_another_size_is_refused(ring, method, sent, expected):
         lambda transport: getattr(transport, method)(np.ones(expected, np.float32), tag()),
     )
     assert type(got[1]) is ProtocolError
-    assert str(got[1]) == f"rank 0 sent {4 * sent} bytes for {tag()}, expected {4 * expected}"
+    sizes = f"rank 0 has {4 * sent} bytes where this rank has {4 * expected}, in {tag()}"
+    assert str(got[1]) == f"{sizes}; arrays must be of equal size and dtype on all ranks"
 
 
 def receives(transport):
