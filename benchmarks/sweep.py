@@ -67,23 +67,26 @@ def run_sweep(config: SweepConfig) -> None:
         "failed": {},
     }
     rows: list[dict[str, Any]] = []
-    with config.cluster.make() as hosts:
-        counts = sorted({int(n) for n in config.nranks.split(",")})
-        with progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run:
+    results["rows"] = rows
+    counts = sorted({int(n) for n in config.nranks.split(",")})
+    try:
+        with (
+            config.cluster.make() as hosts,
+            progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run,
+        ):
             for nranks in counts:
                 mine, failed = measure_ranks(nranks, present, config, hosts, on_run)
                 rows += mine
                 results["failed"] |= failed
                 for name, reason in failed.items():
                     console.print(f"failed: {name}: {reason}", soft_wrap=True, markup=False)
-                show(rows, nranks, config, console)
-    results["rows"] = rows
+    finally:
+        show(results, config, console)  # what there is, if it was interrupted
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(to_markdown(results))
     (config.out / "sweep.html").write_text(to_html(results))
     console.print(f"\nresults: {config.out / 'sweep.json'}, {config.out / 'sweep.md'}", soft_wrap=True)
-    wrong = wrong_backends(results)
-    if wrong:
+    if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
 
 
@@ -204,26 +207,27 @@ def row_of(
     }
 
 
-def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: Console) -> None:
-    mine = [row for row in rows if row["nranks"] == nranks]
-    if wrong := wrong_backends({"rows": mine}):
+def show(results: dict[str, Any], config: SweepConfig, console: Console) -> None:
+    """A table for each number of ranks; none if anything was wrong, at whatever number."""
+    if wrong := wrong_backends(results):
         console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
         return
     where = f" on {words}" if (words := config.cluster.in_words()) else ""
-    table = Table(
-        "bytes",
-        "backend",
-        title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
-        table.add_column(column, justify="right", no_wrap=True)
-    last = None
-    for row in mine:
-        size = size_in_words(row["bytes"])
-        table.add_row("" if size == last else size, *cells(row))
-        last = size
-    console.print()
-    console.print(table)
+    for nranks in sorted({row["nranks"] for row in results["rows"]}):
+        table = Table(
+            "bytes",
+            "backend",
+            title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
+            table.add_column(column, justify="right", no_wrap=True)
+        last = None
+        for row in (each for each in results["rows"] if each["nranks"] == nranks):
+            size = size_in_words(row["bytes"])
+            table.add_row("" if size == last else size, *cells(row))
+            last = size
+        console.print()
+        console.print(table)

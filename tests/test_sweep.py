@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -241,9 +242,10 @@ def test_wrong_sums_have_no_speed() -> None:
         assert "0.75" not in text.partition("</style>")[2].replace("0.75rem", "")
 
 
-def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def sweep(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", "sweep", "--out", str(folder), *flags],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=110,
@@ -254,10 +256,12 @@ def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['mpi4py'] = None")
+    backends = "shm,shm-copied,tcp,gloo,mpi,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005"]
     history = tmp_path / "history"
-    done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", "--history", str(history), *small)
+    flags = ["--backends", backends, "--nranks", "2,3", "--history", str(history), *small]
+    done = sweep(tmp_path, *flags, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     (kept,) = history.iterdir()
     assert "-sweep-" in kept.name
@@ -267,7 +271,11 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout
-    assert "| 100 KiB | tcp |" in (tmp_path / "sweep.md").read_text()
+    text, page = ((tmp_path / name).read_text() for name in ("sweep.md", "sweep.html"))
+    assert "| 100 KiB | tcp |" in text
+    why = "mpi4py is not installed (pip install mpi4py)"
+    assert f"absent: mpi: {why}\n" in done.stdout
+    assert all(f"mpi is absent: {why}." in told for told in (text.replace("\\", ""), page))
 
 
 @pytest.mark.processes
