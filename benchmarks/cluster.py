@@ -98,6 +98,11 @@ class ClusterConfig:
         share = 2 * (nranks - 1) / nranks * nbytes
         return self._seconds([(rank, (rank + 1) % nranks, share) for rank in range(nranks)], rate)
 
+    def broadcast_seconds(self, nbytes: int, rate: float, nranks: int) -> float:
+        """The least time of a broadcast from rank 0: M/B, for every other host with a rank must receive all of it."""
+        reached = min(nranks, len(self.links()))
+        return self._seconds([(host, host + 1, nbytes) for host in range(reached - 1)], rate)
+
     def round_seconds(
         self, nbytes: int, rate: float, nranks: int, servers: int, *, first_server: int | None = None
     ) -> float:

@@ -175,7 +175,8 @@ def job_of(results: dict[str, Any]) -> str:
     keys = ("model", "dataset", "batch_size", "optimizer")
     trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")
-    return "; ".join([*sorted(trained), *([f"emulated {where}"] if where else [])])
+    op = [results.get("op", "all_reduce")] * (kind_of(results) == "sweep")
+    return "; ".join([*op, *sorted(trained), *([f"emulated {where}"] if where else [])])
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:

@@ -169,6 +169,8 @@ def rows_of(
         """The least time, in seconds."""
         if backend == "ps-grpc" and rate:
             return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
+        if rate and config.op == "broadcast":
+            return config.cluster.broadcast_seconds(nbytes, rate, nranks)
         if rate:
             return config.cluster.ring_seconds(nbytes, rate, nranks)
         limit = measured.medians.get((LIMITS.get(backend, LIMITS.get(backend.partition("-")[0], "")), nbytes))
@@ -180,20 +182,29 @@ def rows_of(
             if key not in measured.medians:  # it failed
                 continue
             limit = bound(group.backend, nbytes)
-            rows.append(row_of(group.backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
+            times, wrong = measured.medians[key], measured.wrong[key]
+            rows.append(row_of(group.backend, nranks, nbytes, times, wrong, limit, op=config.op))
     return rows
 
 
 def row_of(
-    backend: str, nranks: int, nbytes: int, times: Sequence[float], wrong: int, limit: float | None
+    backend: str,
+    nranks: int,
+    nbytes: int,
+    times: Sequence[float],
+    wrong: int,
+    limit: float | None,
+    *,
+    op: str = "all_reduce",
 ) -> dict[str, Any]:
-    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N.
+    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N, of a broadcast algbw.
 
     Args:
         times: the median of each round, in seconds.
         limit: the least time there can be, in seconds, if it is known.
     """
     middle = median(times)
+    factor = 1.0 if op == "broadcast" else 2 * (nranks - 1) / nranks
     return {
         "backend": backend,
         "nranks": nranks,
@@ -201,7 +212,7 @@ def row_of(
         "time_ms": 1e3 * middle,
         "time_ms_interval": interval([1e3 * each for each in times]),
         "algbw_gb_s": nbytes / middle / 1e9,
-        "busbw_gb_s": nbytes / middle / 1e9 * 2 * (nranks - 1) / nranks,
+        "busbw_gb_s": nbytes / middle / 1e9 * factor,
         "of_limit": limit / middle if limit else None,
         "wrong": wrong,
     }

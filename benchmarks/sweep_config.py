@@ -24,7 +24,8 @@ class SweepConfig:
     """Time an operation over sizes and numbers of ranks, beside other libraries and the machine's own limits."""
 
     op: str = "all_reduce"
-    """Operation: all_reduce (sum of float32, in place), or push_pull (a parameter server's round with SGD)."""
+    """Operation: all_reduce (sum of float32, in place), broadcast (from rank 0), or push_pull (a parameter server's
+    round with SGD)."""
     nranks: str = "2,4"
     """Numbers of ranks, separated by commas."""
     sizes: str = "4KiB,64KiB,1MiB,16MiB,100MB"

@@ -35,6 +35,7 @@ Row = dict[str, Any]
 TITLES = {
     "all_reduce": "all_reduce, sum of float32",
     "push_pull": "push_pull, a parameter server's round with SGD in float32",
+    "broadcast": "broadcast of float32 from rank 0",
 }
 HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
 COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours

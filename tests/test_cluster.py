@@ -56,6 +56,13 @@ def test_a_ring_moves_each_byte_twice_but_for_a_share(nranks: int) -> None:
     assert found == pytest.approx(2 * (nranks - 1) / nranks * M / B)
 
 
+@pytest.mark.parametrize("nranks", [2, 4, 6])
+def test_a_broadcast_reaches_each_host_once(nranks: int) -> None:
+    assert ClusterConfig(hosts=4).broadcast_seconds(M, B, nranks) == pytest.approx(M / B)
+    slow = ClusterConfig(hosts=4, slow_host="2:3x")  # B is what its link carries
+    assert slow.broadcast_seconds(M, B, nranks) == pytest.approx(M / B / (3 if nranks == 2 else 1))
+
+
 @pytest.mark.parametrize(("nranks", "servers"), [(4, 1), (4, 2), (4, 4), (2, 4)])
 def test_servers_on_hosts_of_their_own(nranks: int, servers: int) -> None:
     found = ClusterConfig(hosts=nranks + servers).round_seconds(M, B, nranks, servers)

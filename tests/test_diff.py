@@ -174,7 +174,12 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             accuracy(1.0, target=0.9),
             "they measured different things: target 0.97, factor 3.0, nranks 2, model mlp",
         ),
-        (sweep(), {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}}, "different things:  / emulated 4 hosts, 1gbit"),
+        (
+            sweep(),
+            {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}},
+            "different things: all_reduce / all_reduce; emulated 4 hosts, 1gbit",
+        ),
+        (sweep(), {**sweep(), "op": "broadcast"}, "they measured different things: all_reduce / broadcast"),
     ],
 )
 def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, write: Callable[[str, Any], str]) -> None:

@@ -291,8 +291,36 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.md").read_text().startswith("# push_pull, a parameter server's round with SGD in float32")
 
 
+@pytest.mark.processes
+def test_a_broadcast(tmp_path: Path) -> None:
+    backends = "shm,tcp,memory-limit,loopback-limit"
+    small = ["--nranks", "3", "--sizes", "4KiB,100KiB", "--repetitions", "1", "--seconds", "0.005"]
+    done = sweep(tmp_path, "--op", "broadcast", "--backends", backends, *small)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert [row["backend"] for row in rows] == backends.split(",") * 2
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 and row["busbw_gb_s"] == row["algbw_gb_s"] for row in rows)
+    assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "tcp"}
+    assert (tmp_path / "sweep.md").read_text().startswith("# broadcast of float32 from rank 0\n")
+
+
+class FakeBroadcast(FakePeer):
+    """Rank 1, to which rank 0's values come."""
+
+    def broadcast(self) -> None:
+        self.array -= self.array.any() + self.error
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 100)])
+def test_a_broadcast_is_checked_by_values_that_only_rank_0_had(error: float, wrong: int) -> None:
+    job = {"count": 100, "iterations": 1, "warmup": 0, "check": True}
+    assert measure(FakeBroadcast(error), "broadcast", job, 1, 3, checked=True)["wrong"] == wrong
+
+
 def test_backends_of_another_operation_are_refused() -> None:
     with pytest.raises(UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there"):
         SweepConfig(backends="ps-shm")
+    with pytest.raises(UsageError, match=r"backend nccl cannot be measured for broadcast on one host; there are shm"):
+        SweepConfig(op="broadcast", backends="nccl")
     with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
         SweepConfig(op="push_pull", backends="gloo")

@@ -52,5 +52,8 @@ class Rank:
     def all_reduce(self) -> None:
         self._group.all_reduce(self.array, "sum")
 
+    def broadcast(self) -> None:
+        self._group.broadcast(self.array)
+
     def close(self) -> None:
         self._group.close()
