@@ -55,16 +55,37 @@ class ClusterConfig:
     """Delay of each emulated link, one way: 0.5ms, 50us, ... (default: what the kernel needs)"""
     slow_host: str | None = None
     """I:Fx: the link of host I is F times slower, as in 2:3x. (default: all are equal)"""
+    cores_per_host: int | None = None
+    """Pin the ranks and servers of each emulated host to so many cores of its own. (default: all hosts share all)"""
 
     def __post_init__(self) -> None:
         if self.hosts is None:
-            given = {"latency": self.latency, "slow-host": self.slow_host, "link": self.link != ClusterConfig.link}
+            given = {
+                "latency": self.latency,
+                "slow-host": self.slow_host,
+                "link": self.link != ClusterConfig.link,
+                "cores-per-host": self.cores_per_host is not None,
+            }
             for flag in (flag for flag, value in given.items() if value):
                 raise UsageError(f"--{flag} is for emulated hosts; give --hosts too")
         elif not 2 <= self.hosts <= MOST_HOSTS:
             raise UsageError(f"--hosts must be in 2..{MOST_HOSTS} (got {self.hosts})")
         self.links()
         self.delay()
+        self.cores()
+
+    def cores(self) -> list[list[int]] | None:
+        """The cores of each host, in the order of their numbers; None: all hosts share all."""
+        if self.hosts is None or self.cores_per_host is None:
+            return None
+        each, there = self.cores_per_host, sorted(os.sched_getaffinity(0))
+        if each < 1:
+            raise UsageError(f"--cores-per-host must be at least 1 (got {each})")
+        if (taken := each * self.hosts) > len(there):
+            raise UsageError(
+                f"--cores-per-host {each} on {self.hosts} hosts needs {taken} cores, this machine has {len(there)}"
+            )
+        return [there[host * each : (host + 1) * each] for host in range(self.hosts)]
 
     def links(self) -> list[float]:
         """Bytes per second of every host's link, each way."""
@@ -140,6 +161,7 @@ class ClusterConfig:
             "hosts": self.hosts,
             "links_bytes_per_s": self.links(),
             "delay_s": self.delay(),
+            "cores_per_host": self.cores_per_host,
             "congestion_control": control,
         }
 
@@ -148,11 +170,12 @@ class ClusterConfig:
             return ""
         late = f", {self.latency} late" if self.latency else ""
         slow = f", host {self.slow_host.replace(':', ' ')} slower" if self.slow_host else ""
-        return f"{self.hosts} hosts, {self.link}{late}{slow}"
+        own = f", {self.cores_per_host} core{'s' * (self.cores_per_host > 1)} each" if self.cores_per_host else ""
+        return f"{self.hosts} hosts, {self.link}{late}{slow}{own}"
 
     def make(self) -> Hosts:
         """What the flags ask for, to be entered."""
-        return OneHost() if self.hosts is None else Cluster(self.links(), delay=self.delay())
+        return OneHost() if self.hosts is None else Cluster(self.links(), delay=self.delay(), cores=self.cores())
 
 
 def _quantity(flag: str, text: str, units: dict[str, Any], example: str) -> float:
@@ -219,6 +242,7 @@ class Cluster:
     Args:
         links: bytes/s of each host's link, each way; 0: unlimited.
         delay: seconds by which each link delays what its host sends.
+        cores: of each host, to which its processes are pinned; None: they share all.
 
     Raises:
         UsageError: this machine cannot, and why.
@@ -227,8 +251,10 @@ class Cluster:
     emulated = True
     environment = {"GLOO_SOCKET_IFNAME": "eth0"}  # noqa: RUF012 - Protocol's
 
-    def __init__(self, links: Sequence[float], *, delay: float = 0.0) -> None:
-        self.links, self.delay = list(links), delay
+    def __init__(
+        self, links: Sequence[float], *, delay: float = 0.0, cores: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        self.links, self.delay, self.cores = list(links), delay, cores
         self.names = [f"gs{os.getpid()}h{host}" for host in range(len(links))]
         self._switch = f"gs{os.getpid()}sw"
         self._ports = [itertools.count(FIRST_PORT, PORTS_EACH) for _ in links]
@@ -236,6 +262,8 @@ class Cluster:
     def __enter__(self) -> Cluster:
         if reason := why_no_cluster():
             raise UsageError(reason)
+        if self.cores and shutil.which("taskset") is None:
+            raise UsageError("--cores-per-host needs taskset (apt-get install util-linux)")
         remove_namespaces_of_the_dead()
         self._previous = signal.signal(signal.SIGTERM, _exit_on_sigterm)
         try:
@@ -282,7 +310,9 @@ class Cluster:
                 _run(command.replace(" add ", " change ").split())
 
     def within(self, host: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[host % len(self.names)]]
+        number = host % len(self.names)
+        pinned = ["taskset", "-c", ",".join(map(str, self.cores[number]))] if self.cores else []
+        return ["ip", "netns", "exec", self.names[number], *pinned]
 
     def address(self, host: int) -> str:
         return f"{NETWORK}.{host % len(self.links) + 1}"
