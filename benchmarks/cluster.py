@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from common.errors import UsageError
 from common.launch import abstract_address
 
-__all__ = ["Cluster", "ClusterConfig", "Hosts", "OneHost", "why_no_cluster"]
+__all__ = ["BIT_UNITS", "Cluster", "ClusterConfig", "Hosts", "OneHost", "quantity", "why_no_cluster"]
 
 NETWORK = "10.77.0"
 MOST_HOSTS = 64
@@ -89,7 +89,7 @@ class ClusterConfig:
 
     def links(self) -> list[float]:
         """Bytes per second of every host's link, each way."""
-        rate = _quantity("link", self.link, BIT_UNITS, "1gbit") / 8
+        rate = quantity("link", self.link, BIT_UNITS, "1gbit") / 8
         rates = [rate] * (self.hosts or 0)
         if self.slow_host is not None:
             found = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)x", self.slow_host)
@@ -102,7 +102,7 @@ class ClusterConfig:
 
     def delay(self) -> float:
         """Seconds that each link delays what a host sends."""
-        return _quantity("latency", self.latency, TIME_UNITS, "0.5ms") if self.latency else 0.0
+        return quantity("latency", self.latency, TIME_UNITS, "0.5ms") if self.latency else 0.0
 
     def slowest(self) -> tuple[int, int]:
         """The host with the slowest link, and another one."""
@@ -178,7 +178,12 @@ class ClusterConfig:
         return OneHost() if self.hosts is None else Cluster(self.links(), delay=self.delay(), cores=self.cores())
 
 
-def _quantity(flag: str, text: str, units: dict[str, Any], example: str) -> float:
+def quantity(flag: str, text: str, units: dict[str, Any], example: str) -> float:
+    """A flag's number and unit.
+
+    Raises:
+        UsageError: it is none, or zero.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text)
     if not found or found[2] not in units or not float(found[1]):
         raise UsageError(f"--{flag} must be a number and {', '.join(units)}, as in {example} (got {text!r})")
@@ -261,7 +266,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if reason := why_no_cluster():
-            raise UsageError(reason)
+            raise UsageError(f"{reason}; or without --hosts: sweep --pace 1gbit limits the rate of the ring's sockets")
         if self.cores and shutil.which("taskset") is None:
             raise UsageError("--cores-per-host needs taskset (apt-get install util-linux)")
         remove_namespaces_of_the_dead()

@@ -176,7 +176,7 @@ def job_of(results: dict[str, Any]) -> str:
     trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")
     op = [results.get("op", "all_reduce")] * (kind_of(results) == "sweep")
-    return "; ".join([*op, *sorted(trained), *([f"emulated {where}"] if where else [])])
+    return "; ".join([*op, *sorted(trained), *([f"on {where}"] if where else [])])
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:

@@ -62,7 +62,7 @@ def run_sweep(config: SweepConfig) -> None:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
         "op": config.op,
-        "cluster": config.cluster.describe(),
+        "cluster": config.where(),
         "absent": absent,
         "failed": {},
     }
@@ -71,7 +71,7 @@ def run_sweep(config: SweepConfig) -> None:
     counts = sorted({int(n) for n in config.nranks.split(",")})
     try:
         with (
-            config.cluster.make() as hosts,
+            config.make_hosts() as hosts,
             progress(console, len(counts) * config.repetitions * len(config.bytes)) as on_run,
         ):
             for nranks in counts:
@@ -81,7 +81,7 @@ def run_sweep(config: SweepConfig) -> None:
                 for name, reason in failed.items():
                     console.print(f"failed: {name}: {reason}", soft_wrap=True, markup=False)
     finally:
-        show(results, config, console)  # what there is, if it was interrupted
+        show(results, console)  # what there is, if it was interrupted
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(to_markdown(results))
     (config.out / "sweep.html").write_text(to_html(results))
@@ -218,17 +218,17 @@ def row_of(
     }
 
 
-def show(results: dict[str, Any], config: SweepConfig, console: Console) -> None:
+def show(results: dict[str, Any], console: Console) -> None:
     """A table for each number of ranks; none if anything was wrong, at whatever number."""
     if wrong := wrong_backends(results):
         console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
         return
-    where = f" on {words}" if (words := config.cluster.in_words()) else ""
+    where = f" on {results['cluster']['words']}" if results["cluster"] else ""
     for nranks in sorted({row["nranks"] for row in results["rows"]}):
         table = Table(
             "bytes",
             "backend",
-            title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
+            title=f"{TITLES[results['op']]}, N={nranks}{where}; bandwidths in GB/s",
             title_justify="left",
             box=None,
             pad_edge=False,

@@ -177,7 +177,7 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
         (
             sweep(),
             {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}},
-            "different things: all_reduce / all_reduce; emulated 4 hosts, 1gbit",
+            "different things: all_reduce / all_reduce; on 4 hosts, 1gbit",
         ),
         (sweep(), {**sweep(), "op": "broadcast"}, "they measured different things: all_reduce / broadcast"),
     ],

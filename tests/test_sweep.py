@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cluster import OneHost
+from benchmarks.cluster import ClusterConfig, OneHost
+from benchmarks.diff import load
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, load_peer
 from benchmarks.sweep import Measured, measure_all, row_of, rows_of
@@ -315,6 +316,44 @@ class FakeBroadcast(FakePeer):
 def test_a_broadcast_is_checked_by_values_that_only_rank_0_had(error: float, wrong: int) -> None:
     job = {"count": 100, "iterations": 1, "warmup": 0, "check": True}
     assert measure(FakeBroadcast(error), "broadcast", job, 1, 3, checked=True)["wrong"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"pace": "fast"}, r"^--pace must be a number and kbit, mbit, gbit, as in 1gbit \(got 'fast'\)$"),
+        ({"pace": "35gbit"}, r"^--pace must be at most 34gbit \(got 35gbit\)$"),
+        ({"pace": "1gbit", "cluster": ClusterConfig(hosts=2)}, r"^--pace is for this host as it is; the rate of emul"),
+        ({"pace": "1gbit", "op": "push_pull"}, r"^--pace covers the ring's sockets, not gRPC's; for --op push"),
+        ({"pace": "1gbit", "backends": "gloo"}, r"gloo cannot be measured for all_reduce on paced sockets; there"),
+    ],
+)
+def test_a_pace_that_cannot_be(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        SweepConfig(**flags)
+
+
+def test_a_kernel_that_cannot_pace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.pacing.SO_MAX_PACING_RATE", 9999)
+    with pytest.raises(UsageError, match=r"^--pace: this kernel cannot limit a socket's rate \(.*not available"):
+        SweepConfig(pace="1gbit").make_hosts().__enter__()
+
+
+@pytest.mark.processes
+def test_paced_sockets_hold_the_rate_and_are_called_no_network(tmp_path: Path) -> None:
+    small = ["--nranks", "2", "--sizes", "1MB", "--repetitions", "1", "--seconds", "0.01"]
+    done = sweep(tmp_path, "--pace", "400mbit", *small)
+    assert done.returncode == 0, done.stderr
+    found = load(tmp_path / "sweep.json")
+    assert found["cluster"]["paced_bytes_per_s"] == 50e6
+    rows = {row["backend"]: row for row in found["rows"]}
+    assert rows.keys() == {"tcp-ring", "loopback-limit"}
+    for row in rows.values():
+        assert 0.5 < row["busbw_gb_s"] / 0.05 < 1.1  # a busy machine may be slower
+    assert 0.5 < rows["tcp-ring"]["of_limit"] < 1.5
+    for name in ("sweep.md", "sweep.html"):
+        assert "rate-limited sockets (400mbit), not a network" in (tmp_path / name).read_text()
+    assert "on rate-limited sockets (400mbit), not a network" in " ".join(done.stdout.split())
 
 
 def test_backends_of_another_operation_are_refused() -> None:
