@@ -100,6 +100,9 @@ def diff(config: DiffConfig) -> int:
 
 def load(path: Path) -> dict[str, Any]:
     """The results in a file, checked."""
+    if path.is_dir():
+        latest = [f", the latest is {name}" for name in sorted(file.name for file in path.glob("*Z-*.json"))[-1:]]
+        raise DataError(f"{path} is a folder; give one of its files{''.join(latest)}")
     try:
         results = json.loads(path.read_text())
     except OSError as exc:
