@@ -16,7 +16,7 @@ USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the 
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks compare --preset quick|full|accuracy [OPTIONS]
        python -m benchmarks compare --config job.toml [OPTIONS]  many comparisons, one report
-       python -m benchmarks sweep [OPTIONS]                      all-reduce over sizes and ranks
+       python -m benchmarks sweep [OPTIONS]                      all-reduce or broadcast, over sizes and ranks
        python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from common.errors import UsageError
 from common.launch import abstract_address
 
-__all__ = ["Cluster", "ClusterConfig", "Hosts", "OneHost", "why_no_cluster"]
+__all__ = ["BIT_UNITS", "Cluster", "ClusterConfig", "Hosts", "OneHost", "quantity", "why_no_cluster"]
 
 NETWORK = "10.77.0"
 MOST_HOSTS = 64
@@ -55,20 +55,41 @@ class ClusterConfig:
     """Delay of each emulated link, one way: 0.5ms, 50us, ... (default: what the kernel needs)"""
     slow_host: str | None = None
     """I:Fx: the link of host I is F times slower, as in 2:3x. (default: all are equal)"""
+    cores_per_host: int | None = None
+    """Pin the ranks and servers of each emulated host to so many cores of its own. (default: all hosts share all)"""
 
     def __post_init__(self) -> None:
         if self.hosts is None:
-            given = {"latency": self.latency, "slow-host": self.slow_host, "link": self.link != ClusterConfig.link}
+            given = {
+                "latency": self.latency,
+                "slow-host": self.slow_host,
+                "link": self.link != ClusterConfig.link,
+                "cores-per-host": self.cores_per_host is not None,
+            }
             for flag in (flag for flag, value in given.items() if value):
                 raise UsageError(f"--{flag} is for emulated hosts; give --hosts too")
         elif not 2 <= self.hosts <= MOST_HOSTS:
             raise UsageError(f"--hosts must be in 2..{MOST_HOSTS} (got {self.hosts})")
         self.links()
         self.delay()
+        self.cores()
+
+    def cores(self) -> list[list[int]] | None:
+        """The cores of each host, in the order of their numbers; None: all hosts share all."""
+        if self.hosts is None or self.cores_per_host is None:
+            return None
+        each, there = self.cores_per_host, sorted(os.sched_getaffinity(0))
+        if each < 1:
+            raise UsageError(f"--cores-per-host must be at least 1 (got {each})")
+        if (taken := each * self.hosts) > len(there):
+            raise UsageError(
+                f"--cores-per-host {each} on {self.hosts} hosts needs {taken} cores, this machine has {len(there)}"
+            )
+        return [there[host * each : (host + 1) * each] for host in range(self.hosts)]
 
     def links(self) -> list[float]:
         """Bytes per second of every host's link, each way."""
-        rate = _quantity("link", self.link, BIT_UNITS, "1gbit") / 8
+        rate = quantity("link", self.link, BIT_UNITS, "1gbit") / 8
         rates = [rate] * (self.hosts or 0)
         if self.slow_host is not None:
             found = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)x", self.slow_host)
@@ -81,7 +102,7 @@ class ClusterConfig:
 
     def delay(self) -> float:
         """Seconds that each link delays what a host sends."""
-        return _quantity("latency", self.latency, TIME_UNITS, "0.5ms") if self.latency else 0.0
+        return quantity("latency", self.latency, TIME_UNITS, "0.5ms") if self.latency else 0.0
 
     def slowest(self) -> tuple[int, int]:
         """The host with the slowest link, and another one."""
@@ -97,6 +118,11 @@ class ClusterConfig:
         """
         share = 2 * (nranks - 1) / nranks * nbytes
         return self._seconds([(rank, (rank + 1) % nranks, share) for rank in range(nranks)], rate)
+
+    def broadcast_seconds(self, nbytes: int, rate: float, nranks: int) -> float:
+        """The least time of a broadcast from rank 0: M/B, for every other host with a rank must receive all of it."""
+        reached = min(nranks, len(self.links()))
+        return self._seconds([(host, host + 1, nbytes) for host in range(reached - 1)], rate)
 
     def round_seconds(
         self, nbytes: int, rate: float, nranks: int, servers: int, *, first_server: int | None = None
@@ -135,6 +161,7 @@ class ClusterConfig:
             "hosts": self.hosts,
             "links_bytes_per_s": self.links(),
             "delay_s": self.delay(),
+            "cores_per_host": self.cores_per_host,
             "congestion_control": control,
         }
 
@@ -143,14 +170,20 @@ class ClusterConfig:
             return ""
         late = f", {self.latency} late" if self.latency else ""
         slow = f", host {self.slow_host.replace(':', ' ')} slower" if self.slow_host else ""
-        return f"{self.hosts} hosts, {self.link}{late}{slow}"
+        own = f", {self.cores_per_host} core{'s' * (self.cores_per_host > 1)} each" if self.cores_per_host else ""
+        return f"{self.hosts} hosts, {self.link}{late}{slow}{own}"
 
     def make(self) -> Hosts:
         """What the flags ask for, to be entered."""
-        return OneHost() if self.hosts is None else Cluster(self.links(), delay=self.delay())
+        return OneHost() if self.hosts is None else Cluster(self.links(), delay=self.delay(), cores=self.cores())
 
 
-def _quantity(flag: str, text: str, units: dict[str, Any], example: str) -> float:
+def quantity(flag: str, text: str, units: dict[str, Any], example: str) -> float:
+    """A flag's number and unit.
+
+    Raises:
+        UsageError: it is none, or zero.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text)
     if not found or found[2] not in units or not float(found[1]):
         raise UsageError(f"--{flag} must be a number and {', '.join(units)}, as in {example} (got {text!r})")
@@ -214,6 +247,7 @@ class Cluster:
     Args:
         links: bytes/s of each host's link, each way; 0: unlimited.
         delay: seconds by which each link delays what its host sends.
+        cores: of each host, to which its processes are pinned; None: they share all.
 
     Raises:
         UsageError: this machine cannot, and why.
@@ -222,15 +256,19 @@ class Cluster:
     emulated = True
     environment = {"GLOO_SOCKET_IFNAME": "eth0"}  # noqa: RUF012 - Protocol's
 
-    def __init__(self, links: Sequence[float], *, delay: float = 0.0) -> None:
-        self.links, self.delay = list(links), delay
+    def __init__(
+        self, links: Sequence[float], *, delay: float = 0.0, cores: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        self.links, self.delay, self.cores = list(links), delay, cores
         self.names = [f"gs{os.getpid()}h{host}" for host in range(len(links))]
         self._switch = f"gs{os.getpid()}sw"
         self._ports = [itertools.count(FIRST_PORT, PORTS_EACH) for _ in links]
 
     def __enter__(self) -> Cluster:
         if reason := why_no_cluster():
-            raise UsageError(reason)
+            raise UsageError(f"{reason}; or without --hosts: sweep --pace 1gbit limits the rate of the ring's sockets")
+        if self.cores and shutil.which("taskset") is None:
+            raise UsageError("--cores-per-host needs taskset (apt-get install util-linux)")
         remove_namespaces_of_the_dead()
         self._previous = signal.signal(signal.SIGTERM, _exit_on_sigterm)
         try:
@@ -277,7 +315,9 @@ class Cluster:
                 _run(command.replace(" add ", " change ").split())
 
     def within(self, host: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[host % len(self.names)]]
+        number = host % len(self.names)
+        pinned = ["taskset", "-c", ",".join(map(str, self.cores[number]))] if self.cores else []
+        return ["ip", "netns", "exec", self.names[number], *pinned]
 
     def address(self, host: int) -> str:
         return f"{NETWORK}.{host % len(self.links) + 1}"

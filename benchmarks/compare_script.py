@@ -46,6 +46,7 @@ PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is
 
 
 Runs = dict[Contestant, list[dict[str, Any]]]  # rank 0's record of every repetition
+Failures = dict[Contestant, GradSyncError]
 
 
 class ProgramFailed(GradSyncError):
@@ -77,7 +78,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             "environment": describe_environment(),
-            "certificate": certificate([c for c in contestants if c in runs], runs, Path(folder)),
+            "certificate": certificate([c for c in contestants if c in runs], runs, failures, Path(folder)),
             "failed": {c.name: {"reason": str(exc), "output": _output(exc)} for c, exc in failures.items()},
         }
     certified = results["certificate"]["passed"]
@@ -91,16 +92,17 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     verdict(results["certificate"], failures)
 
 
-def verdict(certificate: dict[str, Any], failures: dict[Contestant, GradSyncError]) -> None:
+def verdict(certificate: dict[str, Any], failures: Failures) -> None:
     """Whatever says that ours are not right: a failed certificate first, then a failure. Paddle's own may fail."""
+    for name, exc in ours_that_disagree(failures).items():
+        raise CertificateFailed(f"{name}: {exc}; no speed is reported")
     if not certificate["identical"]:
         raise CertificateFailed("the schemes did not compute the same; no speed is reported")
     if not certificate["passed"]:
         raise CertificateFailed("too far from paddle.DataParallel; no speed is reported")
-    ours = [(c.name, exc) for c, exc in failures.items() if c.scheme not in PADDLE_SCHEMES]
-    for name, exc in sorted(ours, key=lambda found: not isinstance(found[1], CertificateFailed)):
-        kind = CertificateFailed if isinstance(exc, CertificateFailed) else GradSyncError
-        raise kind("\n  ".join([f"{name}: {exc}", *_output(exc)]))
+    for contestant, exc in failures.items():
+        if contestant.scheme not in PADDLE_SCHEMES:
+            raise GradSyncError("\n  ".join([f"{contestant.name}: {exc}", *_output(exc)]))
 
 
 def run_all(
@@ -109,10 +111,10 @@ def run_all(
     script: Sequence[str],
     folder: Path,
     console: Console,
-) -> tuple[Runs, dict[Contestant, GradSyncError]]:
+) -> tuple[Runs, Failures]:
     """The runs of those who ended well every time, and why the others did not; who has failed runs no more."""
     runs: Runs = {c: [] for c in contestants}
-    failures: dict[Contestant, GradSyncError] = {}
+    failures: Failures = {}
     with progress(console, len(contestants) * config.repetitions) as on_run:
         for repetition in range(config.repetitions):
             for contestant in contestants if repetition % 2 == 0 else contestants[::-1]:
@@ -201,10 +203,16 @@ def _output(failure: GradSyncError) -> list[str]:
     return failure.output if isinstance(failure, ProgramFailed) else []
 
 
-def certificate(contestants: Sequence[Contestant], runs: Runs, folder: Path) -> dict[str, Any]:
-    """Ours must be equal bit for bit, in every repetition; Paddle's within the bound."""
+def ours_that_disagree(failures: Failures) -> dict[str, GradSyncError]:
+    """Contestants of ours whose own ranks ended with different parameters."""
+    wrong = {c: exc for c, exc in failures.items() if isinstance(exc, CertificateFailed)}
+    return {c.name: exc for c, exc in wrong.items() if c.scheme not in PADDLE_SCHEMES}
+
+
+def certificate(contestants: Sequence[Contestant], runs: Runs, failures: Failures, folder: Path) -> dict[str, Any]:
+    """Ours must be equal bit for bit, on every rank and in every repetition; Paddle's within the bound."""
     schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
-    identical = True
+    identical = not ours_that_disagree(failures)
     against_paddle: dict[str, dict[int, float]] = {}
     for nranks in sorted({c.nranks for c in contestants}):
         ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]

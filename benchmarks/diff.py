@@ -100,6 +100,9 @@ def diff(config: DiffConfig) -> int:
 
 def load(path: Path) -> dict[str, Any]:
     """The results in a file, checked."""
+    if path.is_dir():
+        latest = [f", the latest is {name}" for name in sorted(file.name for file in path.glob("*Z-*.json"))[-1:]]
+        raise DataError(f"{path} is a folder; give one of its files{''.join(latest)}")
     try:
         results = json.loads(path.read_text())
     except OSError as exc:
@@ -175,7 +178,8 @@ def job_of(results: dict[str, Any]) -> str:
     keys = ("model", "dataset", "batch_size", "optimizer")
     trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")
-    return "; ".join([*sorted(trained), *([f"emulated {where}"] if where else [])])
+    op = [results.get("op", "all_reduce")] * (kind_of(results) == "sweep")
+    return "; ".join([*op, *sorted(trained), *([f"on {where}"] if where else [])])
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:

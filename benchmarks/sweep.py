@@ -64,32 +64,30 @@ def run_sweep(config: SweepConfig) -> None:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
         "op": config.op,
-        "cluster": config.cluster.describe(),
+        "cluster": config.where(),
         "absent": absent,
         "failed": {},
+        "rows": [],
+        "waiting": [],
     }
-    rows: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []
-    with config.cluster.make() as hosts:
-        counts = sorted({int(n) for n in config.nranks.split(",")})
-        with progress(console, len(counts) * (config.repetitions * len(config.bytes) + waits(config))) as on_run:
+    counts = sorted({int(n) for n in config.nranks.split(",")})
+    runs = len(counts) * (config.repetitions * len(config.bytes) + waits(config))
+    try:
+        with config.make_hosts() as hosts, progress(console, runs) as on_run:
             for nranks in counts:
                 mine, measured = measure_ranks(nranks, present, config, hosts, on_run)
-                rows += mine
+                results["rows"] += mine
                 for name, reason in measured.failed.items():
                     results["failed"][f"{name} N={nranks}"] = reason
                     console.print(f"failed: {name} N={nranks}: {reason}", soft_wrap=True, markup=False)
-                waiting += measured.waiting
-                show(rows, nranks, config, console)
-                show_waiting(waiting, nranks, console)
-    results["rows"] = rows
-    results["waiting"] = waiting
+                results["waiting"] += measured.waiting
+    finally:
+        show(results, console)  # what there is, if it was interrupted
     write_results(results, config.out / "sweep.json", config.history)
     (config.out / "sweep.md").write_text(to_markdown(results))
     (config.out / "sweep.html").write_text(to_html(results))
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
-    wrong = wrong_backends(results)
-    if wrong:
+    if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
 
 
@@ -223,6 +221,8 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: Sw
         """The least time, in seconds."""
         if backend == "ps-grpc" and rate:
             return config.cluster.round_seconds(nbytes, rate, nranks, config.servers)
+        if rate and config.op == "broadcast":
+            return config.cluster.broadcast_seconds(nbytes, rate, nranks)
         if rate:
             return config.cluster.ring_seconds(nbytes, rate, nranks)
         limit = measured.medians.get((LIMITS.get(backend, LIMITS.get(backend.partition("-")[0], "")), nbytes))
@@ -232,21 +232,29 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: Sw
         for backend in backends:
             key = (backend, nbytes)
             if key in measured.medians:  # else it failed
-                limit = bound(backend, nbytes)
-                rows.append(row_of(backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
+                limit, times, wrong = bound(backend, nbytes), measured.medians[key], measured.wrong[key]
+                rows.append(row_of(backend, nranks, nbytes, times, wrong, limit, op=config.op))
     return rows
 
 
 def row_of(
-    backend: str, nranks: int, nbytes: int, times: Sequence[float], wrong: int, limit: float | None
+    backend: str,
+    nranks: int,
+    nbytes: int,
+    times: Sequence[float],
+    wrong: int,
+    limit: float | None,
+    *,
+    op: str = "all_reduce",
 ) -> dict[str, Any]:
-    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N.
+    """Bandwidths as nccl-tests defines them: algbw = bytes/time, busbw = algbw x 2(N-1)/N, of a broadcast algbw.
 
     Args:
         times: the median of each round, in seconds.
         limit: the least time there can be, in seconds, if it is known.
     """
     middle = median(times)
+    factor = 1.0 if op == "broadcast" else 2 * (nranks - 1) / nranks
     return {
         "backend": backend,
         "nranks": nranks,
@@ -254,40 +262,37 @@ def row_of(
         "time_ms": 1e3 * middle,
         "time_ms_interval": interval([1e3 * each for each in times]),
         "algbw_gb_s": nbytes / middle / 1e9,
-        "busbw_gb_s": nbytes / middle / 1e9 * 2 * (nranks - 1) / nranks,
+        "busbw_gb_s": nbytes / middle / 1e9 * factor,
         "of_limit": limit / middle if limit else None,
         "wrong": wrong,
     }
 
 
-def show(rows: list[dict[str, Any]], nranks: int, config: SweepConfig, console: Console) -> None:
-    mine = [row for row in rows if row["nranks"] == nranks]
-    if wrong := wrong_backends({"rows": mine}):
+def show(results: dict[str, Any], console: Console) -> None:
+    """A table for each number of ranks; none if anything was wrong, at whatever number."""
+    if wrong := wrong_backends(results):
         console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
         return
-    where = f" on {words}" if (words := config.cluster.in_words()) else ""
-    table = Table(
-        "bytes",
-        "backend",
-        title=f"{TITLES[config.op]}, N={nranks}{where}; bandwidths in GB/s",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
-        table.add_column(column, justify="right", no_wrap=True)
-    last = None
-    for row in mine:
-        size = size_in_words(row["bytes"])
-        table.add_row("" if size == last else size, *cells(row))
-        last = size
-    console.print()
-    console.print(table)
-
-
-def show_waiting(waiting: list[dict[str, Any]], nranks: int, console: Console) -> None:
-    mine = [row for row in waiting if row["nranks"] == nranks]
-    if not mine:
-        return
-    told = ", ".join(f"{row['backend']} {row['core']:.1%}" for row in mine)
-    console.print(f"\n{WAITING.format(late=mine[0]['late_s'])}: {told}", soft_wrap=True)
+    where = f" on {results['cluster']['words']}" if results["cluster"] else ""
+    for nranks in sorted({row["nranks"] for row in results["rows"]}):
+        table = Table(
+            "bytes",
+            "backend",
+            title=f"{TITLES[results['op']]}, N={nranks}{where}; bandwidths in GB/s",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
+            table.add_column(column, justify="right", no_wrap=True)
+        last = None
+        for row in (each for each in results["rows"] if each["nranks"] == nranks):
+            size = size_in_words(row["bytes"])
+            table.add_row("" if size == last else size, *cells(row))
+            last = size
+        console.print()
+        console.print(table)
+        mine = [row for row in results["waiting"] if row["nranks"] == nranks]
+        if mine:
+            told = ", ".join(f"{row['backend']} {row['core']:.1%}" for row in mine)
+            console.print(f"\n{WAITING.format(late=mine[0]['late_s'])}: {told}", soft_wrap=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from benchmarks.cluster import ClusterConfig
+from benchmarks.cluster import BIT_UNITS, ClusterConfig, Hosts, quantity
 from benchmarks.config import numbers
+from benchmarks.pacing import MOST_BYTES_PER_S, PACED, PacedHost
 from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.config import check_rank
 from common.errors import UsageError, choose
@@ -25,7 +27,8 @@ class SweepConfig:
     """Time an operation over sizes and numbers of ranks, beside other libraries and the machine's own limits."""
 
     op: str = "all_reduce"
-    """Operation: all_reduce (sum of float32, in place), or push_pull (a parameter server's round with SGD)."""
+    """Operation: all_reduce (sum of float32, in place), broadcast (from rank 0), or push_pull (a parameter server's
+    round with SGD)."""
     nranks: str = "2,4"
     """Numbers of ranks, separated by commas."""
     sizes: str = "4KiB,64KiB,1MiB,16MiB,100MB"
@@ -46,16 +49,21 @@ class SweepConfig:
     """Folder for sweep.json, sweep.md and sweep.html."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
+    pace: str | None = None
+    """Without emulated hosts, and without root: the kernel sends no faster than this over each of the ring's TCP
+    connections (100mbit, 1gbit, ...). Rate-limited sockets, not a network; neither gRPC nor other libraries."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         choose("op", self.op, OPERATIONS)
+        if self.pace is not None:
+            self._check_pace()
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
         for name in self.names():
             choose("backend", name, [peer for peer in PEERS if peer != "link"])
             if name not in self._possible:
-                where = "one host" if self.cluster.hosts is None else "emulated hosts"
+                where = "paced sockets" if self.pace else "one host" if self.cluster.hosts is None else "emulated hosts"
                 there = ", ".join(self._possible)
                 raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
         if not self.bytes:
@@ -71,7 +79,29 @@ class SweepConfig:
 
     @property
     def _possible(self) -> tuple[str, ...]:
-        return possible(self.op, emulated=self.cluster.hosts is not None)
+        return PACED[self.op] if self.pace else possible(self.op, emulated=self.cluster.hosts is not None)
+
+    def _check_pace(self) -> None:
+        if self.cluster.hosts is not None:
+            raise UsageError("--pace is for this host as it is; the rate of emulated hosts is --link")
+        if self.op not in PACED:
+            raise UsageError(f"--pace covers the ring's sockets, not gRPC's; for --op {self.op} give --hosts (as root)")
+        if self._rate() > MOST_BYTES_PER_S:
+            raise UsageError(f"--pace must be at most 34gbit (got {self.pace})")
+
+    def _rate(self) -> float:
+        """To which sockets are paced, in bytes/s."""
+        return quantity("pace", self.pace or "", BIT_UNITS, "1gbit") / 8
+
+    def make_hosts(self) -> Hosts:
+        """Where it is measured, to be entered."""
+        return PacedHost(int(self._rate())) if self.pace else self.cluster.make()
+
+    def where(self) -> dict[str, Any] | None:
+        """The same for results; None for this host as it is."""
+        if self.pace is None:
+            return self.cluster.describe()
+        return {"words": f"rate-limited sockets ({self.pace}), not a network", "paced_bytes_per_s": self._rate()}
 
     @property
     def bytes(self) -> list[int]:

@@ -36,6 +36,7 @@ Row = dict[str, Any]
 TITLES = {
     "all_reduce": "all_reduce, sum of float32",
     "push_pull": "push_pull, a parameter server's round with SGD in float32",
+    "broadcast": "broadcast of float32 from rank 0",
 }
 WAITING = "Most of a core that a rank uses while it waits for one that is {late:g} s late"
 HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
@@ -52,7 +53,11 @@ def verdict(results: Results) -> list[str]:
     if wrong := wrong_backends(results):
         return [f"The sums are WRONG from {', '.join(wrong)}; no speed is shown.", *absent]
     checked = f"Every sum was right: {len(results['rows'])} series, each checked before it was timed."
-    return [checked, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+    where = results.get("cluster") or {}
+    paced = (
+        [f"Measured on {where['words']}: nothing is delayed, queued or lost."] if "paced_bytes_per_s" in where else []
+    )
+    return [checked, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
 
 
 def wrong_backends(results: Results) -> list[str]:
@@ -190,7 +195,9 @@ def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _where(results: Results) -> str:
-    return f", emulated {results['cluster']['words']}" if results.get("cluster") else ""
+    if not (cluster := results.get("cluster")):
+        return ""
+    return f", {cluster['words']}" if "paced_bytes_per_s" in cluster else f", emulated {cluster['words']}"
 
 
 def cells(row: Row) -> list[str]:

@@ -89,6 +89,15 @@ def wrong_sums(peer: Any, rank: int, nranks: int) -> int:
     return int(xp.count_nonzero(peer.array != pattern * nranks + nranks * (nranks - 1) // 2))
 
 
+def wrong_copies(peer: Any, rank: int, nranks: int) -> int:  # noqa: ARG001 - as the others
+    """Rank 0's whole numbers; the others begin with different ones."""
+    xp: Any = getattr(peer, "xp", np)
+    pattern = xp.arange(peer.array.size, dtype=np.float32) % 61
+    peer.array[...] = pattern + rank
+    peer.broadcast()
+    return int(xp.count_nonzero(peer.array != pattern))
+
+
 def wrong_parameters(peer: Any, rank: int, nranks: int) -> int:
     """A step of SGD with whole numbers, whose mean is exact for nranks that are powers of two, else nearly so."""
     from benchmarks.peers import RATE
@@ -109,7 +118,7 @@ def wrong_parameters(peer: Any, rank: int, nranks: int) -> int:
     return wrong
 
 
-CHECKS = {"all_reduce": wrong_sums, "push_pull": wrong_parameters}
+CHECKS = {"all_reduce": wrong_sums, "push_pull": wrong_parameters, "broadcast": wrong_copies}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import Cluster, ClusterConfig, OneHost, why_no_cluster
+from benchmarks.diff import load
 from common.errors import UsageError
 
 needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
@@ -36,6 +37,9 @@ def test_links_and_delays() -> None:
         ({"hosts": 1}, "--hosts must be in 2..64 (got 1)"),
         ({"latency": "1ms"}, "--latency is for emulated hosts; give --hosts too"),
         ({"slow_host": "1:2x"}, "--slow-host is for emulated hosts; give --hosts too"),
+        ({"cores_per_host": 1}, "--cores-per-host is for emulated hosts; give --hosts too"),
+        ({"hosts": 2, "cores_per_host": 0}, "--cores-per-host must be at least 1 (got 0)"),
+        ({"hosts": 3, "cores_per_host": 2}, "--cores-per-host 2 on 3 hosts needs 6 cores, this machine has 5"),
         ({"link": "10gbit"}, "--link is for emulated hosts; give --hosts too"),
         ({"hosts": 2, "link": "1GB"}, "--link must be a number and kbit, mbit, gbit, as in 1gbit (got '1GB')"),
         ({"hosts": 2, "link": "0mbit"}, "as in 1gbit (got '0mbit')"),
@@ -44,16 +48,42 @@ def test_links_and_delays() -> None:
         ({"hosts": 2, "slow_host": "1:0.5x"}, "(got '1:0.5x')"),
     ],
 )
-def test_flags_that_cannot_be(flags: dict[str, object], text: str) -> None:
+def test_flags_that_cannot_be(flags: dict[str, object], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 3, 5, 6, 7})
     with pytest.raises(UsageError) as caught:
         ClusterConfig(**flags)  # type: ignore[arg-type]
     assert text in str(caught.value)
+
+
+def test_each_host_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {7, 2, 3, 5, 6})
+    found = ClusterConfig(hosts=2, cores_per_host=2)
+    assert found.cores() == [[2, 3], [5, 6]]
+    assert found.in_words() == "2 hosts, 1gbit, 2 cores each"
+    assert (found.describe() or {})["cores_per_host"] == 2
+    hosts = found.make()
+    assert [" ".join(hosts.within(host)).split(" ", 4)[4] for host in range(3)] == [
+        "taskset -c 2,3",
+        "taskset -c 5,6",
+        "taskset -c 2,3",
+    ]
+    monkeypatch.setattr("benchmarks.cluster.why_no_cluster", str)
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    with pytest.raises(UsageError, match=r"^--cores-per-host needs taskset \(apt-get install util-linux\)$"):
+        hosts.__enter__()
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 4])
 def test_a_ring_moves_each_byte_twice_but_for_a_share(nranks: int) -> None:
     found = ClusterConfig(hosts=max(2, nranks)).ring_seconds(M, B, nranks)
     assert found == pytest.approx(2 * (nranks - 1) / nranks * M / B)
+
+
+@pytest.mark.parametrize("nranks", [2, 4, 6])
+def test_a_broadcast_reaches_each_host_once(nranks: int) -> None:
+    assert ClusterConfig(hosts=4).broadcast_seconds(M, B, nranks) == pytest.approx(M / B)
+    slow = ClusterConfig(hosts=4, slow_host="2:3x")  # B is what its link carries
+    assert slow.broadcast_seconds(M, B, nranks) == pytest.approx(M / B / (3 if nranks == 2 else 1))
 
 
 @pytest.mark.parametrize(("nranks", "servers"), [(4, 1), (4, 2), (4, 4), (2, 4)])
@@ -94,11 +124,12 @@ def test_both_ends_of_a_link_are_limited_and_what_a_host_sends_is_delayed() -> N
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
-    with pytest.raises(UsageError, match=r"^emulated hosts need root, for network namespaces: run as root \(sudo\)$"):
-        Cluster([0, 0]).__enter__()
-    monkeypatch.setattr("shutil.which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
-    with pytest.raises(UsageError, match=r"^emulated hosts need tc \(apt-get install iproute2\)$"):
-        Cluster([0, 0]).__enter__()
+    for need in ("root, for network namespaces: run as root (sudo)", "tc (apt-get install iproute2)"):
+        with pytest.raises(UsageError) as caught:
+            Cluster([0, 0]).__enter__()
+        instead = "or without --hosts: sweep --pace 1gbit limits the rate of the ring's sockets"
+        assert str(caught.value) == f"emulated hosts need {need}; {instead}"
+        monkeypatch.setattr("shutil.which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
 
 
 def namespaces(pid: int) -> list[str]:
@@ -217,6 +248,26 @@ def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> 
             assert 0.05 < row["of_limit"] < 1.15  # what a link passes at once counts for something in 2 MB
     assert "on 3 hosts, 200mbit" in " ".join(done.stdout.split())
     assert "emulated 3 hosts, 200mbit" in (tmp_path / "sweep.md").read_text()
+
+
+@needs_cluster
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+@pytest.mark.processes
+def test_hosts_pinned_to_cores_of_their_own(tmp_path: Path) -> None:
+    there = sorted(os.sched_getaffinity(0))
+    script = "import os; print(os.sched_getaffinity(0))"
+    with ClusterConfig(hosts=2, cores_per_host=1).make() as cluster:
+        for host in range(2):
+            command = [*cluster.within(host), sys.executable, "-c", script]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+            assert done.stdout == f"{{{there[host]}}}\n"
+    flags = ["--hosts", "2", "--cores-per-host", "1", "--nranks", "2", "--backends", "tcp", "--sizes", "64KiB"]
+    few = ["--repetitions", "1", "--seconds", "0.01", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks", "sweep", *flags, *few]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 hosts, 1gbit, 1 core each" in " ".join(done.stdout.split())
+    assert load(tmp_path / "sweep.json")["cluster"]["cores_per_host"] == 1
 
 
 def test_backends_that_hosts_have_not_are_named() -> None:

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
+from benchmarks.__main__ import main
 from benchmarks.cluster import ClusterConfig, why_no_cluster
 from benchmarks.crossover import cell, cost, measure_cells, run_crossover
 from benchmarks.crossover_config import CrossoverConfig
@@ -117,6 +118,26 @@ def test_wrong_parameters_are_no_result() -> None:
     with pytest.raises(CertificateFailed) as caught:
         measure_cells(schemes, link, ClusterConfig(hosts=4), MB, CrossoverConfig(), lambda *_: None)
     assert str(caught.value) == "N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of 4 servers"
+
+
+def test_where_parameters_were_wrong_nothing_is_shown_or_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(nranks: int, config: CrossoverConfig, cells: list[Any], on_run: Any) -> None:
+        cells.append(made("1gbit", 1, MB, 1.0, 2.0, nranks=nranks))
+        schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
+        link: Any = GroupDouble("link", 0.1, [])
+        measure_cells(schemes, link, ClusterConfig(hosts=nranks), MB, config, on_run)
+
+    monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
+    monkeypatch.setattr("benchmarks.crossover.measure_ranks", measure)
+    monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
+    assert main() == 3
+    assert not any(path.read_text() for path in (tmp_path / "out").iterdir())
+    told = capsys.readouterr()
+    wrong = "CertificateFailed: N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of ring"
+    assert (told.out, told.err) == ("", f"benchmarks crossover: {wrong}\n")
 
 
 def test_the_time_left_is_reckoned_from_the_links() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.diff import Change, DiffConfig, Figure, changes, diff, figures, load
+from benchmarks.result_files import check_history, write_results
 from common.errors import DataError, GradSyncError
 
 MACHINE = {"cpu": "Some CPU", "cores": 2}
@@ -174,7 +175,12 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             accuracy(1.0, target=0.9),
             "they measured different things: target 0.97, factor 3.0, nranks 2, model mlp",
         ),
-        (sweep(), {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}}, "different things:  / emulated 4 hosts, 1gbit"),
+        (
+            sweep(),
+            {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}},
+            "different things: all_reduce / all_reduce; on 4 hosts, 1gbit",
+        ),
+        (sweep(), {**sweep(), "op": "broadcast"}, "they measured different things: all_reduce / broadcast"),
     ],
 )
 def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, write: Callable[[str, Any], str]) -> None:
@@ -211,6 +217,22 @@ def test_files_without_results(
         load(Path(write("x.json", content)))
     assert text in str(caught.value)
     assert "x.json" in str(caught.value)
+
+
+def test_runs_of_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = tmp_path / "history"
+    check_history(history)
+    for day, time in ((2, 20), (1, 10)):
+        results = {**sweep(row("tcp", time, time - 1, time + 1)), "created": f"2026-01-0{day}T00:00:00+00:00"}
+        write_results(results, tmp_path / "sweep.json", history)
+    first, last = sorted(history.iterdir())  # the names begin with the time
+    assert diff(DiffConfig(before=first, after=last)) == 1
+    assert "2.00x slower" in capsys.readouterr().out
+    with pytest.raises(DataError) as caught:
+        diff(DiffConfig(before=history, after=last))
+    assert str(caught.value) == f"{history} is a folder; give one of its files, the latest is {last.name}"
+    with pytest.raises(DataError, match=r"is a folder; give one of its files$"):
+        load(tmp_path / "history" / "..")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cluster import OneHost
+from benchmarks.cluster import ClusterConfig, OneHost
+from benchmarks.diff import load
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, load_peer
 from benchmarks.sweep import Measured, measure_all, row_of, rows_of
@@ -291,9 +293,10 @@ def test_wrong_sums_have_no_speed() -> None:
         assert "0.75" not in text.partition("</style>")[2].replace("0.75rem", "")
 
 
-def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def sweep(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", "sweep", "--out", str(folder), *flags],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=110,
@@ -304,10 +307,12 @@ def sweep(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 def test_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    backends = "shm,shm-copied,tcp,gloo,memory-limit,loopback-limit"
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['mpi4py'] = None")
+    backends = "shm,shm-copied,tcp,gloo,mpi,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005", "--late", "0.3"]
     history = tmp_path / "history"
-    done = sweep(tmp_path, "--backends", backends, "--nranks", "2,3", "--history", str(history), *small)
+    flags = ["--backends", backends, "--nranks", "2,3", "--history", str(history), *small]
+    done = sweep(tmp_path, *flags, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     (kept,) = history.iterdir()
     assert "-sweep-" in kept.name
@@ -321,7 +326,11 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout
-    assert "| 100 KiB | tcp |" in (tmp_path / "sweep.md").read_text()
+    text, page = ((tmp_path / name).read_text() for name in ("sweep.md", "sweep.html"))
+    assert "| 100 KiB | tcp |" in text
+    why = "mpi4py is not installed (pip install mpi4py)"
+    assert f"absent: mpi: {why}\n" in done.stdout
+    assert all(f"mpi is absent: {why}." in told for told in (text.replace("\\", ""), page))
 
 
 @pytest.mark.processes
@@ -337,8 +346,74 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.md").read_text().startswith("# push_pull, a parameter server's round with SGD in float32")
 
 
+@pytest.mark.processes
+def test_a_broadcast(tmp_path: Path) -> None:
+    backends = "shm,tcp,memory-limit,loopback-limit"
+    small = ["--nranks", "3", "--sizes", "4KiB,100KiB", "--repetitions", "1", "--seconds", "0.005"]
+    done = sweep(tmp_path, "--op", "broadcast", "--backends", backends, *small)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert [row["backend"] for row in rows] == backends.split(",") * 2
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 and row["busbw_gb_s"] == row["algbw_gb_s"] for row in rows)
+    assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "tcp"}
+    assert (tmp_path / "sweep.md").read_text().startswith("# broadcast of float32 from rank 0\n")
+
+
+class FakeBroadcast(FakePeer):
+    """Rank 1, to which rank 0's values come."""
+
+    def broadcast(self) -> None:
+        self.array -= self.array.any() + self.error
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 100)])
+def test_a_broadcast_is_checked_by_values_that_only_rank_0_had(error: float, wrong: int) -> None:
+    job = {"count": 100, "iterations": 1, "warmup": 0, "check": True}
+    assert measure(FakeBroadcast(error), "broadcast", job, 1, 3, checked=True)["wrong"] == wrong
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"pace": "fast"}, r"^--pace must be a number and kbit, mbit, gbit, as in 1gbit \(got 'fast'\)$"),
+        ({"pace": "35gbit"}, r"^--pace must be at most 34gbit \(got 35gbit\)$"),
+        ({"pace": "1gbit", "cluster": ClusterConfig(hosts=2)}, r"^--pace is for this host as it is; the rate of emul"),
+        ({"pace": "1gbit", "op": "push_pull"}, r"^--pace covers the ring's sockets, not gRPC's; for --op push"),
+        ({"pace": "1gbit", "backends": "gloo"}, r"gloo cannot be measured for all_reduce on paced sockets; there"),
+    ],
+)
+def test_a_pace_that_cannot_be(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        SweepConfig(**flags)
+
+
+def test_a_kernel_that_cannot_pace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.pacing.SO_MAX_PACING_RATE", 9999)
+    with pytest.raises(UsageError, match=r"^--pace: this kernel cannot limit a socket's rate \(.*not available"):
+        SweepConfig(pace="1gbit").make_hosts().__enter__()
+
+
+@pytest.mark.processes
+def test_paced_sockets_hold_the_rate_and_are_called_no_network(tmp_path: Path) -> None:
+    small = ["--nranks", "2", "--sizes", "1MB", "--repetitions", "1", "--seconds", "0.01"]
+    done = sweep(tmp_path, "--pace", "400mbit", *small)
+    assert done.returncode == 0, done.stderr
+    found = load(tmp_path / "sweep.json")
+    assert found["cluster"]["paced_bytes_per_s"] == 50e6
+    rows = {row["backend"]: row for row in found["rows"]}
+    assert rows.keys() == {"tcp-ring", "loopback-limit"}
+    for row in rows.values():
+        assert 0.5 < row["busbw_gb_s"] / 0.05 < 1.1  # a busy machine may be slower
+    assert 0.5 < rows["tcp-ring"]["of_limit"] < 1.5
+    for name in ("sweep.md", "sweep.html"):
+        assert "rate-limited sockets (400mbit), not a network" in (tmp_path / name).read_text()
+    assert "on rate-limited sockets (400mbit), not a network" in " ".join(done.stdout.split())
+
+
 def test_backends_of_another_operation_are_refused() -> None:
     with pytest.raises(UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there"):
         SweepConfig(backends="ps-shm")
+    with pytest.raises(UsageError, match=r"backend nccl cannot be measured for broadcast on one host; there are shm"):
+        SweepConfig(op="broadcast", backends="nccl")
     with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
         SweepConfig(op="push_pull", backends="gloo")

@@ -6,6 +6,7 @@ all_reduce    every rank has an array; all are replaced by their sum.
 push_pull     one round of a parameter server: every rank pushes its array of gradients, the server makes a step of SGD
               at RATE with their mean, and every rank has the new parameters. Under tcp-sgd
               no server: the ranks all-reduce, and each makes the step.
+broadcast     every rank has an array; all are replaced by rank 0's.
 """
 
 from __future__ import annotations
@@ -50,11 +51,17 @@ OF_STEPS = ("ps-shm", "ps-shm-copied", "ps-grpc", "tcp-sgd", "ray", "torch-rpc",
 OPERATIONS = {
     "all_reduce": tuple(name for name in PEERS if name not in OF_STEPS),
     "push_pull": OF_STEPS,
+    # What else there is for all_reduce does the same as one of these.
+    "broadcast": (
+        *("shm", "tcp", "tcp-checksum", "gloo", "torch-gloo", "mpi"),
+        *("memory-limit", "loopback-limit", "ring-limit"),
+    ),
 }
 # Between emulated hosts; and the link itself, always.
 BETWEEN_HOSTS = {
     "all_reduce": ("tcp", "gloo", "torch-gloo", "ring-limit"),
     "push_pull": ("ps-grpc", "tcp-sgd"),
+    "broadcast": ("tcp", "gloo", "torch-gloo", "ring-limit"),
 }
 
 
@@ -79,7 +86,8 @@ class Peer(Protocol):
         """Make `array` hold `count` float32."""
 
     def all_reduce(self) -> None:
-        """Block until the sums are there; of push_pull's peers `push_pull`, until the parameters are."""
+        """Block until the sums are there; of push_pull's peers `push_pull`, until the parameters are; of a broadcast's
+        `broadcast`, until rank 0's values are there, or on rank 0 until they may be overwritten."""
 
     def close(self) -> None: ...
 

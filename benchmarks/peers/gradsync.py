@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.pacing import pace
 from collective.group import connect
 from collective.nccl_group import require_nccl
 from common.errors import UsageError
@@ -45,12 +46,18 @@ class Rank:
             checksum="on" if how == "checksum" else "auto",
             timeout=60.0,
         )
+        if backend == "tcp" and nranks > 1:
+            algorithm: Any = self._group._algorithm
+            pace(link.connection for link in algorithm.transport.links._links.values())
 
     def resize(self, count: int) -> None:
         self.array = aligned_empty(count) if self._ordinary else self._group.empty(count)
 
     def all_reduce(self) -> None:
         self._group.all_reduce(self.array, "sum")
+
+    def broadcast(self) -> None:
+        self._group.broadcast(self.array)
 
     def close(self) -> None:
         self._group.close()

@@ -2,9 +2,11 @@
 
 memory-limit    every rank reads its own array and writes it back, all at the same time. An all-reduce on one host must
                 do at least that: every input is read once and every output written once (docs/performance.md).
+                Of a broadcast: rank 0 reads its array, every other rank writes its own.
 loopback-limit  every rank sends 2(N-1)/N of the array to the next one over a plain TCP socket and receives as much,
                 which is what a ring moves through each link; from and to memory that stays in the cache, and nothing
                 is added. Between emulated hosts it is called ring-limit.
+                Of a broadcast: every rank but the last sends the array to the next one.
 round-limit     every rank reads its own array, and reads and writes its 1/N of the parameters: the least memory that
                 a parameter server's round with SGD can move, N + 2 times the array.
 memcpy          rank 0 copies the array, and nobody else does anything.
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.pacing import pace
 from common.memory import aligned_empty
 
 __all__ = ["Rank", "sums", "uses_ports", "why_absent"]
@@ -53,8 +56,6 @@ class Rank:
         self.parameters.fill(0)
         if self._sockets is None:
             return
-        whole = self._name == "link"
-        self._share = self.array.nbytes if whole else 2 * (self._nranks - 1) * self.array.nbytes // self._nranks
         self._outgoing, self._incoming = memoryview(bytearray(CALL)), memoryview(bytearray(CALL))
 
     def push_pull(self) -> None:
@@ -69,17 +70,26 @@ class Rank:
         if self._sockets is None:
             np.multiply(self.array, np.float32(1), out=self.array)
             return
-        to_next, from_previous = self._sockets
         if self._name == "link":
-            self._stream(to_next, from_previous)
+            self._stream(*self._sockets)
             return
-        self._both_ways(to_next, from_previous)
+        share = 2 * (self._nranks - 1) * self.array.nbytes // self._nranks
+        self._both_ways(*self._sockets, share, share)
 
-    def _both_ways(self, to_next: socket.socket, from_previous: socket.socket) -> None:
-        """Send and receive as the sockets are ready, from and to memory that stays in the cache."""
+    def broadcast(self) -> None:
+        first, last = self._rank == 0, self._rank == self._nranks - 1
+        if self._sockets is not None:
+            nbytes = self.array.nbytes
+            self._both_ways(*self._sockets, 0 if last else nbytes, 0 if first else nbytes)
+        elif first:
+            np.max(self.array)
+        else:
+            self.array.fill(0)
+
+    def _both_ways(self, to_next: socket.socket, from_previous: socket.socket, unsent: int, missing: int) -> None:
+        """Send and receive so many bytes as the sockets are ready, from and to memory that stays in the cache."""
         to_next.setblocking(False)
         from_previous.setblocking(False)
-        unsent = missing = self._share
         while unsent or missing:
             moved = False
             with suppress(BlockingIOError):
@@ -101,7 +111,7 @@ class Rank:
 
     def _stream(self, to_next: socket.socket, from_previous: socket.socket) -> None:
         """There and, when all is there, one byte back."""
-        left = self._share
+        left = self.array.nbytes
         if self._rank == 0:
             while left:
                 left -= to_next.send(self._outgoing[:left])
@@ -129,6 +139,7 @@ def meet(rank: int, addresses: Sequence[str]) -> tuple[socket.socket, socket.soc
         listener.settimeout(MEET_S)
         to_next = call(addresses[(rank + 1) % len(addresses)])
         from_previous, _ = listener.accept()
+    pace([to_next])
     for each in (to_next, from_previous):
         each.settimeout(None)
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -39,5 +39,8 @@ class Rank:
     def all_reduce(self) -> None:
         self._world.Allreduce(self._mpi.IN_PLACE, self.array, self._mpi.SUM)
 
+    def broadcast(self) -> None:
+        self._world.Bcast(self.array)
+
     def close(self) -> None:
         self._mpi.Finalize()

@@ -47,5 +47,8 @@ class Rank:
     def all_reduce(self) -> None:
         self._dist.all_reduce(self._tensor)
 
+    def broadcast(self) -> None:
+        self._dist.broadcast(self._tensor, 0)
+
     def close(self) -> None:
         self._dist.destroy_process_group()
