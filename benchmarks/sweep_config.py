@@ -10,6 +10,7 @@ import tyro
 
 from benchmarks.cluster import ClusterConfig
 from benchmarks.config import numbers
+from benchmarks.language import LANGUAGES
 from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.config import check_rank
 from common.errors import UsageError, choose
@@ -40,11 +41,14 @@ class SweepConfig:
     """About how long a backend runs at one size in one round."""
     out: Path = Path("out/sweep")
     """Folder for sweep.json, sweep.md and sweep.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         choose("op", self.op, OPERATIONS)
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
