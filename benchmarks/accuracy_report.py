@@ -44,7 +44,7 @@ def _race(group: Sequence[Entry], job: dict[str, Any]) -> str:
     target, words = percent(job["target"]), straggler_words(group[0].straggler, job)
     where = say("Without a straggler") if group[0].straggler == "none" else say("With {straggler}", straggler=words)
     reached = sorted((e for e in group if math.isfinite(e.target.middle)), key=lambda entry: entry.target.middle)
-    missing = [f"{entry.name} ({_missed(entry)})" for entry in group if entry not in reached]
+    missing = [say("{name} ({why})", name=entry.name, why=_missed(entry)) for entry in group if entry not in reached]
     if not reached:
         return say("{where}, nobody reaches {target}: {names}.", where=where, target=target, names=listed(missing))
     first, *others = reached

@@ -189,11 +189,13 @@ def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
         for nranks, runs in report.groups(results):
             racing = [run for run in runs if figures.in_step(run)]
             if nranks > 1 and racing:
-                yield race_of(f"{title}, N={nranks}", [(run, of_training(run)) for run in racing])
+                where = say("{title}, N={nranks}", title=title, nranks=nranks)
+                yield race_of(where, [(run, of_training(run)) for run in racing])
     elif kind == "script" and results["certificate"]["passed"]:
         for nranks in sorted({run["nranks"] for run in results["runs"]}):
             runs = [run for run in results["runs"] if run["nranks"] == nranks]
-            yield race_of(f"{title}, N={nranks}", [(run, of_program(run)) for run in runs])
+            where = say("{title}, N={nranks}", title=title, nranks=nranks)
+            yield race_of(where, [(run, of_program(run)) for run in runs])
 
 
 def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:

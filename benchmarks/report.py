@@ -208,9 +208,11 @@ def _failed(results: Results) -> list[str]:
         say("The bits are the same, but too far from those of one process on the whole batch.")
         if certificate["identical"] and not wrong
         else say(
-            "The bits are NOT the same: after {steps} steps the parameters of {names} differ.",
+            "The bits are NOT the same: after {steps} steps the parameters of {names} differ."
+            if wrong
+            else "The bits are NOT the same: after {steps} steps the parameters of some contestant differ.",
             steps=certificate["steps"],
-            names=listed(wrong) if wrong else say("some contestant"),
+            names=listed(wrong) if wrong else "",
         )
     )
     return [

@@ -104,7 +104,7 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
         once = say(", noise unknown") if min(run["repetitions"], first["repetitions"]) < 2 else ""
         slower = run["step_ms"] / first["step_ms"] - 1
         behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
-        told.append(f"{series(run)} {run['step_ms']:.1f} ms ({behind})")
+        told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run["step_ms"], behind=behind))
     return say(
         "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}.",
         **winner,

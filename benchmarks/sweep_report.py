@@ -131,7 +131,13 @@ def _time(row: Row) -> float:
 
 def _against(best: Row, rival: Row) -> str:
     (low, high), (other_low, other_high) = best["time_ms_interval"], rival["time_ms_interval"]
-    names = f"({best['backend']} {best['time_ms']:.3g} ms, {rival['backend']} {rival['time_ms']:.3g} ms)"
+    names = say(
+        "({ours} {time:.3g} ms, {rival} {rival_time:.3g} ms)",
+        ours=best["backend"],
+        time=best["time_ms"],
+        rival=rival["backend"],
+        rival_time=rival["time_ms"],
+    )
     if low <= other_high and other_low <= high:
         return say("within noise {names}", names=names)
     ratio = rival["time_ms"] / best["time_ms"]
