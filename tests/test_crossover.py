@@ -243,7 +243,8 @@ def test_a_small_map(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     small = ["--links", "100mbit,400mbit", "--sizes", "1MB", "--repetitions", "2", "--seconds", "0.01"]
     folders = ["--out", str(tmp_path / "out"), "--history", str(tmp_path / "history")]
-    done = subprocess.run([*COMMAND, *small, *folders], capture_output=True, text=True, timeout=110, check=False)
+    command = [*COMMAND, *small, *folders, "--lang", "zh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     (kept,) = (tmp_path / "history").iterdir()
     assert re.fullmatch(r"\d{8}T\d{6}Z-crossover-([0-9a-f]+\+?|unknown)\.json", kept.name)
@@ -258,7 +259,7 @@ def test_a_small_map(tmp_path: Path) -> None:
     assert slow["ring"]["time_ms"] > 0.8 * 80  # M/B
     assert slow["ps"]["time_ms"] > 0.8 * 160  # twice that, for push and pull take turns
     assert verdict(found)[0].split(",")[0] in " ".join(done.stdout.split())
-    assert (tmp_path / "out" / "crossover.md").exists()
+    assert (tmp_path / "out" / "crossover.md").read_text().startswith("## GradSync 交叉图")
     assert "crossover-map" in (tmp_path / "out" / "crossover.html").read_text()
 
 
