@@ -15,6 +15,7 @@ from rich.text import Text
 from benchmarks.figures import Group, Run, cells, columns, fastest, in_step, leads, rate, series
 from benchmarks.language import known, listed, mark, say
 from benchmarks.markdown import bullets, escape, row, table
+from benchmarks.reasons import reason
 
 __all__ = [
     "Certified",
@@ -306,7 +307,7 @@ def notes(results: Results) -> list[str]:
         *whole_batch,
         *peers,
         *_network(results),
-        *(say("{name} is absent: {why}.", name=name, why=why.rstrip(".")) for name, why in results["missing"].items()),
+        *(say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["missing"].items()),
     ]
 
 

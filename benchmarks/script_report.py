@@ -14,6 +14,7 @@ from benchmarks.html_page import page, plot_section, row, section, table, verdic
 from benchmarks.html_report import environment_section
 from benchmarks.language import say
 from benchmarks.plot import OTHERS, Key, Plot, axis, layout, plain
+from benchmarks.reasons import reason
 from benchmarks.report import environment_table
 
 __all__ = ["cells", "distances", "heads", "outcome", "plots", "sections", "to_html", "to_markdown", "verdict"]
@@ -25,7 +26,7 @@ Run = dict[str, Any]
 def verdict(results: Results) -> list[str]:
     """The bits first, then who is fastest at each number of ranks, then who failed."""
     failed = [
-        say("{name} failed: {why}.", name=name, why=found["reason"].rstrip("."))
+        say("{name} failed: {why}.", name=name, why=reason(found["reason"]))
         for name, found in results["failed"].items()
     ]
     certificate = results["certificate"]

@@ -23,7 +23,7 @@ from benchmarks.cluster import why_no_cluster
 from benchmarks.environment import cpu_name, describe_environment
 from benchmarks.job import JobFile, Part, config_of, preset, presets, read_job
 from benchmarks.kinds import RESULT_FILES
-from benchmarks.language import LANGUAGES, mark, speaking
+from benchmarks.language import LANGUAGES, speaking
 from benchmarks.overall_progress import OverallProgress
 from benchmarks.progress import PROGRESS_VARIABLE
 from benchmarks.result_files import kind_of
@@ -84,7 +84,7 @@ class Outcome:
     part: Part
     command: str
     status: str = "missing"
-    reason: str = mark("not run")
+    reason: str = "not run"
     seconds: float = 0.0
     results: dict[str, Any] | None = None
 
@@ -143,7 +143,7 @@ def run_parts(outcomes: list[Outcome], suite: dict[str, Any], config: SuiteConfi
             try:
                 run_part(outcome, command_of(outcome.part, config), folder, bar)
             except BaseException:
-                outcome.reason = mark("interrupted")
+                outcome.reason = "interrupted"
                 raise
             keep(outcome, folder, prints[outcome.part.name])
             write_report(suite, outcomes, config)

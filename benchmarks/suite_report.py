@@ -16,6 +16,7 @@ from benchmarks.html_report import definitions, environment_section
 from benchmarks.kinds import report_of
 from benchmarks.language import known, mark, say
 from benchmarks.plot import Plot
+from benchmarks.reasons import reason
 from benchmarks.recommendation import recommend
 from benchmarks.report import environment_table
 from benchmarks.result_files import kind_of
@@ -63,7 +64,7 @@ def shortcomings(results: Results) -> list[str]:
         "missing": mark("{name} is missing: {why}."),
     }
     return [
-        known(sentence).format(name=known(part["title"]), why=known(part["reason"]).rstrip("."))
+        known(sentence).format(name=known(part["title"]), why=reason(part["reason"]))
         for status, sentence in said.items()
         for part in results["parts"]
         if part["status"] == status
@@ -108,8 +109,7 @@ def _verdict_of(part: dict[str, Any]) -> list[str]:
     found = report_of(part["results"]).verdict(part["results"]) if part["results"] is not None else []
     if part["status"] == "done":
         return found
-    status, why = known(STATUSES[part["status"]]), known(part["reason"]).rstrip(".")
-    return [say("{status}: {why}.", status=status, why=why), *found]
+    return [say("{status}: {why}.", status=known(STATUSES[part["status"]]), why=reason(part["reason"])), *found]
 
 
 def to_markdown(results: Results) -> str:

@@ -15,6 +15,7 @@ from benchmarks.html_report import environment_section
 from benchmarks.language import known, mark, say
 from benchmarks.peers import PEERS
 from benchmarks.plot import Key, Plot, axis, layout, plain
+from benchmarks.reasons import reason
 from benchmarks.report import cluster_in_words, environment_table
 from benchmarks.sweep_config import size_in_words
 
@@ -45,12 +46,9 @@ LIMITS = "benchmarks.peers.limits"
 
 def verdict(results: Results) -> list[str]:
     """For each number of ranks: the best of ours against the best of the others, and against the limit."""
-    absent = [
-        say("{name} is absent: {why}.", name=name, why=why.rstrip(".")) for name, why in results["absent"].items()
-    ]
-    absent += [
-        say("{name} failed: {why}.", name=name, why=why.rstrip(".")) for name, why in results.get("failed", {}).items()
-    ]
+    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["absent"].items()]
+    failed = results.get("failed", {})
+    absent += [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in failed.items()]
     if wrong := wrong_backends(results):
         return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
     checked = say("Every sum was right: {count} series, each checked before it was timed.", count=len(results["rows"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -18,6 +19,25 @@ from tests.test_sweep import row_of
 __all__ = ["every_job", "every_sample"]
 
 Results = dict[str, Any]
+EVERY_REASON = (
+    "not run",
+    "interrupted",
+    "it took longer than 0.5 minutes (limit)",
+    "it ended well but left no results",
+    "Fleet is not installed; use a checkout of GradSync",
+    "NCCL through cupy needs cupy, which is not installed; pip",
+    "torch is not installed (pip)",
+    "there is no mpi (pip).",
+    "PyTorch sees no GPU (install one built for CUDA)",
+    "one GPU, which NCCL (2, 21) lets no ranks share (install NCCL >= 2.30)",
+    "emulated hosts need ip and tc (pip)",
+    "emulated hosts need tc (pip)",
+    "emulated hosts need root, for network namespaces: run as root (sudo)",
+    "the program ran longer than 5 s (--run-timeout)",
+    "the program ended early on rank 1, 2, without an error",
+    "ranks ended with different parameters",
+    "exit code 1: ps",
+)
 CLUSTER = {"words": "4 hosts, 1gbit, 0.5ms late, host 2 3x slower", "links_bytes_per_s": [125e6, 60e6]}
 
 
@@ -127,7 +147,8 @@ def programs() -> Iterator[Results]:
 
 
 def sweeps() -> Iterator[Results]:
-    plain = {**sweep.sample(), "absent": {"mpi": "gloo"}, "failed": {"ray": "gloo"}}
+    absent = dict(zip(string.ascii_uppercase, EVERY_REASON, strict=False))
+    plain = {**sweep.sample(), "absent": absent, "failed": {"ray": "gloo"}}
     yield plain
     yield {**plain, "op": "push_pull", "cluster": CLUSTER}
     wrong = deepcopy(plain)

@@ -17,11 +17,14 @@ from plotly.offline import get_plotlyjs
 from benchmarks import language
 from benchmarks.__main__ import main
 from benchmarks.accuracy_config import AccuracyConfig
+from benchmarks.cluster import why_no_cluster
 from benchmarks.config import CompareConfig
 from benchmarks.crossover_config import CrossoverConfig
 from benchmarks.job import PRESETS, Part, tomllib
 from benchmarks.kinds import report_of, write_report
 from benchmarks.language import LANGUAGES, catalogue, known, say, speaking
+from benchmarks.peers import PEERS, load_peer
+from benchmarks.reasons import reason
 from benchmarks.report_again import ReportConfig, report_again
 from benchmarks.script_config import CompareScriptConfig
 from benchmarks.suite import SuiteConfig, command_of
@@ -101,7 +104,7 @@ NAMES = """
 GradSync Fleet paddle DataParallel numpy Python UTC CPU AMD EPYC MNIST Fashion CNN MLP ResNet mnist cnn
 local ps ring shm tcp grpc gloo mpi ray sync ssp async geo all reduce push pull collective sha ms float
 Rank rank batch bucket chunk SGD adam digits TCP algbw busbw GB MB KiB MiB Mbit mbit gbit bootstrap data dir
-default memory limit
+default memory limit NCCL PyTorch GPU CUDA cupy torch pip tc ip limit root sudo run timeout
 """
 
 
@@ -192,6 +195,21 @@ def test_a_language_ends_with_its_block_and_figures_may_change_places() -> None:
             raise UsageError("x")
         assert say(sentence, **values) == "N=2 有 3 个"
     assert say(sentence, **values) == "3 at N=2"
+
+
+def test_whatever_this_machine_lacks_is_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = {name: load_peer(name) for name in PEERS}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    lacks = {peer.why_absent(name) for name, peer in peers.items()} | {why_no_cluster()}
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    lacks |= {why_no_cluster()}
+    assert len(lacks - {""}) > 5
+    with speaking("zh"):
+        assert [text for text in lacks - {""} if reason(text) == text] == []
+        assert reason("ValueError: no.") == "ValueError: no"
+    assert {reason(text) for text in lacks} == lacks
 
 
 @pytest.mark.parametrize(
