@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, diff, results, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, report, diff, results, doctor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.process import die_with_parent
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep", "crossover", "accuracy", "diff", "results", "doctor")
+VERBS = ("compare", "sweep", "crossover", "accuracy", "report", "diff", "results", "doctor")
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks compare --preset quick|full|accuracy [OPTIONS]
@@ -19,6 +19,7 @@ USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the 
        python -m benchmarks sweep [OPTIONS]                      all-reduce or broadcast, over sizes and ranks
        python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
+       python -m benchmarks report RESULTS.json [--lang zh]      the report of a result file once more
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind
        python -m benchmarks results                              write docs/results.md from the committed results
        python -m benchmarks doctor                               what of this machine can be used
@@ -56,6 +57,10 @@ def main() -> int:
         from benchmarks.results_list import ResultsConfig, list_results
 
         return run_command(ResultsConfig, list_results, prog="benchmarks results", args=sys.argv[2:])
+    if verb == "report":
+        from benchmarks.report_again import ReportConfig, report_again
+
+        return run_command(ReportConfig, report_again, prog="benchmarks report", args=sys.argv[2:])
     if verb == "accuracy":
         from benchmarks.accuracy import accuracy
         from benchmarks.accuracy_config import AccuracyConfig

@@ -24,11 +24,12 @@ from rich.text import Text
 
 from benchmarks.accuracy_config import AccuracyConfig
 from benchmarks.accuracy_figures import straggler_words
-from benchmarks.accuracy_report import to_html, to_markdown, verdict
+from benchmarks.accuracy_report import verdict
 from benchmarks.certificate import require_identical
 from benchmarks.cluster import OneHost
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
+from benchmarks.kinds import write_report
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
@@ -53,8 +54,7 @@ def accuracy(config: AccuracyConfig) -> None:
     console = Console(highlight=False)
     results = run_all(config, console)
     write_results(results, config.out / "accuracy.json", config.history)
-    (config.out / "accuracy.md").write_text(to_markdown(results))
-    (config.out / "accuracy.html").write_text(to_html(results))
+    write_report(results, config.out, "accuracy", config.lang)
     for sentence in verdict(results):
         console.print(Text(sentence))
     console.print(f"\nreport: {config.out / 'accuracy.html'}", soft_wrap=True)

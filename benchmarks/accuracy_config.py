@@ -10,6 +10,7 @@ import tyro
 
 from benchmarks.config import numbers
 from benchmarks.contestants import Contestant, line_up
+from benchmarks.language import LANGUAGES
 from benchmarks.watched import STRAGGLERS, Straggler
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
@@ -48,6 +49,8 @@ class AccuracyConfig(TrainingConfig):
     """Back end of the ring: shm or tcp."""
     out: Path = Path("out/accuracy")
     """Folder for accuracy.json, accuracy.md and accuracy.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     seed: tyro.conf.Suppress[int] = 1
@@ -58,6 +61,7 @@ class AccuracyConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose("language", self.lang, LANGUAGES)
         check_rank(0, self.nranks)
         choose("data plane", self.data_plane, [p for p in DATA_PLANES if p != "auto"])
         choose("backend", self.backend, [b for b in BACKENDS if b not in ("auto", "nccl")])

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.figures import Run, colours_of, rate, series
+from benchmarks.language import say
 from benchmarks.plot import Key, Plot, axis, layout, plain
 
 __all__ = ["Entry", "Spread", "entries", "not_reached", "percent", "plots", "seconds", "straggler_words"]
@@ -101,15 +102,17 @@ def _name(run: Run) -> str:
 
 def straggler_words(straggler: str, job: dict[str, Any]) -> str:
     """Who is slow, as in "rank 1 slowed 3x"."""
-    factor = f"slowed {job['factor']:g}x"
-    words = {"permanent": f"rank {job['nranks'] - 1} {factor}", "random": f"a random rank {factor} in each step"}
-    return words.get(straggler, "no straggler")
+    if straggler == "permanent":
+        return say("rank {rank} slowed {factor:g}x", rank=job["nranks"] - 1, factor=job["factor"])
+    if straggler == "random":
+        return say("a random rank slowed {factor:g}x in each step", factor=job["factor"])
+    return say("no straggler")
 
 
 def short(value: float) -> str:
     """Seconds in about three digits."""
     if not math.isfinite(value):
-        return "not reached"
+        return say("not reached")
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -125,7 +128,7 @@ def percent(value: float | Spread) -> str:
 
 
 def not_reached(entry: Entry) -> str:
-    return f"not reached in {seconds(entry.whole.middle)}"
+    return say("not reached in {time}", time=seconds(entry.whole.middle))
 
 
 def plots(results: Results) -> list[Plot]:
@@ -151,7 +154,11 @@ def _bars(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dict[
         )
     ]
     factor = f"{job['factor']:g}x"
-    short = {"none": "no straggler", "permanent": f"rank {job['nranks'] - 1}: {factor}", "random": f"random: {factor}"}
+    short = {
+        "none": say("no straggler"),
+        "permanent": f"rank {job['nranks'] - 1}: {factor}",
+        "random": say("random: {factor}", factor=factor),
+    }
     names: dict[str, Any] = {
         "tickvals": list(range(len(groups))),
         "ticktext": [short[group[0].straggler] for group in groups],
@@ -160,47 +167,54 @@ def _bars(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dict[
     target = percent(job["target"])
     look = layout(
         xaxis=axis(**names, anchor="y"),
-        yaxis=axis(title="samples/s", rangemode="tozero", grid=True, domain=[0.56, 1]),
+        yaxis=axis(title=say("samples/s"), rangemode="tozero", grid=True, domain=[0.56, 1]),
         xaxis2=axis(**names, anchor="y2"),
-        yaxis2=axis(title=f"seconds to {target}", rangemode="tozero", grid=True, domain=[0, 0.44]),
+        yaxis2=axis(title=say("seconds to {target}", target=target), rangemode="tozero", grid=True, domain=[0, 0.44]),
     )
-    heard = "; ".join(
-        f"{straggler_words(group[0].straggler, job)}: "
-        + ", ".join(f"{entry.name} {rate(entry.rate.middle)} samples/s, {_time_in_words(entry)}" for entry in group)
-        for group in groups
+    heard = say("; ").join(
+        f"{straggler_words(group[0].straggler, job)}: " + say(", ").join(map(_bars_in_words, group)) for group in groups
     )
     return Plot(
         "accuracy-bars",
-        "Throughput and time to accuracy, with and without a straggler",
-        f"Above, samples per second of all ranks together (higher is better); below, seconds until the test accuracy "
-        f"first reaches {target} (lower is better), hatched where it was not reached in all of the training. Medians "
-        "over seeds, with a line from the least to the greatest.",
-        f"Bars of samples per second and of seconds to {target}. {heard}.",
+        say("Throughput and time to accuracy, with and without a straggler"),
+        say(
+            "Above, samples per second of all ranks together (higher is better); below, seconds until the test "
+            "accuracy first reaches {target} (lower is better), hatched where it was not reached in all of the "
+            "training. Medians over seeds, with a line from the least to the greatest.",
+            target=target,
+        ),
+        say("Bars of samples per second and of seconds to {target}. {heard}.", target=target, heard=heard),
         [Key(name, colour) for name, colour in colours.items()],
         620,
         {"data": data, "layout": look},
     )
 
 
-def _time_in_words(entry: Entry) -> str:
-    return seconds(entry.target.middle) if math.isfinite(entry.target.middle) else not_reached(entry)
+def _bars_in_words(entry: Entry) -> str:
+    time = seconds(entry.target.middle) if math.isfinite(entry.target.middle) else not_reached(entry)
+    return say("{name} {rate} samples/s, {time}", name=entry.name, rate=rate(entry.rate.middle), time=time)
 
 
 def _pair_of_bars(entry: Entry, job: dict[str, Any], x: float, width: float, colour: str) -> list[Trace]:
-    head = f"{plain(entry.name)}, {straggler_words(entry.straggler, job)}"
+    head = say("{name}, {straggler}", name=plain(entry.name), straggler=straggler_words(entry.straggler, job))
     common = {"type": "bar", "x": [x], "width": width * 0.88}
     speed = {
         **common,
         "y": [entry.rate.middle],
         "marker": {"color": colour},
         "error_y": _whisker(entry.rate),
-        "hovertemplate": f"{head}<br>{entry.rate.text(rate)} samples/s<extra></extra>",
+        "hovertemplate": f"{head}<br>{say('{rate} samples/s', rate=entry.rate.text(rate))}<extra></extra>",
     }
     axes = {"xaxis": "x2", "yaxis": "y2"}
     if not math.isfinite(entry.target.middle):
         hatched = {"color": "rgba(0,0,0,0)", "line": {"color": colour, "width": 1.5}}
         pattern = {"shape": "/", "fgcolor": colour, "size": 7, "solidity": 0.25}
-        words = f"{head}<br>{not_reached(entry)} by {len(entry.runs) - entry.reached} of {len(entry.runs)} seeds"
+        missed = say(
+            "{not_reached} by {missed} of {seeds} seeds",
+            not_reached=not_reached(entry),
+            missed=len(entry.runs) - entry.reached,
+            seeds=len(entry.runs),
+        )
         return [
             speed,
             {
@@ -208,7 +222,7 @@ def _pair_of_bars(entry: Entry, job: dict[str, Any], x: float, width: float, col
                 **axes,
                 "y": [entry.whole.middle],
                 "marker": {**hatched, "pattern": pattern},
-                "hovertemplate": f"{words}<extra></extra>",
+                "hovertemplate": f"{head}<br>{missed}<extra></extra>",
             },
         ]
     return [
@@ -252,14 +266,15 @@ def _curves(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dic
         bottom = (len(groups) - 1 - panel) * (height + PANEL_GAP)
         last = panel == len(groups) - 1
         look[f"xaxis{suffix}"] = axis(
-            title="seconds since the first step" if last else "", range=[0, 1.02 * longest], anchor=y
+            title=say("seconds since the first step") if last else "", range=[0, 1.02 * longest], anchor=y
         )
         settings: dict[str, Any] = {"domain": [bottom, min(1.0, bottom + height)], "anchor": x}
         if accuracy:
             settings["range"] = [100 * max(0.0, 1 - 5 * (1 - target)), 100]
         else:
             settings |= {"type": "log", "tickvals": LOSS_TICKS}
-        look[f"yaxis{suffix}"] = axis(title="test accuracy, %" if accuracy else "training loss", grid=True, **settings)
+        title = say("test accuracy, %") if accuracy else say("training loss")
+        look[f"yaxis{suffix}"] = axis(title=title, grid=True, **settings)
         words = straggler_words(entry.straggler, job)
         place = {"xref": f"{x} domain", "yref": f"{y} domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
         look["annotations"].append({**place, "text": f"<b>{words}</b>", "showarrow": False})
@@ -269,18 +284,24 @@ def _curves(groups: Sequence[Sequence[Entry]], job: dict[str, Any], colours: dic
             look["shapes"].append({"type": "line", "xref": f"{x} domain", "yref": y, **ends, "line": line})
     legend = [Key(name, colour, "solid") for name, colour in colours.items()]
     if accuracy:
-        legend.append(Key(f"target {percent(target)}", "var(--muted)", "dot"))
+        legend.append(Key(say("target {target}", target=percent(target)), "var(--muted)", "dot"))
+    mark = (
+        say(
+            " A mark is an evaluation on the test split, every {every} steps of rank 0; the last is of the parameters "
+            "on which all ranks have settled.",
+            every=job["eval_every"],
+        )
+        if accuracy
+        else say(" A mark is the mean over ranks and over the steps since the last one.")
+    )
+    heard = _ends(groups, job, key)
     return Plot(
         f"accuracy-{'curves' if accuracy else 'loss'}",
-        "Accuracy against wall time" if accuracy else "Training loss against wall time",
-        "A line through the medians over seeds, in a band from the least to the greatest. "
-        + (
-            f"A mark is an evaluation on the test split, every {job['eval_every']} steps of rank 0; the last is of the "
-            "parameters on which all ranks have settled."
-            if accuracy
-            else "A mark is the mean over ranks and over the steps since the last one."
-        ),
-        f"Lines of {'test accuracy' if accuracy else 'training loss'} over seconds. {_ends(groups, job, key)}.",
+        say("Accuracy against wall time") if accuracy else say("Training loss against wall time"),
+        say("A line through the medians over seeds, in a band from the least to the greatest.") + mark,
+        say("Lines of test accuracy over seconds. {heard}.", heard=heard)
+        if accuracy
+        else say("Lines of training loss over seconds. {heard}.", heard=heard),
         legend,
         PANEL_HEIGHT * len(groups),
         {"data": data, "layout": look},
@@ -291,9 +312,11 @@ def _ends(groups: Iterable[Sequence[Entry]], job: dict[str, Any], key: str) -> s
     def last(entry: Entry) -> str:
         at, found = entry.curve(key)[-1]
         value = f"{100 * found.middle:.1f} %" if key == "accuracy" else f"{found.middle:.3g}"
-        return f"{entry.name} {value} after {seconds(at)}"
+        return say("{name} {value} after {time}", name=entry.name, value=value, time=seconds(at))
 
-    return "; ".join(f"{straggler_words(group[0].straggler, job)}: {', '.join(map(last, group))}" for group in groups)
+    return say("; ").join(
+        f"{straggler_words(group[0].straggler, job)}: " + say(", ").join(map(last, group)) for group in groups
+    )
 
 
 def _line_with_band(entry: Entry, key: str, scale: float, colour: str, axes: dict[str, str]) -> list[Trace]:

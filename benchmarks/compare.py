@@ -17,12 +17,12 @@ from benchmarks.cluster import ClusterConfig
 from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
-from benchmarks.html_report import to_html
+from benchmarks.kinds import write_report
 from benchmarks.link import measure_link
 from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
-from benchmarks.report import print_terminal, to_markdown
+from benchmarks.report import print_terminal
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from common.entry import check_writable
 from common.errors import CertificateFailed
@@ -41,7 +41,8 @@ def compare(config: CompareConfig) -> None:
     check_writable("out", config.out / "results.json")
     console = Console(highlight=False)
     results = run_all(config, console)
-    write_report(results, config.out, config.history)
+    write_results(results, config.out / "results.json", config.history)
+    write_report(results, config.out, "report", config.lang)
     print_terminal(results, console)
     console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
     if not results["certificate"]["passed"]:
@@ -104,9 +105,3 @@ def measured(
     )
     require_identical(records)
     return [summarise(contestant, repetitions) for contestant, repetitions in records.items()]
-
-
-def write_report(results: dict[str, Any], folder: Path, history: Path | None) -> None:
-    write_results(results, folder / "results.json", history)
-    (folder / "report.md").write_text(to_markdown(results))
-    (folder / "report.html").write_text(to_html(results))

@@ -21,10 +21,11 @@ from rich.table import Table
 from benchmarks.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
+from benchmarks.kinds import write_report
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.script_config import CompareScriptConfig
-from benchmarks.script_report import HEADS, cells, distances, outcome, to_html, to_markdown
+from benchmarks.script_report import cells, distances, heads, outcome
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
@@ -85,8 +86,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in runs] if certified else []
     results = json.loads(json.dumps(results))  # as whoever reads the file has it
     write_results(results, config.out / "script.json", config.history)
-    (config.out / "script.md").write_text(to_markdown(results))
-    (config.out / "script.html").write_text(to_html(results))
+    write_report(results, config.out, "script", config.lang)
     show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
     verdict(results["certificate"], failures)
@@ -275,7 +275,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def table_of(results: dict[str, Any]) -> Table:
     """A row for each contestant; those that failed come last, without figures."""
-    table = Table(*HEADS, box=None, pad_edge=False)
+    table = Table(*heads(), box=None, pad_edge=False)
     for run in results["runs"]:
         table.add_row(*cells(run, results["runs"]))
     for name in results["failed"]:

@@ -9,6 +9,7 @@ import tyro
 
 from benchmarks.cluster import ClusterConfig
 from benchmarks.contestants import SCHEMES, Contestant, line_up
+from benchmarks.language import LANGUAGES
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
 from common.errors import UsageError, choose
@@ -45,6 +46,8 @@ class CompareConfig(TrainingConfig):
     """Steps at the start of every training that are not timed."""
     out: Path = Path("out/compare")
     """Folder for results.json, report.md and report.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     trace: Path | None = None
@@ -57,6 +60,7 @@ class CompareConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose("language", self.lang, LANGUAGES)
         backends, data_planes = self._backends()
         for name in backends:
             choose("backend", name, [b for b in BACKENDS if b not in ("auto", "nccl")])

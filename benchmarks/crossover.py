@@ -23,8 +23,9 @@ from rich.text import Text
 
 from benchmarks.cluster import Cluster, ClusterConfig, why_no_cluster
 from benchmarks.crossover_config import CrossoverConfig
-from benchmarks.crossover_report import print_terminal, to_html, to_markdown
+from benchmarks.crossover_report import print_terminal
 from benchmarks.environment import describe_environment
+from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.progress import progress
@@ -79,8 +80,7 @@ def run_crossover(config: CrossoverConfig) -> int:
             raise
         results["interrupted"] = True
     write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
-    (config.out / "crossover.md").write_text(to_markdown(results))
-    (config.out / "crossover.html").write_text(to_html(results))
+    write_report(results, config.out, "crossover", config.lang)
     print_terminal(results, console)
     console.print(Text(f"\nreport: {config.out / 'crossover.html'}"), soft_wrap=True)
     return 130 if results["interrupted"] else 0

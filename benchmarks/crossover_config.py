@@ -7,8 +7,9 @@ from pathlib import Path
 
 from benchmarks.cluster import MOST_HOSTS, PORTS_EACH, ClusterConfig
 from benchmarks.config import numbers
+from benchmarks.language import LANGUAGES
 from benchmarks.sweep_config import size_in_bytes
-from common.errors import UsageError
+from common.errors import UsageError, choose
 
 __all__ = ["CrossoverConfig"]
 
@@ -33,10 +34,13 @@ class CrossoverConfig:
     """About how long a scheme runs in one round, though at least one step."""
     out: Path = Path("out/crossover")
     """Folder for crossover.json, crossover.md and crossover.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         for count in self.counts():
             if not 2 <= count <= MOST_HOSTS:
                 raise UsageError(f"--nranks must be in 2..{MOST_HOSTS}, a host for each (got {count})")

@@ -15,8 +15,9 @@ from rich.text import Text
 from benchmarks.figures import milliseconds
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
+from benchmarks.language import known, mark, say
 from benchmarks.plot import Key, Plot, axis, layout
-from benchmarks.report import environment
+from benchmarks.report import environment_table
 from benchmarks.sweep_config import size_in_words
 
 __all__ = ["plots", "print_terminal", "sections", "to_html", "to_markdown", "verdict", "winner"]
@@ -25,20 +26,18 @@ Results = dict[str, Any]  # what lies in crossover.json
 Cell = dict[str, Any]  # one of its "cells"
 Panel = tuple[tuple[int, int], list[Cell]]  # (number of ranks, of servers) and the cells, by size and then by link
 
-TITLE = "GradSync: where a parameter server wins, and where a ring"
-SCHEMES = {"ring": "the ring", "ps": "the parameter server"}
-SHORT = {"ring": "ring", "ps": "server", "": "≈"}
+SCHEMES = {"ring": mark("the ring"), "ps": mark("the parameter server")}
+SHORT = {"ring": mark("ring"), "ps": mark("server"), "": "≈"}
 # Cool is the ring, warm the parameter server; half transparent, so that the text stands out in both themes.
 COOL, EVEN, WARM = "rgba(0,119,187,0.65)", "rgba(128,128,128,0.15)", "rgba(199,119,0,0.65)"
 SCALE = [[0, COOL], [0.45, "rgba(0,119,187,0.15)"], [0.5, EVEN], [0.55, "rgba(199,119,0,0.15)"], [1, WARM]]
 CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the times
-HEADS = ("model", "link", "ring ms (min–max)", "of bound", "server ms (min–max)", "of bound", "faster")
-PLACES = (
+PLACES = mark(
     "Every rank has a host of its own, and server s is on rank s's host, so what those two exchange crosses no link. "
     "Both make a whole step of SGD, the ring's update on every rank, the servers' on theirs. As always over TCP, what "
     "is short (up to 4 MiB / N) goes straight to its reducers instead of round the ring."
 )
-BOUND = (
+BOUND = mark(
     "The bound is the least time for the bytes that must cross the busiest link, at the rate of a plain TCP stream "
     "that was measured in the same rounds; it supposes that push and pull overlap."
 )
@@ -63,7 +62,18 @@ def panels(results: Results) -> list[Panel]:
 
 
 def name_of(key: tuple[int, int]) -> str:
-    return f"N={key[0]}, {key[1]} server{'s' if key[1] > 1 else ''}"
+    nranks, servers = key
+    return say(
+        "N={nranks}, {servers} servers" if servers > 1 else "N={nranks}, {servers} server",
+        nranks=nranks,
+        servers=servers,
+    )
+
+
+def heads() -> list[str]:
+    """Of the tables."""
+    ring, server = say("ring ms (min–max)"), say("server ms (min–max)")
+    return [say("model"), say("link"), ring, say("of bound"), server, say("of bound"), say("faster")]
 
 
 def verdict(results: Results) -> list[str]:
@@ -71,12 +81,18 @@ def verdict(results: Results) -> list[str]:
     and size on and by how much, then where the link was not what set the times."""
     cells = results["cells"]
     won = [winner(cell) for cell in cells]
-    counts = f"the ring is faster in {won.count('ring')} of {len(cells)} cases, the parameter server in"
-    overall = f"A whole step of SGD between emulated hosts: {counts} {won.count('ps') or 'none'}"
-    noise = f", {won.count('')} {'is' if won.count('') == 1 else 'are'} within noise" if "" in won else ""
-    once = "; each was measured once, so its noise is unknown" if results["repetitions"] < 2 else ""
-    cut = ["Interrupted: only a part of what was asked for was measured."] if results["interrupted"] else []
-    return [f"{overall}{noise}{once}.", *cut, *map(_panel_verdict, panels(results)), *_other_limits(cells)]
+    tied = won.count("")
+    overall = say(
+        "A whole step of SGD between emulated hosts: the ring is faster in {ring} of {cases} cases, the parameter "
+        "server in {ps}{noise}{once}.",
+        ring=won.count("ring"),
+        cases=len(cells),
+        ps=won.count("ps") or say("none"),
+        noise=say(", {tied} is within noise" if tied == 1 else ", {tied} are within noise", tied=tied) if tied else "",
+        once=say("; each was measured once, so its noise is unknown") if results["repetitions"] < 2 else "",
+    )
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results["interrupted"] else []
+    return [overall, *cut, *map(_panel_verdict, panels(results)), *_other_limits(cells)]
 
 
 def _panel_verdict(panel: Panel) -> str:
@@ -84,34 +100,43 @@ def _panel_verdict(panel: Panel) -> str:
     name = name_of(key)
     won = {winner(cell) for cell in cells}
     if len(won) == 1:
-        return f"{name}: {_wins(won.pop(), cells)} at every size and link measured."
+        return say("{name}: {wins} at every size and link measured.", name=name, wins=_wins(won.pop(), cells))
     rows = [list(row) for _, row in groupby(cells, key=lambda cell: cell["bytes"])]
-    return f"{name}: {'; '.join(map(_row_verdict, rows))}."
+    return say("{name}: {rows}.", name=name, rows=say("; ").join(map(_row_verdict, rows)))
 
 
 def _row_verdict(cells: Sequence[Cell]) -> str:
     """One size, over its links: neighbours with one winner in one phrase."""
-    runs = [list(run) for _, run in groupby(cells, key=winner)]
-    phrases = [f"{_wins(winner(run[0]), run)} {_reach(run, cells)}" for run in runs]
-    return f"with {size_in_words(cells[0]['bytes'])} {', '.join(phrases)}"
+    phrases = ""
+    for scheme, found in groupby(cells, key=winner):
+        run = list(found)
+        phrase = {"wins": _wins(scheme, run), "reach": _reach(run, cells)}
+        phrases += say(", {wins} {reach}" if phrases else "{wins} {reach}", **phrase)
+    return say("with {size} {phrases}", size=size_in_words(cells[0]["bytes"]), phrases=phrases)
 
 
 def _wins(scheme: str, cells: Sequence[Cell]) -> str:
     if not scheme:
-        return "both are within noise of each other"
+        return say("both are within noise of each other")
     leads = sorted({f"{lead(cell):.2f}" for cell in cells}, key=float)
-    return f"{SCHEMES[scheme]} is {' to '.join(dict.fromkeys((leads[0], leads[-1])))} times faster"
+    return say(
+        "{scheme} is {least} to {most} times faster" if len(leads) > 1 else "{scheme} is {most} times faster",
+        scheme=known(SCHEMES[scheme]),
+        least=leads[0],
+        most=leads[-1],
+    )
 
 
 def _reach(run: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """Where among the links these are."""
+    first, last = run[0]["link"], run[-1]["link"]
     if len(run) == len(cells):
-        return "on every link"
+        return say("on every link")
     if len(run) == 1:
-        return f"at {run[0]['link']}"
+        return say("at {link}", link=first)
     if run[-1] is cells[-1]:
-        return f"from {run[0]['link']} on"
-    return f"up to {run[-1]['link']}" if run[0] is cells[0] else f"from {run[0]['link']} to {run[-1]['link']}"
+        return say("from {first} on", first=first)
+    return say("up to {last}" if run[0] is cells[0] else "from {first} to {last}", first=first, last=last)
 
 
 def _other_limits(cells: Sequence[Cell]) -> list[str]:
@@ -121,8 +146,13 @@ def _other_limits(cells: Sequence[Cell]) -> list[str]:
         best = max(cell[scheme]["of_bound"] for cell in same for scheme in SCHEMES)
         if best < CPU_BOUND:
             found.append(
-                f"At {link} no scheme reaches more than {best:.0%} of what the link allows (a plain stream carries "
-                f"{_stream(same)}): there this machine's processors set the times, not the link."
+                say(
+                    "At {link} no scheme reaches more than {best:.0%} of what the link allows (a plain stream carries "
+                    "{stream}): there this machine's processors set the times, not the link.",
+                    link=link,
+                    best=best,
+                    stream=_stream(same),
+                )
             )
     return found
 
@@ -136,7 +166,7 @@ def _stream(cells: Sequence[Cell]) -> str:
     """What a plain TCP stream carried, in all these cells."""
     rates = [8e-6 * cell["stream_bytes_per_s"] for cell in cells]
     few, most = f"{min(rates):,.0f}", f"{max(rates):,.0f}"
-    return f"{few if few == most else f'{few} to {most}'} Mbit/s"
+    return say("{most} Mbit/s" if few == most else "{few} to {most} Mbit/s", few=few, most=most)
 
 
 def plots(results: Results) -> list[Plot]:
@@ -161,15 +191,19 @@ def plots(results: Results) -> list[Plot]:
         words = {"text": f"<b>{name_of(key)}</b>", "xref": "paper", "yref": "paper", "showarrow": False}
         look["annotations"].append({**words, "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom"})
         data.append(_heat_map(cells, links, sizes, suffix))
-    heard = "; ".join(f"{name_of(key)}: {', '.join(map(_heard, cells))}" for key, cells in shown)
+    heard = say("; ").join(f"{name_of(key)}: {say(', ').join(map(_heard, cells))}" for key, cells in shown)
+    ring, server, noise = say("ring faster"), say("parameter server faster"), say("≈ within noise")
     return [
         Plot(
             "crossover-map",
-            "Which scheme is faster, and how many times",
-            "A panel for each number of ranks N and of servers: links from slow to fast, sizes from small to large. "
-            f"The deeper the colour, the larger the lead; ≈ is within noise. {PLACES}",
-            f"Heat maps of the faster scheme and its lead. {heard}.",
-            [Key("ring faster", COOL), Key("parameter server faster", WARM), Key("≈ within noise", EVEN)],
+            say("Which scheme is faster, and how many times"),
+            say(
+                "A panel for each number of ranks N and of servers: links from slow to fast, sizes from small to "
+                "large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
+                places=known(PLACES),
+            ),
+            say("Heat maps of the faster scheme and its lead. {heard}.", heard=heard),
+            [Key(ring, COOL), Key(server, WARM), Key(noise, EVEN)],
             whole,
             {"data": data, "layout": look},
         )
@@ -203,21 +237,30 @@ def _depth(cell: Cell) -> float:
 
 
 def _in_cell(cell: Cell) -> str:
-    return f"{SHORT[winner(cell)]} {lead(cell):.2f}×"
+    return f"{known(SHORT[winner(cell)])} {lead(cell):.2f}×"
 
 
 def _heard(cell: Cell) -> str:
-    return f"{size_in_words(cell['bytes'])} at {cell['link']} {_outcome(cell)}"
+    size = size_in_words(cell["bytes"])
+    return say("{size} at {link} {outcome}", size=size, link=cell["link"], outcome=_outcome(cell))
 
 
 def _outcome(cell: Cell) -> str:
-    scheme = winner(cell)
-    return f"{SHORT[scheme]} {lead(cell):.2f}×" if scheme else f"within noise ({lead(cell):.2f}×)"
+    return _in_cell(cell) if winner(cell) else say("within noise ({lead:.2f}×)", lead=lead(cell))
 
 
 def _on_hover(cell: Cell) -> str:
-    where = f"{name_of((cell['nranks'], cell['servers']))}, {size_in_words(cell['bytes'])} at {cell['link']}"
-    times = [f"{SCHEMES[s]}: {_time(cell[s])} ms, {cell[s]['of_bound']:.0%} of the bound" for s in SCHEMES]
+    name = name_of((cell["nranks"], cell["servers"]))
+    where = say("{name}, {size} at {link}", name=name, size=size_in_words(cell["bytes"]), link=cell["link"])
+    times = [
+        say(
+            "{scheme}: {time} ms, {share:.0%} of the bound",
+            scheme=known(words),
+            time=_time(cell[scheme]),
+            share=cell[scheme]["of_bound"],
+        )
+        for scheme, words in SCHEMES.items()
+    ]
     return "<br>".join([where, *times, _outcome(cell)])
 
 
@@ -227,7 +270,7 @@ def _time(figure: dict[str, Any]) -> str:
 
 
 def _cells(cell: Cell) -> list[str]:
-    """A line of the table, in the order of HEADS."""
+    """A line of the table, in the order of `heads`."""
     figures = [text for s in SCHEMES for text in (_time(cell[s]), f"{cell[s]['of_bound']:.0%}")]
     return [size_in_words(cell["bytes"]), cell["link"], *figures, _outcome(cell)]
 
@@ -235,8 +278,12 @@ def _cells(cell: Cell) -> list[str]:
 def _links(results: Results) -> list[str]:
     """What a plain stream carried over each link."""
     return [
-        f"{link}: a plain TCP stream carried {_stream(cells)}, "
-        f"{min(cell['stream_bytes_per_s'] / cell['link_bytes_per_s'] for cell in cells):.0%} of it or more."
+        say(
+            "{link}: a plain TCP stream carried {stream}, {share:.0%} of it or more.",
+            link=link,
+            stream=_stream(cells),
+            share=min(cell["stream_bytes_per_s"] / cell["link_bytes_per_s"] for cell in cells),
+        )
         for link, cells in _by_link(results["cells"])
     ]
 
@@ -244,33 +291,35 @@ def _links(results: Results) -> list[str]:
 def sections(results: Results) -> list[str]:
     """HTML for a page: the places of `plots`, the figures, and what the links carried."""
     tables = [
-        table(name_of(key), HEADS, [[row(map(escape, _cells(cell))) for cell in cells]], look="figures wide")
+        table(name_of(key), heads(), [[row(map(escape, _cells(cell))) for cell in cells]], look="figures wide")
         for key, cells in panels(results)
     ]
     links = "".join(f"<li>{escape(line)}</li>" for line in _links(results))
-    rounds = f"Medians over {results['repetitions']} rounds. {BOUND}"
+    rounds = say("Medians over {rounds} rounds. {bound}", rounds=results["repetitions"], bound=known(BOUND))
     return [
         *map(plot_section, plots(results)),
-        section("Times of a step", f"<p>{escape(rounds)}</p>", *tables),
-        section("What the links carried", f"<ul>{links}</ul>"),
+        section(say("Times of a step"), f"<p>{escape(rounds)}</p>", *tables),
+        section(say("What the links carried"), f"<ul>{links}</ul>"),
     ]
 
 
 def to_html(results: Results) -> str:
     """The whole report as a page."""
     box = verdict_box(verdict(results))
-    return page(TITLE, box, [*sections(results), environment_section(results)], plots(results))
+    title = say("GradSync: where a parameter server wins, and where a ring")
+    return page(title, box, [*sections(results), environment_section(results)], plots(results))
 
 
 def to_markdown(results: Results) -> str:
     """The whole report as Markdown, for a pull request."""
-    lines = ["## GradSync crossover map", "", *(f"- {line}" for line in verdict(results)), "", PLACES, "", BOUND]
+    lines = [f"## {say('GradSync crossover map')}", "", *(f"- {line}" for line in verdict(results))]
+    lines += ["", known(PLACES), "", known(BOUND)]
     for key, cells in panels(results):
-        rule = "|---|---|" + "---:|" * (len(HEADS) - 2)
-        lines += ["", f"### {name_of(key)}", "", f"| {' | '.join(HEADS)} |", rule]
+        rule = "|---|---|" + "---:|" * (len(heads()) - 2)
+        lines += ["", f"### {name_of(key)}", "", f"| {' | '.join(heads())} |", rule]
         lines += [f"| {' | '.join(_cells(cell))} |" for cell in cells]
-    facts = [f"- {name}: {value}" for name, value in environment(results)]
-    lines += ["", "### Links", "", *(f"- {line}" for line in _links(results)), "", "### Environment", "", *facts]
+    lines += ["", f"### {say('What the links carried')}", "", *(f"- {line}" for line in _links(results))]
+    lines += ["", f"### {say('Environment')}", "", environment_table(results)]
     return "\n".join([*lines, "", "```console", results["command"], "```", ""])
 
 
@@ -278,7 +327,7 @@ def print_terminal(results: Results, console: Console) -> None:
     """The tables, for 80 columns or more, and the verdict."""
     for key, cells in panels(results):
         shown = Table(title=name_of(key), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for number, head in enumerate(HEADS):
+        for number, head in enumerate(heads()):
             words = head.replace(" (", "\n").replace("of bound", "of\nbound").strip(")")
             shown.add_column(words, justify="left" if number < 2 else "right", overflow="fold")
         for cell in cells:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.language import known, mark, say
 from benchmarks.plot import DASHES, OTHERS, Key, Plot, axis, layout, plain
 from ps.modes import parse_mode
 
 __all__ = [
-    "COLUMNS",
     "Group",
     "Run",
     "cells",
     "colours_of",
+    "columns",
     "fastest",
     "in_step",
     "leads",
@@ -27,17 +28,6 @@ __all__ = [
 Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
 
-COLUMNS = (
-    ("contestant", ""),
-    ("N", ""),
-    ("samples/s", "interval"),
-    ("step ms", "p50/p99"),
-    ("sync ms", "p50/p99"),
-    ("wait ms", "p50"),
-    ("loss", "first→last"),
-    ("acc.", "%"),
-)
-
 # Warm is the parameter server, cool the ring; all are apart for colour-blind eyes, and on white as on black.
 KNOWN = {
     "local": "#7f8894",
@@ -47,7 +37,13 @@ KNOWN = {
     "ring/shm": "#0077bb",
     "ring/tcp": "#1aa0b8",
 }
-PHASES = {"input": "#a9aeb6", "forward": "#858b94", "backward": "#606771", "wait": "#b79ae6", "sync": "#7b4fc9"}
+PHASES = {
+    mark("input"): "#a9aeb6",
+    mark("forward"): "#858b94",
+    mark("backward"): "#606771",
+    mark("wait"): "#b79ae6",
+    mark("sync"): "#7b4fc9",
+}
 
 
 def rate(value: float) -> str:
@@ -79,8 +75,22 @@ def leads(run: Run, runs: Sequence[Run]) -> bool:
     return len(runs) > 1 and run is fastest(runs)
 
 
+def columns() -> list[tuple[str, str]]:
+    """The heads of the results table, each with what stands below it."""
+    return [
+        (say("contestant"), ""),
+        ("N", ""),
+        (say("samples/s"), say("interval")),
+        (say("step ms"), "p50/p99"),
+        (say("sync ms"), "p50/p99"),
+        (say("wait ms"), "p50"),
+        (say("loss"), say("first→last")),
+        (say("acc."), "%"),
+    ]
+
+
 def cells(run: Run) -> list[str]:
-    """A run's line in the results table, in the order of COLUMNS."""
+    """A run's line in the results table, in the order of `columns`."""
     step, sync, (low, high) = run["step_ms"], run["sync_ms"], run["samples_per_s_interval"]
     return [
         series(run),
@@ -120,21 +130,23 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
     alone = [run["samples_per_s"] for n, runs in measured for run in runs if n == 1 and run["scheme"] == "local"]
     if alone and len(measured) > 1:
         data.append(_linear([alone[0] * nranks for nranks, _ in measured]))
-        legend.append(Key("linear scaling of local", "var(--muted)", "dot"))
+        legend.append(Key(say("linear scaling of local"), "var(--muted)", "dot"))
     places = list(range(len(measured)))
     names = [f"N={nranks}" for nranks, _ in measured]
     names_axis = axis(tickvals=places, ticktext=names, range=[-0.5, len(places) - 0.5])
-    look = layout(xaxis=names_axis, yaxis=axis(title="samples/s", rangemode="tozero", grid=True))
-    heard = "; ".join(
-        f"N={nranks}: " + ", ".join(f"{series(run)} {rate(run['samples_per_s'])}" for run in runs)
+    look = layout(xaxis=names_axis, yaxis=axis(title=say("samples/s"), rangemode="tozero", grid=True))
+    heard = say("; ").join(
+        f"N={nranks}: " + say(", ").join(f"{series(run)} {rate(run['samples_per_s'])}" for run in runs)
         for nranks, runs in measured
     )
     return Plot(
         "compare-throughput",
-        "Throughput",
-        "Samples per second of all ranks together: the median over repetitions, with a line for its interval: "
-        "95 %, which is from the slowest to the fastest for up to 6 repetitions. Higher is better.",
-        f"Bars of samples per second. {heard}.",
+        say("Throughput"),
+        say(
+            "Samples per second of all ranks together: the median over repetitions, with a line for its interval: "
+            "95 %, which is from the slowest to the fastest for up to 6 repetitions. Higher is better."
+        ),
+        say("Bars of samples per second. {heard}.", heard=heard),
         legend,
         380,
         {"data": data, "layout": look},
@@ -143,7 +155,8 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
 
 def _bar(run: Run, x: float, width: float, colour: str) -> dict[str, Any]:
     value, (low, high) = run["samples_per_s"], run["samples_per_s_interval"]
-    words = f"{plain(run['contestant'])}<br>{rate(value)} samples/s<br>{rate(low)}–{rate(high)}"
+    speed = say("{rate} samples/s", rate=rate(value))
+    words = f"{plain(run['contestant'])}<br>{speed}<br>{rate(low)}–{rate(high)}"
     spread = {"array": [high - value], "arrayminus": [value - low], "symmetric": False, "type": "data"}
     return {
         "type": "bar",
@@ -158,13 +171,14 @@ def _bar(run: Run, x: float, width: float, colour: str) -> dict[str, Any]:
 
 def _linear(heights: Sequence[float]) -> dict[str, Any]:
     """A level line over each group of bars; None lifts the pen between them."""
+    speed = say("{rate} samples/s", rate="%{y:,.0f}")
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [x for place in range(len(heights)) for x in (place - 0.46, place, place + 0.46, None)],
         "y": [y for height in heights for y in (height, height, height, None)],
         "line": {"color": "var(--muted)", "width": 2, "dash": "dot"},
-        "hovertemplate": "linear scaling of local<br>%{y:,.0f} samples/s<extra></extra>",
+        "hovertemplate": f"{say('linear scaling of local')}<br>{speed}<extra></extra>",
     }
 
 
@@ -178,27 +192,30 @@ def _breakdown(runs: Sequence[Run]) -> Plot:
             "y": [plain(run["contestant"]) for run in runs],
             "x": [run["phases_ms"].get(phase) for run in runs],
             "marker": {"color": colours[phase], "line": {"color": "var(--page)", "width": 1}},
-            "hovertemplate": f"%{{y}}<br>{plain(phase)} %{{x:,.2f}} ms<extra></extra>",
+            "hovertemplate": f"%{{y}}<br>{plain(known(phase))} %{{x:,.2f}} ms<extra></extra>",
         }
         for phase in phases
     ]
     look = layout(
         barmode="stack",
         bargap=0.35,
-        xaxis=axis(title="ms per step", grid=True),
+        xaxis=axis(title=say("ms per step"), grid=True),
         yaxis=axis(autorange="reversed", type="category"),
     )
-    heard = "; ".join(
-        f"{run['contestant']}: " + ", ".join(f"{phase} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
+    heard = say("; ").join(
+        f"{run['contestant']}: "
+        + say(", ").join(f"{known(phase)} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
         for run in runs
     )
     return Plot(
         "compare-breakdown",
-        "Where a step's time goes",
-        "Median time of each phase on rank 0. Grey computes; violet is what training in parallel costs: wait is for "
-        "slower ranks, sync for the exchange itself and the optimizer update.",
-        f"Stacked bars of milliseconds per step. {heard}.",
-        [Key(phase, colour) for phase, colour in colours.items()],
+        say("Where a step's time goes"),
+        say(
+            "Median time of each phase on rank 0. Grey computes; violet is what training in parallel costs: wait is "
+            "for slower ranks, sync for the exchange itself and the optimizer update."
+        ),
+        say("Stacked bars of milliseconds per step. {heard}.", heard=heard),
+        [Key(known(phase), colour) for phase, colour in colours.items()],
         90 + 34 * len(runs),
         {"data": data, "layout": look},
     )
@@ -215,28 +232,35 @@ def _loss(runs: Sequence[Run], colours: dict[str, str]) -> Plot:
             # JSON has no NaN: where training diverged, the line ends.
             "y": [loss if math.isfinite(loss) else None for _, loss in run["curve"]],
             "line": {"color": colours[series(run)], "width": 2, "dash": dashes[run["nranks"]]},
-            "hovertemplate": f"{plain(run['contestant'])}<br>%{{x:.2f}} s<br>loss %{{y:.3f}}<extra></extra>",
+            "hovertemplate": f"{plain(run['contestant'])}<br>%{{x:.2f}} s<br>{say('loss')} %{{y:.3f}}<extra></extra>",
         }
         for run in runs
     ]
     look = layout(
-        xaxis=axis(title="seconds since the first step", rangemode="tozero"),
-        yaxis=axis(title="training loss", rangemode="tozero", grid=True),
+        xaxis=axis(title=say("seconds since the first step"), rangemode="tozero"),
+        yaxis=axis(title=say("training loss"), rangemode="tozero", grid=True),
     )
     lines = [Key(name, colour, "solid") for name, colour in colours.items()]
     styles = [Key(f"N={nranks}", "var(--ink)", dash) for nranks, dash in dashes.items()] if len(dashes) > 1 else []
-    heard = "; ".join(
-        f"{run['contestant']}: {run['loss']['last']:#.3g} after {run['curve'][-1][0]:.1f} s"
+    heard = say("; ").join(
+        say(
+            "{name}: {loss:#.3g} after {seconds:.1f} s",
+            name=run["contestant"],
+            loss=run["loss"]["last"],
+            seconds=run["curve"][-1][0],
+        )
         for run in runs
         if run["curve"]
     )
     return Plot(
         "compare-loss",
-        "Loss against wall time",
-        "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at which "
-        "each loss is reached differs."
-        + ("" if all(map(in_step, runs)) else " Modes in another order by design have losses of their own."),
-        f"Lines of training loss over seconds. {heard}.",
+        say("Loss against wall time"),
+        say(
+            "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at "
+            "which each loss is reached differs."
+        )
+        + ("" if all(map(in_step, runs)) else say(" Modes in another order by design have losses of their own.")),
+        say("Lines of training loss over seconds. {heard}.", heard=heard),
         [*lines, *styles],
         380,
         {"data": data, "layout": look},

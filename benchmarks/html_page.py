@@ -8,6 +8,7 @@ from html import escape
 
 from plotly.offline import get_plotlyjs
 
+from benchmarks.language import language_tag, say
 from benchmarks.plot import Key, Plot
 
 __all__ = [
@@ -103,8 +104,8 @@ dark.addEventListener('change', draw);
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(title: str, verdict: str, sections: Iterable[str], drawn: Sequence[Plot], *, language: str = "en") -> str:
-    """The whole page.
+def page(title: str, verdict: str, sections: Iterable[str], drawn: Sequence[Plot]) -> str:
+    """The whole page, in the report's language.
 
     Args:
         title: plain text.
@@ -113,7 +114,7 @@ def page(title: str, verdict: str, sections: Iterable[str], drawn: Sequence[Plot
         drawn: the plots for which a `plot_section` is among the sections; their names are unique.
     """
     return f"""<!DOCTYPE html>
-<html lang="{language}">
+<html lang="{language_tag()}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -133,11 +134,11 @@ def page(title: str, verdict: str, sections: Iterable[str], drawn: Sequence[Plot
 """
 
 
-def verdict_box(sentences: Iterable[str], *, failed: bool = False, label: str = "Verdict") -> str:
+def verdict_box(sentences: Iterable[str], *, failed: bool = False, label: str = "") -> str:
     """The sentences of plain text on top of a page."""
     paragraphs = "".join(f"<p>{escape(line)}</p>" for line in sentences)
     look = "verdict failed" if failed else "verdict"
-    return f'<section class="{look}" aria-label="{escape(label)}">{paragraphs}</section>'
+    return f'<section class="{look}" aria-label="{escape(label or say("Verdict"))}">{paragraphs}</section>'
 
 
 def plot_section(plot: Plot) -> str:
@@ -145,7 +146,7 @@ def plot_section(plot: Plot) -> str:
     return section(
         plot.title,
         f'<figure><figcaption>{escape(plot.caption)}</figcaption><ul class="legend">{legend}</ul>'
-        f'<div class="plot" id="{plot.name}" role="img" aria-label="{escape(plot.alt)}" '
+        f'<div class="plot" id="{plot.name}" role="img" aria-label="{escape(plot.alt)}" tabindex="0" '
         f'style="height: {plot.height}px"></div></figure>',
     )
 
@@ -203,4 +204,4 @@ def chapter(name: str, title: str, verdict: str, sections: Iterable[str]) -> str
 def contents(chapters: Iterable[tuple[str, str]]) -> str:
     """Links to chapters, given by name and title."""
     links = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in chapters)
-    return f'<nav aria-label="Contents"><ul class="contents">{links}</ul></nav>'
+    return f'<nav aria-label="{say("Contents")}"><ul class="contents">{links}</ul></nav>'

@@ -78,10 +78,10 @@ class Part:
     minutes: float = 1.0
     limit: float = 60.0
 
-    def command(self, out: Path) -> list[str]:
-        """After `python -m benchmarks`."""
+    def command(self, out: Path, *more: str) -> list[str]:
+        """After `python -m benchmarks`, with more flags."""
         program = [str(self.script), *self.arguments] if self.script else []
-        return [*self.words, "--out", str(out), *program]
+        return [*self.words, "--out", str(out), *more, *program]
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def words_of(flags: Mapping[str, Any], where: str) -> Iterator[str]:
     ['--nranks', '1,2', '--no-overlap', '--lr', '0.1']
     """
     for flag, value in flags.items():
-        if flag in ("out", "help"):
+        if flag in ("out", "lang", "help"):
             raise UsageError(f"{where}: the flag {flag} is not a part's to give")
         if isinstance(value, bool):
             yield f"--{flag}" if value else f"--no-{flag}"

@@ -9,12 +9,13 @@ from typing import Any
 
 from benchmarks import figures, report
 from benchmarks.figures import Run, series
+from benchmarks.language import known, mark, say
 from benchmarks.result_files import kind_of
 from benchmarks.sweep_report import nearest_to_limit
 
 __all__ = ["recommend"]
 
-NAMES = {"ps": "the parameter server (ps)", "ring": "the all-reduce (collective)"}
+NAMES = {"ps": mark("the parameter server (ps)"), "ring": mark("the all-reduce (collective)")}
 COMPUTING = ("input", "forward", "backward")
 
 
@@ -61,46 +62,66 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     both = [race for race in races if NAMES.keys() <= race.best.keys()]
     if not both:
         return []
-    machine = f"{environment['cpu']}, {environment['cores']} cores"
-    noise = f"the speed of memory varied by {environment['noise']:.1%}"
+    machine = say("{cpu}, {cores} cores", cpu=environment["cpu"], cores=environment["cores"])
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
-    rounds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    chance = "with one repetition noise is unknown" if fewest < 2 else f"two equals look apart in {by_chance(fewest)}"
-    sure = (
+    sure = say(
         "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
-        f"measured {rounds} times in turn, differences inside the intervals count as noise ({chance}); {noise}."
+        "measured {rounds} times in turn, differences inside the intervals count as noise ({chance}); the speed of "
+        "memory varied by {noise:.1%}.",
+        rounds=say("{few} to {most}" if fewest < most else "{most}", few=fewest, most=most),
+        chance=say("with one repetition noise is unknown")
+        if fewest < 2
+        else say("two equals look apart in 1 of {cases} cases", cases=cases_by_chance(fewest)),
+        noise=environment["noise"],
     )
-    return [f"On this machine ({machine}): {choice(both)}", *against_paddle(races), sure, *bounds(races, parts)]
+    first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
+    return [first, *against_paddle(races), sure, *bounds(races, parts)]
 
 
-def by_chance(repetitions: int) -> str:
-    """How often the ranges of two equal contestants do not overlap: of C(2n, n) orders of their values, in two.
+def cases_by_chance(repetitions: int) -> int:
+    """In one of so many cases the ranges of two equal contestants do not overlap: in two of C(2n, n) orders of their
+    values.
 
-    >>> by_chance(2), by_chance(3), by_chance(5)
-    ('1 of 3 cases', '1 of 10 cases', '1 of 126 cases')
+    >>> cases_by_chance(2), cases_by_chance(3), cases_by_chance(5)
+    (3, 10, 126)
     """
-    return f"1 of {comb(2 * repetitions, repetitions) // 2} cases"
+    return comb(2 * repetitions, repetitions) // 2
 
 
 def choice(races: Sequence[Race]) -> str:
     """Which of the two schemes, and by how much; what was measured once decides nothing."""
     races = [race for race in races if race.repetitions > 1]
     if not races:
-        return "each contestant was measured once, so neither scheme can be recommended."
+        return say("each contestant was measured once, so neither scheme can be recommended.")
     faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
     tied = len(races) - sum(map(len, faster.values()))
-    total = f"{len(races)} comparison{'s' * (len(races) > 1)} on several ranks"
+    total = say(
+        "{count} comparisons on several ranks" if len(races) > 1 else "{count} comparison on several ranks",
+        count=len(races),
+    )
     if not any(faster.values()):
-        return f"take either scheme: in {total} the two are within noise of each other."
+        return say("take either scheme: in {total} the two are within noise of each other.", total=total)
     winner, loser = sorted(NAMES, key=lambda name: -len(faster[name]))
-    margins = margins_in_words(faster[winner], winner, loser)
-    noise = f"; within noise in {tied}" if tied else ""
     if not faster[loser]:
-        return f"use {NAMES[winner]}. It is faster in {len(faster[winner])} of {total}, {margins}{noise}."
-    return (
-        f"it depends on the job. Of {total}, {NAMES[winner]} is faster in {len(faster[winner])}: {margins}; "
-        f"{NAMES[loser]} in {len(faster[loser])}: {margins_in_words(faster[loser], loser, winner)}"
-        f"{f'; {tied} within noise' if tied else ''}."
+        return say(
+            "use {scheme}. It is faster in {count} of {total}, by {margins}{noise}.",
+            scheme=known(NAMES[winner]),
+            count=len(faster[winner]),
+            total=total,
+            margins=margins_in_words(faster[winner], winner, loser),
+            noise=say("; within noise in {tied}", tied=tied) if tied else "",
+        )
+    return say(
+        "it depends on the job. Of {total}, {one} is faster in {count}: by {margins}; {other} in {other_count}: by "
+        "{other_margins}{noise}.",
+        total=total,
+        one=known(NAMES[winner]),
+        count=len(faster[winner]),
+        margins=margins_in_words(faster[winner], winner, loser),
+        other=known(NAMES[loser]),
+        other_count=len(faster[loser]),
+        other_margins=margins_in_words(faster[loser], loser, winner),
+        noise=say("; {tied} within noise", tied=tied) if tied else "",
     )
 
 
@@ -111,7 +132,7 @@ def clearly(race: Race, name: str) -> bool:
 
 
 def margins_in_words(races: Sequence[Race], winner: str, loser: str) -> str:
-    return f"by {span([(race.lead(winner, loser) - 1, race.where) for race in races])}"
+    return span([(race.lead(winner, loser) - 1, race.where) for race in races])
 
 
 def span(shares: Sequence[tuple[float, str]]) -> str:
@@ -120,9 +141,15 @@ def span(shares: Sequence[tuple[float, str]]) -> str:
     ('10% (a) to 20% (b)', '10% (a)')
     """
     (least, where_least), (most, where_most) = min(shares), max(shares)
-    if f"{least:.0%}" == f"{most:.0%}":
-        return f"{most:.0%} ({where_most})"
-    return f"{least:.0%} ({where_least}) to {most:.0%} ({where_most})"
+    return say(
+        "{most:.0%} ({where_most})"
+        if f"{least:.0%}" == f"{most:.0%}"
+        else "{least:.0%} ({where_least}) to {most:.0%} ({where_most})",
+        least=least,
+        where_least=where_least,
+        most=most,
+        where_most=where_most,
+    )
 
 
 def against_paddle(races: Sequence[Race]) -> list[str]:
@@ -132,22 +159,27 @@ def against_paddle(races: Sequence[Race]) -> list[str]:
         ours = [name for name in NAMES if name in race.best]
         if "paddle" in race.best and ours:
             best = max(ours, key=lambda name: race.best[name].rate)
-            near = ", within noise" if race.best[best].overlaps(race.best["paddle"]) else ""
-            near = ", measured once" if race.repetitions < 2 else near
-            found.append(f"{race.lead(best, 'paddle'):.2f} times ({race.where}{near})")
-    return [f"The better of the two reaches, of paddle.DataParallel's speed: {', '.join(found)}."] if found else []
+            near = say(", within noise") if race.best[best].overlaps(race.best["paddle"]) else ""
+            near = say(", measured once") if race.repetitions < 2 else near
+            lead = race.lead(best, "paddle")
+            found.append(say("{lead:.2f} times ({where}{near})", lead=lead, where=race.where, near=near))
+    if not found:
+        return []
+    leads = say(", ").join(found)
+    return [say("The better of the two reaches, of paddle.DataParallel's speed: {leads}.", leads=leads)]
 
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
-    if known := [(race.computing, race.where) for race in races if race.computing is not None]:
-        yield (
-            f"What bounds it: the fastest spends {span(known)} of a step computing; the rest, waiting and exposed "
-            "synchronisation, is all that a faster scheme could gain."
+    if shares := [(race.computing, race.where) for race in races if race.computing is not None]:
+        yield say(
+            "What bounds it: the fastest spends {shares} of a step computing; the rest, waiting and exposed "
+            "synchronisation, is all that a faster scheme could gain.",
+            shares=span(shares),
         )
     for title, results in parts:
         if kind_of(results) == "sweep" and (found := nearest_to_limit(results)):
-            yield f"{title}: {found}."
+            yield say("{title}: {sentence}.", title=title, sentence=found)
 
 
 def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
@@ -157,11 +189,13 @@ def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
         for nranks, runs in report.groups(results):
             racing = [run for run in runs if figures.in_step(run)]
             if nranks > 1 and racing:
-                yield race_of(f"{title}, N={nranks}", [(run, of_training(run)) for run in racing])
+                where = say("{title}, N={nranks}", title=title, nranks=nranks)
+                yield race_of(where, [(run, of_training(run)) for run in racing])
     elif kind == "script" and results["certificate"]["passed"]:
         for nranks in sorted({run["nranks"] for run in results["runs"]}):
             runs = [run for run in results["runs"] if run["nranks"] == nranks]
-            yield race_of(f"{title}, N={nranks}", [(run, of_program(run)) for run in runs])
+            where = say("{title}, N={nranks}", title=title, nranks=nranks)
+            yield race_of(where, [(run, of_program(run)) for run in runs])
 
 
 def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:

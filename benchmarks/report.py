@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -11,20 +12,24 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.figures import COLUMNS, Group, Run, cells, fastest, in_step, leads, rate, series
+from benchmarks.figures import Group, Run, cells, columns, fastest, in_step, leads, rate, series
+from benchmarks.language import known, listed, mark, say
 from benchmarks.markdown import bullets, escape, row, table
+from benchmarks.reasons import reason
 
 __all__ = [
-    "DEFINITIONS",
-    "MARKS",
     "Certified",
     "certified",
+    "cluster_in_words",
     "describe",
     "environment",
+    "environment_table",
     "groups",
     "holds",
+    "in_words",
     "notes",
     "print_terminal",
+    "terms",
     "to_markdown",
     "verdict",
     "workload",
@@ -32,21 +37,37 @@ __all__ = [
 
 Results = dict[str, Any]  # what lies in results.json
 
-APART = "other order by design"
-NEAR = "≈ within the bound"
-MARKS = {True: "✓ same bits", False: "✗ differs", None: "– alone", APART: APART, NEAR: NEAR}
-DEFINITIONS = {
-    "N": "number of ranks (training processes); S is the number of parameter servers, where there are several.",
-    "samples/s": "samples of all ranks together.",
-    "interval": "of the median over the repetitions: 95 %, by the bootstrap; with up to 6 repetitions that is from the "
-    "least to the greatest. Every other figure is a median over them. Two whose intervals overlap are within noise.",
-    "sync": "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, "
-    "optimizer update included.",
-    "wait": "the time a step is blocked before that, for slower ranks.",
-    "p50, p99": "median and 99th percentile over the measured steps.",
-    "acc.": "accuracy on the test split.",
-    "units": "decimal: 1 GB is 10⁹ bytes.",
-}
+APART = mark("other order by design")
+NEAR = mark("≈ within the bound")
+MARKS = {True: mark("✓ same bits"), False: mark("✗ differs"), None: mark("– alone"), APART: APART, NEAR: NEAR}
+
+
+def terms() -> dict[str, str]:
+    """What the words of a comparison mean."""
+    return {
+        "N": say(
+            "number of ranks (training processes); S is the number of parameter servers, where there are several."
+        ),
+        say("samples/s"): say("samples of all ranks together."),
+        say("interval"): say(
+            "of the median over the repetitions: 95 %, by the bootstrap; with up to 6 repetitions that is from the "
+            "least to the greatest. Every other figure is a median over them. Two whose intervals overlap are within "
+            "noise."
+        ),
+        say("sync"): say(
+            "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, optimizer "
+            "update included."
+        ),
+        say("wait"): say("the time a step is blocked before that, for slower ranks."),
+        "p50, p99": say("median and 99th percentile over the measured steps."),
+        say("acc."): say("accuracy on the test split."),
+        say("units"): say("decimal: 1 GB is 10⁹ bytes."),
+    }
+
+
+def in_words(same: bool | str | None) -> str:
+    """What the certificate says of a contestant."""
+    return known(MARKS[same])
 
 
 class Certified(NamedTuple):
@@ -105,11 +126,14 @@ def workload(results: Results) -> str:
     jobs = sorted({f"{run['model']} on {run['dataset']}" for run in runs})
     if len(jobs) != 1:
         raise ValueError(f"a report compares one job, these results hold {len(jobs)}: {', '.join(jobs)}")
-    run = runs[0]
-    return (
-        f"{jobs[0]}, batch {run['batch_size']} a rank, {run['optimizer']} {run['learning_rate']:g}, "
-        f"seed {run['seed']}, {run['steps']:,} steps of which {run['warmup_steps']:,} warm-up, "
-        f"repeated {run['repetitions']}×"
+    told = ("model", "dataset", "batch_size", "optimizer", "learning_rate", "seed")
+    return say(
+        "{model} on {dataset}, batch {batch_size} a rank, {optimizer} {learning_rate:g}, seed {seed}, {steps:,} steps "
+        "of which {warmup:,} warm-up, repeated {repetitions}×",
+        **{key: runs[0][key] for key in told},
+        steps=runs[0]["steps"],
+        warmup=runs[0]["warmup_steps"],
+        repetitions=runs[0]["repetitions"],
     )
 
 
@@ -117,16 +141,24 @@ def environment(results: Results) -> list[tuple[str, str]]:
     """What it ran on, as names and values."""
     facts = results["environment"]
     return [
-        ("CPU", f"{facts['cpu']}, {facts['cores']} cores"),
-        ("Frequency governor", str(facts.get("governor") or "unknown")),
-        ("Memory", f"{facts['memory_bytes'] / 1e9:.1f} GB"),
-        ("Memory copy", f"{facts['memcpy_gb_per_s']:.1f} GB/s, noise {facts['noise']:.1%}"),
-        ("Kernel", str(facts["kernel"])),
+        ("CPU", say("{cpu}, {cores} cores", cpu=facts["cpu"], cores=facts["cores"])),
+        (say("Frequency governor"), str(facts.get("governor") or say("unknown"))),
+        (say("Memory"), f"{facts['memory_bytes'] / 1e9:.1f} GB"),
+        (
+            say("Memory copy"),
+            say("{rate:.1f} GB/s, noise {noise:.1%}", rate=facts["memcpy_gb_per_s"], noise=facts["noise"]),
+        ),
+        (say("Kernel"), str(facts["kernel"])),
         ("Python", str(facts["python"])),
         *((name, str(version)) for name, version in facts["versions"].items()),
-        ("Commit", str(facts["commit"] or "unknown")),
-        ("Measured", f"{results['created'][:16].replace('T', ' ')} UTC"),
+        (say("Commit"), str(facts["commit"] or say("unknown"))),
+        (say("Measured"), f"{results['created'][:16].replace('T', ' ')} UTC"),
     ]
+
+
+def environment_table(results: Results) -> str:
+    """The same in Markdown."""
+    return table((say("what"), say("value")), [row(fact) for fact in environment(results)])
 
 
 def verdict(results: Results) -> list[str]:
@@ -135,18 +167,22 @@ def verdict(results: Results) -> list[str]:
         return _failed(results)
     certificate = results["certificate"]
     compared = [group for group in certificate["groups"] if len(group["contestants"]) > 1]
-    sizes = ", ".join(f"{len(group['contestants'])} at N={group['nranks']}" for group in compared)
+    sizes = [say("{count} at N={nranks}", count=len(g["contestants"]), nranks=g["nranks"]) for g in compared]
     bits = (
-        f"The bits are the same: after {certificate['steps']} steps, contestants with the same number of ranks "
-        f"hold identical parameters ({sizes})."
+        say(
+            "The bits are the same: after {steps} steps, contestants with the same number of ranks hold identical "
+            "parameters ({sizes}).",
+            steps=certificate["steps"],
+            sizes=say(", ").join(sizes),
+        )
         if compared
-        else "No two of ours have the same number of ranks, so there were no bits to compare."
+        else say("No two of ours have the same number of ranks, so there were no bits to compare.")
     )
     if certificate.get("peers"):
-        bits += " paddle.DataParallel comes within the bound of them."
+        bits += say(" paddle.DataParallel comes within the bound of them.")
     measured = groups(results)
     if not measured:
-        return [bits, "No speed was measured."]
+        return [bits, say("No speed was measured.")]
     racing = [(nranks, [run for run in runs if in_step(run)]) for nranks, runs in measured]
     several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
     alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
@@ -158,49 +194,78 @@ def verdict(results: Results) -> list[str]:
 def _apart(group: Group) -> str:
     """Those who compute something else."""
     nranks, runs = group
-    named = "; ".join(f"{series(run)} {rate(run['samples_per_s'])} samples/s" for run in runs)
-    return f"N={nranks}, in another order by design and so not the same computation: {named}."
+    speeds = [f"{series(run)} {say('{rate} samples/s', rate=rate(run['samples_per_s']))}" for run in runs]
+    return say(
+        "N={nranks}, in another order by design and so not the same computation: {speeds}.",
+        nranks=nranks,
+        speeds=say("; ").join(speeds),
+    )
 
 
 def _failed(results: Results) -> list[str]:
     certificate = results["certificate"]
     wrong = [line.contestant for line in certified(results) if line.same is False]
     outcome = (
-        "The bits are the same, but too far from those of one process on the whole batch"
+        say("The bits are the same, but too far from those of one process on the whole batch.")
         if certificate["identical"] and not wrong
-        else f"The bits are NOT the same: after {certificate['steps']} steps the parameters of "
-        f"{' and '.join(wrong) or 'some contestant'} differ"
+        else say(
+            "The bits are NOT the same: after {steps} steps the parameters of {names} differ."
+            if wrong
+            else "The bits are NOT the same: after {steps} steps the parameters of some contestant differ.",
+            steps=certificate["steps"],
+            names=listed(wrong) if wrong else "",
+        )
     )
     return [
-        f"{outcome}. Schemes that compute the wrong thing have no speed worth comparing, so none is shown.",
-        *(f"First difference: {describe(found)}." for found in certificate["differences"][:1]),
+        outcome + say(" Schemes that compute the wrong thing have no speed worth comparing, so none is shown."),
+        *(say("First difference: {what}.", what=describe(found)) for found in certificate["differences"][:1]),
     ]
 
 
 def describe(difference: dict[str, Any]) -> str:
     """One difference that the certificate found; where it lies may be unknown."""
-    places = [f"{what} {difference[what]}" for what in ("bucket", "parameter") if difference[what] is not None]
-    size = [] if difference["max_abs"] is None else [f"by up to {difference['max_abs']:.3g}"]
-    return ", ".join([f"{difference['contestant']} against {difference['reference']}", *places, *size])
+    told = say("{one} against {other}", one=difference["contestant"], other=_reference(difference["reference"]))
+    if difference["bucket"] is not None:
+        told += say(", bucket {bucket}", bucket=difference["bucket"])
+    if difference["parameter"] is not None:
+        told += say(", parameter {parameter}", parameter=difference["parameter"])
+    if difference["max_abs"] is not None:
+        told += say(", by up to {size:.3g}", size=difference["max_abs"])
+    return told
+
+
+def _reference(text: str) -> str:
+    """Another contestant, or, as the certificate has it, "its own rank 0 (rank 1 differs)"."""
+    own = re.fullmatch(r"its own rank 0 \(rank (\d+) differs\)", text)
+    return say("its own rank 0 (rank {rank} differs)", rank=own[1]) if own else text
 
 
 def _race(group: Group) -> str:
     """Who is fastest, and by how much over the best contestant of another scheme."""
     nranks, runs = group
     first = fastest(runs)
-    name = f"N={nranks}: {series(first)} ({rate(first['samples_per_s'])} samples/s)"
+    winner = {"nranks": nranks, "name": series(first), "rate": rate(first["samples_per_s"])}
     rivals = [run for run in runs if run["scheme"] != first["scheme"]]
     if not rivals:
-        return f"{name} is the fastest; no other scheme was measured."
+        return say("N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.", **winner)
     second = fastest(rivals)
-    rival = f"{series(second)} ({rate(second['samples_per_s'])})"
+    rival = {"rival": series(second), "rival_rate": rate(second["samples_per_s"])}
     if _overlap(first, second):
-        return f"{name} and {rival} are within noise of each other."
+        return say(
+            "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
+            **winner,
+            **rival,
+        )
     tied = [series(run) for run in runs if run is not first and _overlap(first, run)]
-    also = f", within noise of {' and '.join(tied)}" if tied else ""
     once = min(first["repetitions"], second["repetitions"]) < 2
-    lead = first["samples_per_s"] / second["samples_per_s"] - 1
-    return f"{name} is the fastest{also}, {lead:.1%} ahead of {rival}{'; its noise is unknown' if once else ''}."
+    return say(
+        "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}){once}.",
+        **winner,
+        **rival,
+        also=say(", within noise of {names}", names=listed(tied)) if tied else "",
+        lead=first["samples_per_s"] / second["samples_per_s"] - 1,
+        once=say("; its noise is unknown") if once else "",
+    )
 
 
 def _overlap(one: Run, other: Run) -> bool:
@@ -213,10 +278,14 @@ def _scaling(group: Group, alone: Run, cores: int) -> str:
     nranks, runs = group
     best = fastest(runs)
     speedup = best["samples_per_s"] / alone["samples_per_s"]
-    crowded = f"; {nranks} ranks share {cores} cores" if nranks > cores else ""
-    return (
-        f"N={nranks}: {series(best)} reaches {speedup:.2f} times the throughput of one process, "
-        f"{speedup / nranks:.0%} of linear scaling{crowded}."
+    return say(
+        "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
+        "scaling{crowded}.",
+        nranks=nranks,
+        name=series(best),
+        speedup=speedup,
+        share=speedup / nranks,
+        crowded=say("; {nranks} ranks share {cores} cores", nranks=nranks, cores=cores) if nranks > cores else "",
     )
 
 
@@ -224,24 +293,47 @@ def notes(results: Results) -> list[str]:
     """What stands below the tables: how far N ranks are from one process, and who is absent."""
     checks = [(group["nranks"], group["whole_batch"]) for group in results["certificate"]["groups"]]
     whole_batch = [
-        f"N={nranks} against one process on the whole batch: relative difference {check['difference']:.1e}, "
-        f"{'within' if check['within'] else 'BEYOND'} the bound of {check['bound']:.0e}."
+        _distance(say("N={nranks} against one process on the whole batch", nranks=nranks), check)
         for nranks, check in checks
         if check is not None
     ]
     peers = [
-        f"{found['contestant']} against {found['reference']}: relative difference {found['difference']:.1e}, "
-        f"{'within' if found['within'] else 'BEYOND'} the bound of {found['bound']:.0e}."
+        _distance(say("{one} against {other}", one=found["contestant"], other=found["reference"]), found)
         for found in results["certificate"].get("peers", ())
     ]
     if peers and groups(results):
-        peers.append("paddle exchanges gradients inside backward; its sync is the optimizer's update alone.")
+        peers.append(say("paddle exchanges gradients inside backward; its sync is the optimizer's update alone."))
     return [
         *whole_batch,
         *peers,
         *_network(results),
-        *(f"{name} is absent: {why.rstrip('.')}." for name, why in results["missing"].items()),
+        *(say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["missing"].items()),
     ]
+
+
+def _distance(who: str, check: dict[str, Any]) -> str:
+    return say(
+        "{who}: relative difference {difference:.1e}, within the bound of {bound:.0e}."
+        if check["within"]
+        else "{who}: relative difference {difference:.1e}, BEYOND the bound of {bound:.0e}.",
+        who=who,
+        difference=check["difference"],
+        bound=check["bound"],
+    )
+
+
+def cluster_in_words(cluster: dict[str, Any]) -> str:
+    """Emulated hosts, as in "4 hosts, 1gbit, 0.5ms late, host 2 3x slower"."""
+    hosts, link, *more = cluster["words"].split(", ")
+    told = say("{hosts} hosts, {link}", hosts=hosts.partition(" ")[0], link=link)
+    for words in map(str.split, more):
+        if words[0] == "host":
+            told += say(", host {host} {factor} slower", host=words[1], factor=words[2])
+        elif words[-1] == "each":
+            told += say(", cores of each: {count}", count=words[0])
+        else:
+            told += say(", {delay} late", delay=words[0])
+    return told
 
 
 def _network(results: Results) -> list[str]:
@@ -249,13 +341,28 @@ def _network(results: Results) -> list[str]:
     if not (cluster := results.get("cluster")):
         return []
     rate, nominal = cluster["stream_bytes_per_s"], min(cluster["links_bytes_per_s"])
-    stream = f"A plain TCP stream reaches {8e-6 * rate:,.0f} Mbit/s, {rate / nominal:.0%} of the slowest link"
-    lines = [f"Emulated: {cluster['words']}. {stream}; from that, the least time for the bytes that a step moves:"]
+    lines = [
+        say(
+            "Emulated: {cluster}. A plain TCP stream reaches {rate:,.0f} Mbit/s, {share:.0%} of the slowest link; from "
+            "that, the least time for the bytes that a step moves:",
+            cluster=cluster_in_words(cluster),
+            rate=8e-6 * rate,
+            share=rate / nominal,
+        )
+    ]
     for run in results["runs"]:
         if least := run["least_sync_ms"]:
             blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
-            share = f"{least / blocked:.0%}" if blocked > least else "the rest is hidden behind backward"
-            lines.append(f"{run['contestant']}: {least:.1f} ms; wait and sync {blocked:.1f} ms ({share}).")
+            share = f"{least / blocked:.0%}" if blocked > least else say("the rest is hidden behind backward")
+            lines.append(
+                say(
+                    "{name}: {least:.1f} ms; wait and sync {blocked:.1f} ms ({share}).",
+                    name=run["contestant"],
+                    least=least,
+                    blocked=blocked,
+                    share=share,
+                )
+            )
     return lines
 
 
@@ -280,14 +387,14 @@ def _certificate_table(results: Results) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     colours = {True: "green", False: "bold red", None: "dim", APART: "dim", NEAR: "dim"}
     for line in certified(results):
-        table.add_row(Text(line.contestant), Text(MARKS[line.same], style=colours[line.same]), line.digest[:12])
+        table.add_row(Text(line.contestant), Text(in_words(line.same), style=colours[line.same]), line.digest[:12])
     return table
 
 
 def _results_table(results: Results, *, gap: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
-    for head, detail in COLUMNS:
-        numeric = head != "contestant"
+    for number, (head, detail) in enumerate(columns()):
+        numeric = number > 0
         table.add_column(f"{head}\n{detail}", justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for _, runs in groups(results):
         for run in runs:
@@ -301,21 +408,21 @@ def _results_table(results: Results, *, gap: int) -> Table:
 def to_markdown(results: Results) -> str:
     """The whole report as Markdown, for a pull request."""
     measured = groups(results)
-    certificate = [row((line.contestant, MARKS[line.same], line.digest[:12])) for line in certified(results)]
+    certificate = [row((line.contestant, in_words(line.same), line.digest[:12])) for line in certified(results)]
     parts = [
-        "## GradSync comparison",
+        f"## {say('GradSync comparison')}",
         bullets(verdict(results)),
-        f"### Certificate: the parameters after {results['certificate']['steps']} steps",
-        table(("contestant", "bits", "sha256"), certificate),
+        f"### {say('Certificate: the parameters after {steps} steps', steps=results['certificate']['steps'])}",
+        table((say("contestant"), say("bits"), "sha256"), certificate),
         bullets(describe(found) for found in results["certificate"]["differences"]),
     ]
     if measured:
-        heads = [f"{head} {detail}".strip() for head, detail in COLUMNS]
+        heads = [f"{head} {detail}".strip() for head, detail in columns()]
         rows = [row(cells(run), strong=leads(run, runs)) for _, runs in measured for run in runs]
-        parts += ["### Results", escape(workload(results)), table(heads, rows, numeric=True)]
+        parts += [f"### {say('Results')}", escape(workload(results)), table(heads, rows, numeric=True)]
     parts.append(bullets(notes(results)))
     if measured:
-        parts += ["### How to read it", bullets(f"{term}: {meaning}" for term, meaning in DEFINITIONS.items())]
-    parts += ["### Environment", table(("what", "value"), [row(fact) for fact in environment(results)])]
+        parts += [f"### {say('How to read this')}", bullets(f"{term}: {words}" for term, words in terms().items())]
+    parts += [f"### {say('Environment')}", environment_table(results)]
     parts.append(f"```console\n{results['command']}\n```")
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.config import numbers
 from benchmarks.contestants import PADDLE_SCHEMES, Contestant
+from benchmarks.language import LANGUAGES
 from common.config import check_rank
 from common.errors import UsageError, choose
 
@@ -39,11 +40,14 @@ class CompareScriptConfig:
     run_timeout: float = 3600.0
     """Longest time for one run of the program, in seconds."""
     out: Path = Path("out/compare")
-    """Folder for script.json."""
+    """Folder for script.json, script.md and script.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         for scheme in self.schemes.split(","):
             choose("scheme", scheme, SCRIPT_SCHEMES)
         choose("backend", self.backend, ("shm", "tcp"))

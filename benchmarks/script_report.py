@@ -12,24 +12,29 @@ from benchmarks.contestants import PADDLE_SCHEMES
 from benchmarks.figures import KNOWN, series
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
+from benchmarks.language import say
 from benchmarks.plot import OTHERS, Key, Plot, axis, layout, plain
-from benchmarks.report import environment
+from benchmarks.reasons import reason
+from benchmarks.report import environment_table
 
-__all__ = ["HEADS", "cells", "distances", "outcome", "plots", "sections", "to_html", "to_markdown", "verdict"]
+__all__ = ["cells", "distances", "heads", "outcome", "plots", "sections", "to_html", "to_markdown", "verdict"]
 
 Results = dict[str, Any]  # what lies in script.json
 Run = dict[str, Any]
-HEADS = ("contestant", "step ms", "interval", "vs paddle", "vs paddle-default", "memory MB")
 
 
 def verdict(results: Results) -> list[str]:
     """The bits first, then who is fastest at each number of ranks, then who failed."""
-    failed = [f"{name} failed: {found['reason'].rstrip('.')}." for name, found in results["failed"].items()]
+    failed = [
+        say("{name} failed: {why}.", name=name, why=reason(found["reason"]))
+        for name, found in results["failed"].items()
+    ]
     certificate = results["certificate"]
+    bits = _sentence(outcome(certificate))
     if not certificate["passed"]:
-        return [f"{_sentence(outcome(certificate))}; no speed is shown.", *distances(results), *failed]
+        return [say("{bits}; no speed is shown.", bits=bits), *distances(results), *failed]
     return [
-        f"{_sentence(outcome(certificate))}.",
+        say("{bits}.", bits=bits),
         *distances(results),
         *(_race(nranks, runs) for nranks, runs in _groups(results)),
         *failed,
@@ -39,15 +44,13 @@ def verdict(results: Results) -> list[str]:
 def outcome(certificate: dict[str, Any]) -> str:
     """What the certificate says, without a full stop."""
     if not certificate["identical"]:
-        return "NOT the same under all schemes"
+        return say("NOT the same under all schemes")
     if not certificate["passed"]:
-        return "the same bits under every scheme of ours, but too far from paddle.DataParallel"
-    names = certificate["ours"]
-    return (
-        "the same bits under every scheme of ours"
-        if len(names) > 1
-        else f"nothing to compare ({len(names)} of ours ran)"
-    )
+        return say("the same bits under every scheme of ours, but too far from paddle.DataParallel")
+    ran = len(certificate["ours"])
+    if ran > 1:
+        return say("the same bits under every scheme of ours")
+    return say("nothing to compare ({ran} of ours ran)", ran=ran)
 
 
 def distances(results: Results) -> list[str]:
@@ -56,9 +59,22 @@ def distances(results: Results) -> list[str]:
     bounds = {int(steps): bound for steps, bound in certificate["bounds"].items()}
     lines = []
     for peer, found in certificate["against_paddle"].items():
-        apart = ", ".join(f"{d:.1e} after {steps} (bound {bounds[int(steps)]:.0e})" for steps, d in found.items())
-        text = f"relative difference {apart}" if any(found.values()) else "the same bits"
-        lines.append(f"Against {peer}, steps 1 to {max(map(int, found))}: {text}.")
+        steps = max(map(int, found))
+        if not any(found.values()):
+            lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
+            continue
+        apart = [
+            say("{apart:.1e} after {steps} (bound {bound:.0e})", apart=d, steps=after, bound=bounds[int(after)])
+            for after, d in found.items()
+        ]
+        lines.append(
+            say(
+                "Against {peer}, steps 1 to {steps}: relative difference {apart}.",
+                peer=peer,
+                steps=steps,
+                apart=say(", ").join(apart),
+            )
+        )
     return lines
 
 
@@ -80,15 +96,21 @@ def _groups(results: Results) -> list[tuple[int, list[Run]]]:
 def _race(nranks: int, runs: Sequence[Run]) -> str:
     """The fastest, and every other one against it."""
     first, *others = sorted(runs, key=lambda run: float(run["step_ms"]))
+    winner = {"nranks": nranks, "name": series(first), "step_ms": first["step_ms"]}
     if not others:
-        return f"N={nranks}: {series(first)} takes {first['step_ms']:.1f} ms a step; nothing else was measured."
+        return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
     told = []
     for run in others:
         near = run["step_ms_interval"][0] <= first["step_ms_interval"][1]
-        once = ", noise unknown" if min(run["repetitions"], first["repetitions"]) < 2 else ""
-        behind = "within noise of it" if near else f"{run['step_ms'] / first['step_ms'] - 1:.1%} slower{once}"
-        told.append(f"{series(run)} {run['step_ms']:.1f} ms ({behind})")
-    return f"N={nranks}: {series(first)} is the fastest with {first['step_ms']:.1f} ms a step; {', '.join(told)}."
+        once = say(", noise unknown") if min(run["repetitions"], first["repetitions"]) < 2 else ""
+        slower = run["step_ms"] / first["step_ms"] - 1
+        behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
+        told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run["step_ms"], behind=behind))
+    return say(
+        "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}.",
+        **winner,
+        others=say(", ").join(told),
+    )
 
 
 def plots(results: Results) -> list[Plot]:
@@ -116,23 +138,25 @@ def plots(results: Results) -> list[Plot]:
                 "thickness": 1.5,
                 "width": 4,
             },
-            "hovertemplate": "%{y}<br>%{x:,.1f} ms a step<extra></extra>",
+            "hovertemplate": f"%{{y}}<br>{say('{time} ms a step', time='%{x:,.1f}')}<extra></extra>",
         }
         for run in runs
     ]
     look = layout(
         bargap=0.35,
-        xaxis=axis(title="ms per step", grid=True, rangemode="tozero"),
+        xaxis=axis(title=say("ms per step"), grid=True, rangemode="tozero"),
         yaxis=axis(autorange="reversed", type="category"),
     )
-    heard = ", ".join(f"{run['contestant']} {run['step_ms']:.1f}" for run in runs)
+    heard = say(", ").join(f"{run['contestant']} {run['step_ms']:.1f}" for run in runs)
     return [
         Plot(
             "script-steps",
-            "Time of a step",
-            "Milliseconds between the ends of two backwards on rank 0: the median over repetitions of each one's "
-            "median, with its interval. Lower is better.",
-            f"Bars of milliseconds per step: {heard}.",
+            say("Time of a step"),
+            say(
+                "Milliseconds between the ends of two backwards on rank 0: the median over repetitions of each one's "
+                "median, with its interval. Lower is better."
+            ),
+            say("Bars of milliseconds per step: {heard}.", heard=heard),
             [Key(name, colour) for name, colour in colours.items()],
             90 + 34 * len(runs),
             {"data": data, "layout": look},
@@ -144,16 +168,23 @@ def sections(results: Results) -> list[str]:
     """The certificate, and if there are speeds, the plot and the table of them."""
     certificate = results["certificate"]
     lines = [row([escape(n), f"<code>{escape(sha[:12])}</code>"]) for n, sha in certificate["schemes"].items()]
-    found = [section("Certificate", table("Parameters at the end", ("contestant", "sha256"), [lines]))]
+    digests = table(say("Parameters at the end"), (say("contestant"), "sha256"), [lines])
+    found = [section(say("Certificate"), digests)]
     bodies = [[row(map(escape, cells(run, results["runs"]))) for run in runs] for _, runs in _groups(results)]
     if bodies:
         found += map(plot_section, plots(results))
-        found.append(section("Results", table("Step times", HEADS, bodies, look="figures wide")))
+        found.append(section(say("Results"), table(say("Step times"), heads(), bodies, look="figures wide")))
     return found
 
 
+def heads() -> list[str]:
+    """Of the table of step times."""
+    against = [say("vs {peer}", peer=peer) for peer in PADDLE_SCHEMES]
+    return [say("contestant"), say("step ms"), say("interval"), *against, say("memory MB")]
+
+
 def cells(run: Run, runs: Sequence[Run]) -> list[str]:
-    """A run's line, in the order of HEADS."""
+    """A run's line, in the order of `heads`."""
     low, high = run["step_ms_interval"]
     ratios = [speedup(run, runs, peer) for peer in PADDLE_SCHEMES]
     return [run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}–{high:.1f}", *ratios, f"{run['memory_mb']:,.0f}"]
@@ -162,11 +193,11 @@ def cells(run: Run, runs: Sequence[Run]) -> list[str]:
 def to_markdown(results: Results) -> str:
     lines = [markdown.row(cells(run, results["runs"])) for _, runs in _groups(results) for run in runs]
     parts = [
-        "## A program under each scheme",
+        f"## {say('A program under each scheme')}",
         markdown.bullets(verdict(results)),
-        markdown.table(HEADS, lines, numeric=True) if lines else "",
-        "### Environment",
-        markdown.table(("what", "value"), [markdown.row(fact) for fact in environment(results)]),
+        markdown.table(heads(), lines, numeric=True) if lines else "",
+        f"### {say('Environment')}",
+        environment_table(results),
         f"```console\n{results['command']}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -177,4 +208,4 @@ def to_html(results: Results) -> str:
     drawn = plots(results)
     box = verdict_box(verdict(results), failed=not results["certificate"]["passed"])
     parts = [*sections(results), environment_section(results)]
-    return page("GradSync: your program under each scheme", box, parts, drawn)
+    return page(say("GradSync: your program under each scheme"), box, parts, drawn)

@@ -23,13 +23,14 @@ from benchmarks.cluster import why_no_cluster
 from benchmarks.environment import cpu_name, describe_environment
 from benchmarks.job import JobFile, Part, config_of, preset, presets, read_job
 from benchmarks.kinds import RESULT_FILES
+from benchmarks.language import LANGUAGES, speaking
 from benchmarks.overall_progress import OverallProgress
 from benchmarks.progress import PROGRESS_VARIABLE
 from benchmarks.result_files import kind_of
 from benchmarks.stand_in import write_idx_files
 from benchmarks.suite_report import print_summary, to_html, to_markdown
 from common.entry import check_writable
-from common.errors import CertificateFailed, GradSyncError, UsageError
+from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch import Job
 
 __all__ = ["SuiteConfig", "run_suite"]
@@ -55,8 +56,11 @@ class SuiteConfig:
     """Keep the parts that --out holds, complete, from the same command, sources and machine."""
     out: Path = Path("out/suite")
     """Folder for suite.json, suite.md and suite.html, and a folder for each part."""
+    lang: str = "en"
+    """Language of the reports: en or zh."""
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         if (self.preset is None) == (self.config is None):
             raise UsageError(f"give --preset ({', '.join(presets())}) or --config FILE.toml, one of them")
 
@@ -99,9 +103,7 @@ def run_suite(config: SuiteConfig) -> None:
     check_writable("out", config.out / "suite.json")
     job = config.job()
     console = Console(highlight=False)
-    outcomes = [
-        Outcome(p, shlex.join(["python", "-m", "benchmarks", *p.command(folder_of(p, config))])) for p in job.parts
-    ]
+    outcomes = [Outcome(p, shlex.join(["python", "-m", "benchmarks", *command_of(p, config)])) for p in job.parts]
     suite = {
         "schema": SCHEMA,
         "kind": "suite",
@@ -114,7 +116,7 @@ def run_suite(config: SuiteConfig) -> None:
     try:
         run_parts(outcomes, suite, config, console)
     finally:
-        write_report(suite, outcomes, config.out)
+        write_report(suite, outcomes, config)
         print_summary({**suite, "parts": [each.to_json() for each in outcomes]}, console)
         console.print(f"\nreport: {config.out / 'suite.html'}", soft_wrap=True)
     for status, error, what in (
@@ -139,12 +141,12 @@ def run_parts(outcomes: list[Outcome], suite: dict[str, Any], config: SuiteConfi
             folder = folder_of(outcome.part, config)
             bar.begin(outcome.part.title)
             try:
-                run_part(outcome, folder, bar)
+                run_part(outcome, command_of(outcome.part, config), folder, bar)
             except BaseException:
                 outcome.reason = "interrupted"
                 raise
             keep(outcome, folder, prints[outcome.part.name])
-            write_report(suite, outcomes, config.out)
+            write_report(suite, outcomes, config)
             colour = {"failed": "red", "wrong": "bold red"}.get(outcome.status, "")
             console.print(Text(f"{outcome.part.name}: {in_words(outcome)}", style=colour), soft_wrap=True)
 
@@ -163,7 +165,13 @@ def folder_of(part: Part, config: SuiteConfig) -> Path:
     return config.out / "parts" / part.name
 
 
-def run_part(outcome: Outcome, folder: Path, bar: OverallProgress) -> None:
+def command_of(part: Part, config: SuiteConfig) -> list[str]:
+    """After `python -m benchmarks`."""
+    language = [] if config.lang == "en" else ["--lang", config.lang]
+    return part.command(folder_of(part, config), *language)
+
+
+def run_part(outcome: Outcome, command: list[str], folder: Path, bar: OverallProgress) -> None:
     """Run one part as a child and note what has become of it; what it printed is in its log.txt."""
     part = outcome.part
     shutil.rmtree(folder, ignore_errors=True)
@@ -173,7 +181,7 @@ def run_part(outcome: Outcome, folder: Path, bar: OverallProgress) -> None:
     late = False
     with Job(folder, patience=PATIENCE_S) as launcher:
         environment = {PROGRESS_VARIABLE: str(told)}
-        words = ["-m", "benchmarks", *part.command(folder)]
+        words = ["-m", "benchmarks", *command]
         child = launcher.start(part.name, words, log="log.txt", environment=environment)
         while not late and child.poll() is None:
             try:
@@ -245,12 +253,14 @@ def fingerprint(part: Part) -> str:
     return digest.hexdigest()
 
 
-def write_report(suite: dict[str, Any], outcomes: list[Outcome], folder: Path) -> None:
+def write_report(suite: dict[str, Any], outcomes: list[Outcome], config: SuiteConfig) -> None:
     results = {**suite, "parts": [each.to_json() for each in outcomes]}
-    for name, text in written(results):
-        unfinished = folder / f"{name}.new"
-        unfinished.write_text(text)
-        unfinished.replace(folder / name)
+    with speaking(config.lang):
+        texts = dict(written(results))
+    for name, text in texts.items():
+        unfinished = config.out / f"{name}.new"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(config.out / name)
 
 
 def written(results: dict[str, Any]) -> Iterator[tuple[str, str]]:

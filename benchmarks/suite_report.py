@@ -14,34 +14,41 @@ from benchmarks import markdown
 from benchmarks.html_page import chapter, contents, page, verdict_box
 from benchmarks.html_report import definitions, environment_section
 from benchmarks.kinds import report_of
+from benchmarks.language import known, mark, say
 from benchmarks.plot import Plot
+from benchmarks.reasons import reason
 from benchmarks.recommendation import recommend
-from benchmarks.report import environment
+from benchmarks.report import environment_table
 from benchmarks.result_files import kind_of
 
 __all__ = ["print_summary", "to_html", "to_markdown", "verdict"]
 
 Results = dict[str, Any]  # what lies in suite.json
-NOTHING = "No part measured both schemes on several ranks, so there is nothing to recommend."
-SYNTHETIC = (
-    "Synthetic data of the same shape stand in for MNIST and Fashion-MNIST, whose files were not given (--data-dir): "
-    "times are those of the real data, accuracies are not."
-)
+STATUSES = {
+    "failed": mark("Failed"),
+    "wrong": mark("Wrong"),
+    "absent": mark("Absent"),
+    "missing": mark("Missing"),
+}
 
 
 def verdict(results: Results) -> list[str]:
     """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
     is missing."""
-    good = [(part["title"], part["results"]) for part in results["parts"] if part["status"] == "done"]
+    good = [(known(part["title"]), part["results"]) for part in results["parts"] if part["status"] == "done"]
     lines = [*recommend(good, results["environment"]), *beyond(good)]
-    synthetic = [SYNTHETIC] if results["synthetic"] else []
-    return [*(lines or [NOTHING]), *synthetic, *shortcomings(results)]
+    nothing = say("No part measured both schemes on several ranks, so there is nothing to recommend.")
+    synthetic = say(
+        "Synthetic data of the same shape stand in for MNIST and Fashion-MNIST, whose files were not given "
+        "(--data-dir): times are those of the real data, accuracies are not."
+    )
+    return [*(lines or [nothing]), *([synthetic] if results["synthetic"] else []), *shortcomings(results)]
 
 
 def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
     """What crossover maps and times to accuracy say first."""
     return [
-        f"{title}: {line}"
+        say("{title}: {line}", title=title, line=line)
         for title, found in parts
         if kind_of(found) in ("crossover", "accuracy")
         for line in report_of(found).verdict(found)[:2]
@@ -51,14 +58,14 @@ def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
 def shortcomings(results: Results) -> list[str]:
     """The parts that are not as they should be, those that computed the wrong thing first."""
     said = {
-        "wrong": "computed the WRONG thing, so no speed of it is shown",
-        "failed": "failed",
-        "absent": "is absent",
-        "missing": "is missing",
+        "wrong": mark("{name} computed the WRONG thing, so no speed of it is shown: {why}."),
+        "failed": mark("{name} failed: {why}."),
+        "absent": mark("{name} is absent: {why}."),
+        "missing": mark("{name} is missing: {why}."),
     }
     return [
-        f"{part['title']} {words}: {part['reason'].rstrip('.')}."
-        for status, words in said.items()
+        known(sentence).format(name=known(part["title"]), why=reason(part["reason"]))
+        for status, sentence in said.items()
         for part in results["parts"]
         if part["status"] == status
     ]
@@ -75,13 +82,15 @@ def to_html(results: Results) -> str:
     for part in results["parts"]:
         name = f"part-{part['name']}"
         sections, plots = _body(part, name)
-        box = verdict_box(_verdict_of(part), failed=part["status"] != "done", label=f"Verdict on {part['title']}")
-        chapters.append(chapter(name, part["title"], box, sections))
+        title = known(part["title"])
+        label = say("Verdict on {title}", title=title)
+        box = verdict_box(_verdict_of(part), failed=part["status"] != "done", label=label)
+        chapters.append(chapter(name, title, box, sections))
         drawn += plots
-    links = contents((f"part-{part['name']}", part["title"]) for part in results["parts"])
+    links = contents((f"part-{part['name']}", known(part["title"])) for part in results["parts"])
     box = verdict_box(verdict(results), failed=is_wrong(results))
     last = [*([definitions()] if drawn else []), environment_section(results)]
-    return page(results["title"], box + links, [*chapters, *last], drawn)
+    return page(known(results["title"]), box + links, [*chapters, *last], drawn)
 
 
 def _body(part: dict[str, Any], name: str) -> tuple[list[str], list[Plot]]:
@@ -97,8 +106,10 @@ def _body(part: dict[str, Any], name: str) -> tuple[list[str], list[Plot]]:
 
 
 def _verdict_of(part: dict[str, Any]) -> list[str]:
-    why = [f"{part['status'].capitalize()}: {part['reason'].rstrip('.')}."] if part["status"] != "done" else []
-    return [*why, *(report_of(part["results"]).verdict(part["results"]) if part["results"] is not None else [])]
+    found = report_of(part["results"]).verdict(part["results"]) if part["results"] is not None else []
+    if part["status"] == "done":
+        return found
+    return [say("{status}: {why}.", status=known(STATUSES[part["status"]]), why=reason(part["reason"])), *found]
 
 
 def to_markdown(results: Results) -> str:
@@ -107,16 +118,18 @@ def to_markdown(results: Results) -> str:
 
 
 def _paragraphs(results: Results) -> Iterator[str]:
-    yield f"# {markdown.escape(results['title'])}"
+    yield f"# {markdown.escape(known(results['title']))}"
     yield markdown.bullets(verdict(results))
     for part in results["parts"]:
-        yield f"## {markdown.escape(part['title'])}"
+        title = known(part["title"])
+        yield f"## {markdown.escape(title)}"
         yield markdown.bullets(_verdict_of(part))
         if part["results"] is not None:
             whole = report_of(part["results"]).to_markdown(part["results"])
-            yield f"<details><summary>{escape(part['title'])} in figures</summary>\n\n{whole}\n</details>"
-    yield "## Environment"
-    yield markdown.table(("what", "value"), [markdown.row(fact) for fact in environment(results)])
+            summary = say("{title} in figures", title=escape(title))
+            yield f"<details><summary>{summary}</summary>\n\n{whole}\n</details>"
+    yield f"## {say('Environment')}"
+    yield environment_table(results)
     yield f"```console\n{results['command']}\n```"
 
 

@@ -18,13 +18,14 @@ from rich.table import Table
 from benchmarks.cluster import Hosts
 from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
+from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
-from benchmarks.sweep_report import OURS, TITLES, WAITING, cells, to_html, to_markdown, wrong_backends
+from benchmarks.sweep_report import OURS, TITLES, WAITING, cells, wrong_backends
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
@@ -84,8 +85,7 @@ def run_sweep(config: SweepConfig) -> None:
     finally:
         show(results, console)  # what there is, if it was interrupted
     write_results(results, config.out / "sweep.json", config.history)
-    (config.out / "sweep.md").write_text(to_markdown(results))
-    (config.out / "sweep.html").write_text(to_html(results))
+    write_report(results, config.out, "sweep", config.lang)
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")

@@ -11,6 +11,7 @@ import tyro
 
 from benchmarks.cluster import BIT_UNITS, ClusterConfig, Hosts, quantity
 from benchmarks.config import numbers
+from benchmarks.language import LANGUAGES
 from benchmarks.pacing import MOST_BYTES_PER_S, PACED, PacedHost
 from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.config import check_rank
@@ -47,6 +48,8 @@ class SweepConfig:
     0: that is not measured."""
     out: Path = Path("out/sweep")
     """Folder for sweep.json, sweep.md and sweep.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     pace: str | None = None
@@ -55,6 +58,7 @@ class SweepConfig:
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         choose("op", self.op, OPERATIONS)
         if self.pace is not None:
             self._check_pace()

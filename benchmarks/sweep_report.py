@@ -12,9 +12,11 @@ from benchmarks.figures import KNOWN
 from benchmarks.html_page import page, plot_section, section, table, verdict_box
 from benchmarks.html_page import row as line
 from benchmarks.html_report import environment_section
+from benchmarks.language import known, mark, say
 from benchmarks.peers import PEERS
 from benchmarks.plot import Key, Plot, axis, layout, plain
-from benchmarks.report import environment
+from benchmarks.reasons import reason
+from benchmarks.report import cluster_in_words, environment_table
 from benchmarks.sweep_config import size_in_words
 
 __all__ = [
@@ -34,12 +36,11 @@ __all__ = [
 Results = dict[str, Any]  # what lies in sweep.json
 Row = dict[str, Any]
 TITLES = {
-    "all_reduce": "all_reduce, sum of float32",
-    "push_pull": "push_pull, a parameter server's round with SGD in float32",
-    "broadcast": "broadcast of float32 from rank 0",
+    "all_reduce": mark("all_reduce, sum of float32"),
+    "push_pull": mark("push_pull, a parameter server's round with SGD in float32"),
+    "broadcast": mark("broadcast of float32 from rank 0"),
 }
-WAITING = "Most of a core that a rank uses while it waits for one that is {late:g} s late"
-HEADS = ("bytes", "backend", "time ms", "interval", "algbw GB/s", "busbw GB/s", "of limit", "wrong")
+WAITING = mark("Most of a core that a rank uses while it waits for one that is {late:g} s late")
 COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
 WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
 OURS = ("benchmarks.peers.gradsync", "benchmarks.peers.parameter_server")
@@ -48,16 +49,27 @@ LIMITS = "benchmarks.peers.limits"
 
 def verdict(results: Results) -> list[str]:
     """For each number of ranks: the best of ours against the best of the others, and against the limit."""
-    absent = [f"{name} is absent: {why.rstrip('.')}." for name, why in results["absent"].items()]
-    absent += [f"{name} failed: {why.rstrip('.')}." for name, why in results.get("failed", {}).items()]
+    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["absent"].items()]
+    failed = results.get("failed", {})
+    absent += [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in failed.items()]
     if wrong := wrong_backends(results):
-        return [f"The sums are WRONG from {', '.join(wrong)}; no speed is shown.", *absent]
-    checked = f"Every sum was right: {len(results['rows'])} series, each checked before it was timed."
-    where = results.get("cluster") or {}
-    paced = (
-        [f"Measured on {where['words']}: nothing is delayed, queued or lost."] if "paced_bytes_per_s" in where else []
-    )
+        return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
+    checked = say("Every sum was right: {count} series, each checked before it was timed.", count=len(results["rows"]))
+    paced = []
+    if rate := pace(results):
+        paced = [
+            say(
+                "Measured on rate-limited sockets ({rate}), not a network: nothing is delayed, queued or lost.",
+                rate=rate,
+            )
+        ]
     return [checked, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+
+
+def pace(results: Results) -> str:
+    """At which rate the sockets were limited, as in 1gbit; "" if they were not."""
+    cluster = results.get("cluster") or {}
+    return str(cluster["words"]).partition("(")[2].partition(")")[0] if "paced_bytes_per_s" in cluster else ""
 
 
 def wrong_backends(results: Results) -> list[str]:
@@ -81,13 +93,30 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
     for size in sorted({row["bytes"] for row in ours}):
         best = min((row for row in ours if row["bytes"] == size), key=_time)
         if best["of_limit"]:
-            near.append((best["of_limit"], f"{best['of_limit']:.0%} at {size_in_words(size)}"))
+            near.append((best["of_limit"], size_in_words(size)))
         if rivals := [row for row in others if row["bytes"] == size]:
             told.append(f"{size_in_words(size)} {_against(best, min(rivals, key=_time))}")
-    lines = [f"N={nranks}, the best of ours against the best of other libraries: {'; '.join(told)}."] if told else []
+    lines = []
+    if told:
+        lines.append(
+            say(
+                "N={nranks}, the best of ours against the best of other libraries: {sizes}.",
+                nranks=nranks,
+                sizes=say("; ").join(told),
+            )
+        )
     if near:
-        reach = " to ".join(dict.fromkeys((min(near)[1], max(near)[1])))
-        lines.append(f"N={nranks}: ours reaches {reach} of what the machine allows.")
+        reach = [say("{share:.0%} at {size}", share=share, size=size) for share, size in (min(near), max(near))]
+        lines.append(
+            say(
+                "N={nranks}: ours reaches {least} to {most} of what the machine allows."
+                if len(set(reach)) > 1
+                else "N={nranks}: ours reaches {most} of what the machine allows.",
+                nranks=nranks,
+                least=reach[0],
+                most=reach[1],
+            )
+        )
     return lines
 
 
@@ -99,9 +128,16 @@ def nearest_to_limit(results: Results) -> str:
         largest = [row for row in ours if row["bytes"] == max(row["bytes"] for row in ours)]
         if largest:
             best = min(largest, key=_time)
-            share, size = f"{best['of_limit']:.0%}", size_in_words(best["bytes"])
-            found.append(f"{share} of what the machine allows at {size} and N={nranks} ({best['backend']})")
-    return f"{results['op']} reaches {', '.join(found)}" if found else ""
+            found.append(
+                say(
+                    "{share:.0%} of what the machine allows at {size} and N={nranks} ({backend})",
+                    share=best["of_limit"],
+                    size=size_in_words(best["bytes"]),
+                    nranks=nranks,
+                    backend=best["backend"],
+                )
+            )
+    return say("{op} reaches {shares}", op=results["op"], shares=say(", ").join(found)) if found else ""
 
 
 def _time(row: Row) -> float:
@@ -110,11 +146,21 @@ def _time(row: Row) -> float:
 
 def _against(best: Row, rival: Row) -> str:
     (low, high), (other_low, other_high) = best["time_ms_interval"], rival["time_ms_interval"]
-    names = f"({best['backend']} {best['time_ms']:.3g} ms, {rival['backend']} {rival['time_ms']:.3g} ms)"
+    names = say(
+        "({ours} {time:.3g} ms, {rival} {rival_time:.3g} ms)",
+        ours=best["backend"],
+        time=best["time_ms"],
+        rival=rival["backend"],
+        rival_time=rival["time_ms"],
+    )
     if low <= other_high and other_low <= high:
-        return f"within noise {names}"
+        return say("within noise {names}", names=names)
     ratio = rival["time_ms"] / best["time_ms"]
-    return f"{ratio:.1f} times faster {names}" if ratio > 1 else f"{1 / ratio:.1f} times slower {names}"
+    return say(
+        "{ratio:.1f} times faster {names}" if ratio > 1 else "{ratio:.1f} times slower {names}",
+        ratio=max(ratio, 1 / ratio),
+        names=names,
+    )
 
 
 def plots(results: Results) -> list[Plot]:
@@ -131,8 +177,8 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
         mine = sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
         colour, dash = colours.get(name, "var(--muted)"), "dot" if is_limit(name) else "solid"
         legend.append(Key(name, colour, dash))
-        points = (f"{_time(row):.3g} at {size_in_words(row['bytes'])}" for row in mine)
-        heard.append(f"{name} {', '.join(points)}")
+        points = (say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row["bytes"])) for row in mine)
+        heard.append(f"{name} {say(', ').join(points)}")
         data.append(
             {
                 "type": "scatter",
@@ -146,15 +192,17 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
         )
     sizes = sorted({row["bytes"] for row in rows})
     look = layout(
-        xaxis=axis(type="log", title="bytes on each rank", tickvals=sizes, ticktext=[*map(size_in_words, sizes)]),
+        xaxis=axis(type="log", title=say("bytes on each rank"), tickvals=sizes, ticktext=[*map(size_in_words, sizes)]),
         yaxis=axis(type="log", title="ms", grid=True, dtick=1),
     )
     return Plot(
         f"sweep-{op}-{nranks}",
-        f"{op} on {nranks} ranks",
-        "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median over "
-        "rounds. Cool colours are ours; dotted is what the machine allows. Lower is better.",
-        f"Lines of milliseconds over bytes, {nranks} ranks. {'; '.join(heard)}.",
+        say("{op} on {nranks} ranks", op=op, nranks=nranks),
+        say(
+            "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median "
+            "over rounds. Cool colours are ours; dotted is what the machine allows. Lower is better."
+        ),
+        say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=say("; ").join(heard)),
         legend,
         420,
         {"data": data, "layout": look},
@@ -163,7 +211,7 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
 
 def _hover(row: Row) -> str:
     low, high = row["time_ms_interval"]
-    share = f"<br>{row['of_limit']:.0%} of the limit" if row["of_limit"] else ""
+    share = f"<br>{say('{share:.0%} of the limit', share=row['of_limit'])}" if row["of_limit"] else ""
     bandwidth = "" if is_limit(row["backend"]) else f"<br>busbw {row['busbw_gb_s']:.3g} GB/s"
     head = f"{plain(row['backend'])}, {size_in_words(row['bytes'])}"
     return f"{head}<br>{row['time_ms']:.3g} ms ({low:.3g}–{high:.3g}){bandwidth}{share}"
@@ -173,16 +221,22 @@ def sections(results: Results) -> list[str]:
     """The plots, and a table for each number of ranks."""
     tables = [
         section(
-            f"{escape(results['op'])} on {nranks} ranks, the figures",
-            table(f"N={nranks}{escape(_where(results))}", HEADS, bodies_of(rows), look="figures wide"),
+            say("{op} on {nranks} ranks, the figures", op=escape(results["op"]), nranks=nranks),
+            table(f"N={nranks}{escape(_where(results))}", heads(), bodies_of(rows), look="figures wide"),
         )
         for nranks, rows in groups(results)
     ]
     if results.get("waiting"):
-        title, heads, lines = waiting(results)
+        title, columns, lines = waiting(results)
         bodies = [[line(map(escape, each)) for each in lines]]
-        tables.append(section("What waiting costs", table(title, heads, bodies, look="figures")))
+        tables.append(section(say("What waiting costs"), table(title, columns, bodies, look="figures")))
     return [*map(plot_section, plots(results)), *tables]
+
+
+def heads() -> list[str]:
+    """Of the tables."""
+    figures = [say("time ms"), say("interval"), "algbw GB/s", "busbw GB/s", say("of limit"), say("wrong")]
+    return [say("bytes"), say("backend"), *figures]
 
 
 def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
@@ -195,13 +249,15 @@ def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _where(results: Results) -> str:
-    if not (cluster := results.get("cluster")):
+    if not results.get("cluster"):
         return ""
-    return f", {cluster['words']}" if "paced_bytes_per_s" in cluster else f", emulated {cluster['words']}"
+    if rate := pace(results):
+        return say(", rate-limited sockets ({rate}), not a network", rate=rate)
+    return say(", emulated {cluster}", cluster=cluster_in_words(results["cluster"]))
 
 
 def cells(row: Row) -> list[str]:
-    """A row's line after its size, in the order of HEADS; without what makes no sense for a limit."""
+    """A row's line after its size, in the order of `heads`; without what makes no sense for a limit."""
     limit, link = row["backend"].endswith("-limit"), row["backend"] == "link"
     low, high = row["time_ms_interval"]
     return [
@@ -221,19 +277,20 @@ def waiting(results: Results) -> tuple[str, tuple[str, ...], list[list[str]]]:
     counts = sorted({nranks for _, nranks in shares})
     backends = dict.fromkeys(backend for backend, _ in shares)
     lines = [[name, *(shares.get((name, n), "") for n in counts)] for name in backends]
-    return WAITING.format(late=results["waiting"][0]["late_s"]), ("backend", *(f"N={n}" for n in counts)), lines
+    columns = (say("backend"), *(f"N={n}" for n in counts))
+    return known(WAITING).format(late=results["waiting"][0]["late_s"]), columns, lines
 
 
 def to_markdown(results: Results) -> str:
-    parts = [f"# {TITLES[results['op']]}{_where(results)}", markdown.bullets(verdict(results))]
+    parts = [f"# {known(TITLES[results['op']])}{_where(results)}", markdown.bullets(verdict(results))]
     for nranks, rows in groups(results):
         lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
-        parts += [f"## N={nranks}", markdown.table(HEADS, lines, numeric=True)]
+        parts += [f"## N={nranks}", markdown.table(heads(), lines, numeric=True)]
     if results.get("waiting"):
-        title, heads, shares = waiting(results)
-        parts += ["## What waiting costs", f"{title}:", markdown.table(heads, map(markdown.row, shares), numeric=True)]
-    facts = [markdown.row(fact) for fact in environment(results)]
-    parts += ["## Environment", markdown.table(("what", "value"), facts), f"```console\n{results['command']}\n```"]
+        title, columns, shares = waiting(results)
+        table_of_shares = markdown.table(columns, map(markdown.row, shares), numeric=True)
+        parts += [f"## {say('What waiting costs')}", title, table_of_shares]
+    parts += [f"## {say('Environment')}", environment_table(results), f"```console\n{results['command']}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -242,4 +299,4 @@ def to_html(results: Results) -> str:
     drawn = plots(results)
     box = verdict_box(verdict(results), failed=bool(wrong_backends(results)))
     parts = [*sections(results), environment_section(results)]
-    return page(f"GradSync: {TITLES[results['op']]}", box, parts, drawn)
+    return page(f"GradSync: {known(TITLES[results['op']])}", box, parts, drawn)

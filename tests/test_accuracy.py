@@ -185,7 +185,7 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
     small = ["--model", "mlp:16", "--steps", "12", "--eval-every", "4", "--batch-size", "16", "--lr", "0.02"]
     flags = [*small, "--target", "0.5", "--seeds", "3", "--ps-modes", "sync,async", "--straggler", "10x"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "accuracy", *flags, "--out", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks", "accuracy", *flags, "--out", str(tmp_path), "--lang", "zh"],
         capture_output=True,
         text=True,
         timeout=110,
@@ -194,6 +194,7 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(tmp_path / "accuracy.html"))
     assert {path.name for path in tmp_path.iterdir()} == {"accuracy.json", "accuracy.md", "accuracy.html"}
+    assert (tmp_path / "accuracy.md").read_text().startswith("## 达到指定准确率的时间")
     results = json.loads((tmp_path / "accuracy.json").read_text())
     assert len(results["runs"]) == 9
     for run in results["runs"]:

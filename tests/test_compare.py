@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Compl
     schemes = ["--schemes", "local,ps,ring,paddle", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
     schemes.append("--shard-optimizer")
     folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
-    return run("compare", *TINY, *schemes, *folders), out
+    return run("compare", *TINY, *schemes, *folders, "--lang", "zh"), out
 
 
 @pytest.fixture
@@ -44,6 +44,8 @@ def results(finished: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str
 def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     done, out = finished
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Certificate: the parameters after 5 steps")
+    assert (out / "report.md").read_text().startswith("## GradSync 比较报告")
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
     assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history", "traces"}
     (kept,) = (out / "history").iterdir()

@@ -92,8 +92,10 @@ def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> 
     first = results(tmp_path)["parts"][2]["results"]["created"]
 
     (tmp_path / "job.toml").write_text(part("late") + broken + part("good"))
-    code, out, err = run(tmp_path, "--resume")
+    code, out, err = run(tmp_path, "--resume", "--lang", "zh")
     assert code == 0, err
+    again = ("parts/late/sweep.html", "parts/broken/sweep.html", "suite.html")  # a part that is kept is as it was
+    assert all('lang="zh-CN"' in (tmp_path / "out" / page).read_text() for page in again)
     assert statuses(tmp_path) == dict.fromkeys(("late", "broken", "good"), "done")
     assert [line.partition(":")[0] for line in out.splitlines() if ": done in" in line] == ["late", "broken"]
     assert results(tmp_path)["parts"][2]["results"]["created"] == first

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +14,6 @@ from benchmarks.suite_report import to_html, to_markdown, verdict
 from common.errors import UsageError
 from tests.test_report import Page, a_run, results_of
 from tests.test_sweep import sample as a_sweep
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PROFILE = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr")
 
 
 def a_script() -> dict[str, Any]:
@@ -171,26 +165,3 @@ def test_markdown_folds_the_parts(suite: dict[str, Any]) -> None:
 def test_another_kind_of_results_is_named() -> None:
     with pytest.raises(UsageError, match="unknown kind of results 'swep'; did you mean 'sweep'"):
         report_of({**a_compare(), "kind": "swep"})
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
-@pytest.mark.processes
-def test_a_browser_draws_every_plot_and_complains_of_nothing(suite: dict[str, Any], tmp_path: Path) -> None:
-    assert CHROMIUM
-    (tmp_path / "suite.html").write_text(to_html(suite))
-    done = subprocess.run(
-        [
-            *(CHROMIUM, *PROFILE, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"),
-            *("--dump-dom", f"file://{tmp_path / 'suite.html'}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    drawn = re.findall(r'<div class="plot[^"]*" id="([^"]+)"[^>]*>\s*<div class="plot-container', done.stdout)
-    assert len(drawn) == 8
-    assert done.stdout.count('class="main-svg"') >= 8
-    assert re.findall(r'role="region" tabindex="0"', done.stdout)

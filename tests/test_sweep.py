@@ -142,7 +142,7 @@ def test_what_waiting_costs_is_reported() -> None:
     rows = [("shm", 2, 0.0021), ("shm", 4, 0.003), ("<mpi>", 4, 0.996)]
     found["waiting"] = [{"backend": b, "nranks": n, "late_s": 2.0, "core": core} for b, n, core in rows]
     text = to_markdown(found)
-    assert "Most of a core that a rank uses while it waits for one that is 2 s late:" in text
+    assert "Most of a core that a rank uses while it waits for one that is 2 s late" in text
     assert "| backend | N=2 | N=4 |" in text
     assert "| shm | 0.2% | 0.3% |" in text
     assert "| &lt;mpi> |  | 99.6% |" in text
@@ -337,13 +337,14 @@ def test_a_sweep(tmp_path: Path) -> None:
 def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     small = ["--sizes", "100KiB,40KiB", "--repetitions", "2", "--seconds", "0.005", "--nranks", "2", "--servers", "2"]
-    done = sweep(tmp_path, "--op", "push_pull", "--backends", "ps-shm,ps-shm-copied,ps-grpc,round-limit,memcpy", *small)
+    backends = "ps-shm,ps-shm-copied,ps-grpc,round-limit,memcpy"
+    done = sweep(tmp_path, "--op", "push_pull", "--lang", "zh", "--backends", backends, *small)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
     assert len(rows) == 2 * 5
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"ps-shm", "ps-shm-copied", "ps-grpc"}
-    assert (tmp_path / "sweep.md").read_text().startswith("# push_pull, a parameter server's round with SGD in float32")
+    assert (tmp_path / "sweep.md").read_text().startswith("# push_pull，参数服务器的一轮（float32，SGD）")
 
 
 @pytest.mark.processes
