@@ -73,6 +73,7 @@ def test_data_sets_come_from_the_folder_or_are_synthetic(tmp_path: Path) -> None
         (SWEEP + "matrix = { op = 3 }", "matrix.op must be a list of values (got 3)"),
         (SWEEP + "flags = { sizes = {} }", "the flag sizes must be a text, a number, a list of them, or true or false"),
         (SWEEP + "flags = { out = 'x' }", "the flag out is not a part's to give"),
+        (SWEEP + "flags = { lang = 'zh' }", "the flag lang is not a part's to give"),
         (SWEEP + "flags = { nrank = 2 }", "job.toml, part a: unknown flag --nrank; did you mean --nranks"),
         (SWEEP + "flags = { sizes = '1 apple' }", "job.toml, part a: --sizes: '1 apple' is not a size"),
         (SWEEP + 'script = "x.py"', 'script is for verb = "compare" with a script'),
