@@ -46,7 +46,7 @@ from ps.frames import Outgoing, frames, read_server, to_bytes
 from ps.lanes import Lane, Lanes
 from ps.modes import SYNC, Mode
 from ps.servicer import JOIN, SESSION, TRACE
-from ps.shards import Shard, piece_words, plan_shards, shard_of_bucket
+from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
 
@@ -294,8 +294,7 @@ class Client:
             if session.plane.refusal:
                 gradients = self.gradients[part.start : part.stop]
                 label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
-                limit = piece_words(session.shard)
-                messages = frames(TrainerMessage, "gradients", gradients, first=part.start, limit=limit, **label)
+                messages = frames(TrainerMessage, "gradients", gradients, first=part.start, **label)
                 session.send(self.trace.sending(messages, bucket))
             else:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)

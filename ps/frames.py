@@ -50,20 +50,11 @@ class Outgoing:
 
 
 def frames(
-    kind: type[M],
-    name: str,
-    array: FloatArray,
-    *,
-    first: int,
-    epoch: int,
-    step: int,
-    bucket: int = 0,
-    limit: int = CHUNK_BYTES // 4,
+    kind: type[M], name: str, array: FloatArray, *, first: int, epoch: int, step: int, bucket: int = 0
 ) -> Iterator[Outgoing]:
-    """`array` as messages `kind(name=Chunk(...))` of at most `limit` words, lazily; `first` is where in the arena it
-    begins."""
+    """`array` as messages `kind(name=Chunk(...))`, lazily; `first` is where in the arena it begins."""
     field = kind.DESCRIPTOR.fields_by_name[name].number
-    for start, stop in segments(0, array.size, limit):
+    for start, stop in segments(0, array.size, CHUNK_BYTES // 4):
         chunk = Chunk(epoch=epoch, step=step, bucket=bucket, start=first + start)
         yield Outgoing(field, chunk, array[start:stop].astype(FLOAT32, copy=False))
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.buckets import Bucket, align, chunk_bounds
+from common.buckets import Bucket, chunk_bounds
 from common.errors import UsageError
 
-__all__ = ["Shard", "parse_shard", "piece_words", "plan_shards", "shard_of_bucket"]
-
-PIECES = 32  # of a shard; fewer if they were smaller than the smallest
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 16, 1 << 18  # words
+__all__ = ["Shard", "parse_shard", "plan_shards", "shard_of_bucket"]
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,6 @@ def shard_of_bucket(shard: Shard, bucket: Bucket) -> Shard:
     """The part of a bucket that lies in a shard; empty (start = stop) if none does."""
     start = max(shard.start, bucket.start)
     return Shard(start, max(start, min(shard.stop, bucket.stop)))
-
-
-def piece_words(shard: Shard) -> int:
-    """How many words of a shard are pushed, updated and served at a time. The first piece's way to the server and the
-    last one's way back overlap with nothing, so each is a small part of the whole; messages much smaller than 1 MiB
-    cost more than they gain.
-
-    >>> [piece_words(Shard(0, length)) for length in (1000, 4_000_000, 40_000_000)]
-    [65536, 125008, 262144]
-    """
-    return min(LARGEST_PIECE, max(SMALLEST_PIECE, align(shard.length // PIECES)))
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -40,6 +40,7 @@ from common.gradsync_pb2 import (
 )
 from common.memory import SegmentPool, aligned_empty
 from common.optimizers import Optimizer
+from common.rpc import CHUNK_BYTES
 from common.semaphore import Semaphore
 from common.trace import NO_TRACE, Recorder, Trace
 from common.updater import InPieces, StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
@@ -48,7 +49,7 @@ from ps.lanes import Lane, Lanes, lanes_bytes
 from ps.modes import SYNC, parse_mode
 from ps.pace import Pace
 from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
-from ps.shards import piece_words, plan_shards
+from ps.shards import plan_shards
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.store import Ending, Store
 from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
@@ -56,6 +57,7 @@ from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pi
 __all__ = ["Outbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
+PIECE = CHUNK_BYTES // 4  # words that are averaged, updated and sent at a time: a message
 
 
 class Outbox:
@@ -405,7 +407,7 @@ class TrainingGroup:
             self.nranks,
             epoch=self.epoch,
             empty=self._pool.empty if self._pool else aligned_empty,
-            piece=piece_words(shard),
+            piece=PIECE,
             helper=self._helper,
         )
 

@@ -656,7 +656,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.shards.SMALLEST_PIECE", 32)
+    monkeypatch.setattr("ps.training_group.PIECE", 32)
 
 
 @planes

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from common.buckets import Bucket
 from common.errors import UsageError
-from common.rpc import CHUNK_BYTES
-from ps.shards import LARGEST_PIECE, SMALLEST_PIECE, Shard, parse_shard, piece_words, plan_shards, shard_of_bucket
+from ps.shards import Shard, parse_shard, plan_shards, shard_of_bucket
 
 LENGTHS = st.integers(0, 5000)
 SERVERS = st.integers(1, 40)
@@ -62,13 +61,6 @@ def test_more_servers_than_lines_leave_some_without_a_slice(length: int, servers
     lines = -(-length // 16)
     with_a_slice = sum(shard.length > 0 for shard in plan_shards(length, servers))
     assert with_a_slice == min(servers, lines)
-
-
-@given(st.integers(0, 1 << 26))
-def test_pieces_are_cut_at_cache_lines_and_no_larger_than_a_message(length: int) -> None:
-    piece = piece_words(Shard(16, 16 + length))
-    assert piece % 16 == 0
-    assert SMALLEST_PIECE <= piece <= LARGEST_PIECE == CHUNK_BYTES // 4
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ps.training_group.make_updater", numpy_updater)
         patch.setattr("ps.training_group.make_part_updater", numpy_part_updater)
-        patch.setattr("ps.shards.SMALLEST_PIECE", 32)
+        patch.setattr("ps.training_group.PIECE", 32)
         yield
 
 
