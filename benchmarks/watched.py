@@ -89,6 +89,9 @@ class Watched(Synchronizer):
         self.backend, self._arena = self._inner.backend, arena
         self._computing_since = self._clock()
 
+    def announce(self, learning_rate: float) -> None:
+        self._inner.announce(learning_rate)
+
     def mark_final(self, bucket: int) -> None:
         if self._watch.straggler.slow_rank(self._step, self.nranks) == self.rank:
             computed = self._clock() - self._computing_since

@@ -214,7 +214,7 @@ class Chunk(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., start: _Optional[int] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("epoch", "step", "learning_rate", "update", "again", "replaced", "used")
+    __slots__ = ("epoch", "step", "learning_rate", "update", "again", "replaced", "used", "ahead")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class Commit(_message.Message):
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     learning_rate: float
@@ -229,7 +230,8 @@ class Commit(_message.Message):
     again: bool
     replaced: bool
     used: bytes
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., update: bool = ..., again: bool = ..., replaced: bool = ..., used: _Optional[bytes] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., update: bool = ..., again: bool = ..., replaced: bool = ..., used: _Optional[bytes] = ..., ahead: bool = ...) -> None: ...
 
 class Configure(_message.Message):
     __slots__ = ("epoch", "rank", "optimizer", "names")

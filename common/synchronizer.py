@@ -54,6 +54,14 @@ class Synchronizer(ABC):
             LayoutMismatch: ranks disagree; the message names the first difference.
         """
 
+    def announce(self, learning_rate: float) -> None:  # noqa: B027 - nothing to begin with it
+        """The step about to begin ends with `finish` at this learning rate: for a scheme whose update can begin beside
+        backward. Parameters stay as they are until `finish`. Before the first `mark_final`; may be left out.
+
+        Raises (`finish`):
+            ValueError: it was called with another one.
+        """
+
     @abstractmethod
     def mark_final(self, bucket: int) -> None:
         """Bucket number `bucket` of the arena holds this rank's final gradients of the step. Never blocks."""

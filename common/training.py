@@ -102,6 +102,7 @@ def train(
             timeline.input_done.append(time.monotonic())
             loss = functional.cross_entropy(model(images), labels)
             timeline.forward_done.append(time.monotonic())
+            synchronizer.announce(config.lr)
             bound.before_backward()
             loss.backward()
             bound.after_backward()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ __all__ = [
     "PADDING",
     "WORTH_HELP",
     "Accumulator",
+    "InPieces",
     "NoUpdate",
     "Part",
     "StatefulUpdater",
@@ -71,6 +72,21 @@ class Together:
             self._first.step(learning_rate, used)
         finally:
             other.result()
+
+
+class InPieces:
+    """Updaters of the consecutive pieces of a slice, by the word at which each begins: a piece can be updated before
+    the gradients of the others are there, once a step each."""
+
+    def __init__(self, updaters: Mapping[int, Updater]) -> None:
+        self._updaters = updaters
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
+        for updater in self._updaters.values():
+            updater.step(learning_rate, used)
+
+    def step_piece(self, start: int, learning_rate: float) -> None:
+        self._updaters[start].step(learning_rate)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class Session:
         )
         self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
         self._leaving = False
+        self.welcome = threading.Event()  # until then what is served is not taken; set but for a step committed ahead
+        self.welcome.set()
         self.lanes: tuple[Lane, Lane] | None = None  # to the server and from it, if they share memory
         self._unanswered = True  # something went over gRPC, and nothing has come back since
         self._call: Any = channel.stream_stream(
@@ -120,6 +122,7 @@ class Session:
 
     def close(self, goodbye: TrainerMessage) -> None:
         self._leaving = True
+        self.welcome.set()
         self._outbox.put([goodbye])
         self._outbox.put(None)
         self._listener.join(FAREWELL_S)
@@ -171,7 +174,9 @@ class Session:
             )
         if chunk.step != self.version + 1:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
-        self.served[chunk.start : chunk.start + data.size] = data
+        self.welcome.wait()  # for the commit, or for the end of the session
+        if not self._leaving:
+            self.served[chunk.start : chunk.start + data.size] = data
 
     def _note_error(self, error: GradSyncError) -> None:
         with self._changed:
@@ -214,6 +219,8 @@ class Client:
         self.servers = tuple(servers)
         self.step = 0
         self._gathers = 0
+        self._ahead: Commit | None = None  # how the step under way was committed ahead
+        self._may_commit_ahead = False
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
@@ -269,6 +276,8 @@ class Client:
         self._send_parameters()
         self._wait(lambda session: session.version >= 0, "registering")
         self._share_memory()
+        over_grpc = all(session.plane.refusal for session in self._sessions)
+        self._may_commit_ahead = self.mode == SYNC and optimizer is not None and over_grpc
 
     def push(self, bucket: int) -> None:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
@@ -291,6 +300,22 @@ class Client:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 self.trace.moment("sent", bucket)
                 session.note(TrainerMessage(gradients=words))
+
+    def commit_ahead(self, learning_rate: float, *, hold: bool = False) -> None:
+        """Tell the servers that the step under way will end with an update at this learning rate: they then send what
+        is new while other gradients are still being pushed. Only in sync mode, with an optimizer, and where all data go
+        over gRPC; elsewhere nothing happens until `commit`.
+
+        Args:
+            hold: parameters stay as they are until `commit`; otherwise they may change at once.
+        """
+        if self._ahead is not None or not self._may_commit_ahead:
+            return
+        self._ahead = Commit(update=True, learning_rate=learning_rate)
+        if hold:
+            for session in self._sessions:
+                session.welcome.clear()
+        self._send_commit(Commit(update=True, learning_rate=learning_rate, ahead=True), self._arena.parameters)
 
     def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
@@ -518,14 +543,28 @@ class Client:
             )
 
     def _end_step(self, commit: Commit, served: FloatArray) -> None:
-        commit.epoch, commit.step = self.epoch, self.step
+        if self._ahead is None:
+            self._send_commit(commit, served)
+        elif commit != self._ahead:
+            raise ValueError(
+                f"step {self.step} was committed ahead as an update at learning rate {self._ahead.learning_rate:g}; "
+                "it cannot end in another way"
+            )
+        self._ahead = None
         for session in self._sessions:
-            session.served = served
-            session.note(TrainerMessage(commit=commit))
+            session.welcome.set()
         self._wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
         self._copy_out(served, [s.parameters if commit.update else s.gradients for s in self._sessions])
         self.trace.moment("received")
         self.step += 1
+
+    def _send_commit(self, commit: Commit, served: FloatArray) -> None:
+        """Tell all servers how the step ends; what they answer is written to `served`."""
+        message = TrainerMessage(commit=commit)
+        message.commit.epoch, message.commit.step = self.epoch, self.step
+        for session in self._sessions:
+            session.served = served
+            session.note(message)
 
     def _settled(self, done: Any) -> bool:
         return self._failed() or all(done(s) for s in self._sessions)

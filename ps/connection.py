@@ -95,17 +95,8 @@ class Connection:
         Args:
             gradients: of the parameters' shape and dtype, contiguous. Arrays from `empty` are read where they are.
         """
-        arena = self._registered()
-        check(gradients, "gradients", (arena.layout.slots[0].dtype,), like=self._parameters)
-        flat = self._padded(gradients)
-        if flat is None:
-            if self._staging is None:
-                self._staging = self._client.empty(arena.layout.length)
-            flat = self._staging
-            self._view(flat)[...] = gradients
-        self._client.gradients_in(flat)
-        for bucket in range(len(arena.buckets)):
-            self._client.push(bucket)
+        self._take(gradients)
+        self._push_all()
 
     def pull(self, out: Array | None = None, *, learning_rate: float | None = None) -> None:
         """End the step, once `push` was called: blocks until its result is there.
@@ -117,8 +108,7 @@ class Connection:
         """
         arena, parameters = self._registered(), self._parameters
         assert parameters is not None
-        if out is not None:
-            check(out, "out", (parameters.dtype.name,), like=parameters)
+        self._check_out(out)
         if self._optimizer is None:
             if out is None:
                 raise UsageError("without an optimizer pull needs an array for the mean: pull(out=...)")
@@ -132,8 +122,17 @@ class Connection:
                 array[...] = self._view(arena.parameters)
 
     def push_pull(self, gradients: Array, out: Array | None = None, *, learning_rate: float | None = None) -> None:
-        """One synchronous step; without an optimizer the mean replaces `gradients` unless `out` is given."""
-        self.push(gradients)
+        """One synchronous step; without an optimizer the mean replaces `gradients` unless `out` is given.
+
+        Between hosts about half as long as `push` and `pull`: new parameters come back while gradients are still being
+        pushed.
+        """
+        self._take(gradients)
+        self._check_out(out)
+        if self._optimizer is not None:
+            learning_rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
+            self._client.commit_ahead(learning_rate)
+        self._push_all()
         self.pull(gradients if out is None and self._optimizer is None else out, learning_rate=learning_rate)
 
     def all_gather(self, array: Array) -> Array:
@@ -153,6 +152,26 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+    def _take(self, gradients: Array) -> None:
+        """They are what is pushed next."""
+        arena = self._registered()
+        check(gradients, "gradients", (arena.layout.slots[0].dtype,), like=self._parameters)
+        flat = self._padded(gradients)
+        if flat is None:
+            if self._staging is None:
+                self._staging = self._client.empty(arena.layout.length)
+            flat = self._staging
+            self._view(flat)[...] = gradients
+        self._client.gradients_in(flat)
+
+    def _push_all(self) -> None:
+        for bucket in range(len(self._registered().buckets)):
+            self._client.push(bucket)
+
+    def _check_out(self, out: Array | None) -> None:
+        if out is not None and self._parameters is not None:
+            check(out, "out", (self._parameters.dtype.name,), like=self._parameters)
 
     def _registered(self) -> Arena:
         if self._arena is None:

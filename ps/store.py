@@ -3,8 +3,12 @@
 A step goes through three stages, in this order, whatever the order in which trainers are heard:
 
     push    every trainer delivers every word of the shard, bucket by bucket, exactly once
-    reduce  a bucket that all trainers have delivered is averaged in the canonical order (common/reduction.py)
+    reduce  what all trainers have delivered is averaged in the canonical order (common/reduction.py), piece by piece
     commit  once all trainers have committed, the optimizer updates the shard, and the next step begins
+
+A trainer that knows how its step will end may commit it ahead of its pushes. Once all trainers have committed, an
+updater that takes pieces updates each as soon as it is averaged, while the others are still on their way; until the
+last one the shard is partly old and partly new.
 
 Trainers may also agree to end a step with the average alone; a commit of the next step may then use that average
 instead of new gradients. Whatever does not fit (an old epoch, another step, a word twice, a commit with pushes
@@ -19,11 +23,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from common.arena import FloatArray
-from common.buckets import ALIGNMENT, Bucket, words
+from common.buckets import ALIGNMENT, Bucket, segments, words
 from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
 from common.reduction import reduce_bucket
-from common.updater import PADDING, Updater
+from common.updater import PADDING, InPieces, Updater
 from ps.shards import Shard, shard_of_bucket
 
 __all__ = ["Ending", "Store"]
@@ -73,6 +77,7 @@ class Store:
         empty: makes its arrays.
         helper: a thread on which half of a large bucket is reduced.
         ranks: the trainers that take part, if not all `nranks`.
+        piece: words, a multiple of ALIGNMENT: buckets are cut into pieces of so many; by default not at all.
 
     All positions and sizes are in words of 4 bytes.
 
@@ -90,10 +95,11 @@ class Store:
         empty: Callable[[int], FloatArray] = aligned_empty,
         helper: ThreadPoolExecutor | None = None,
         ranks: Sequence[int] | None = None,
+        piece: int = 1 << 62,
     ) -> None:
         self.shard, self.nranks, self.epoch = shard, nranks, epoch
         self.ranks = range(nranks) if ranks is None else ranks
-        self.step = 0
+        self.step, self.piece = 0, piece
         self._empty, self._helper = empty, helper
         self._replacement: FloatArray | None = None  # parameters that rank 0 has sent, used from the next update on
         self._averaged = False  # `gradients` holds the average of the step before, not used yet
@@ -140,12 +146,13 @@ class Store:
             data: the words; or how many, of a trainer whose gradients are read in place.
 
         Returns:
-            True if with this all trainers have delivered the bucket: the caller then calls `reduce`.
+            True if with this all trainers have delivered another piece of the bucket, or the whole: the caller then
+            calls `reduce`.
 
         Raises:
             StaleEpoch, ProtocolError: refused, nothing changed.
         """
-        self._check(rank, epoch, step)
+        self._check(rank, epoch, step, owing=rank in self._ahead)
         if not 0 <= bucket < len(self._parts):
             raise ProtocolError(f"rank {rank} pushed bucket {bucket} of {len(self._parts)} at step {step}")
         part, done = self._parts[bucket], self._delivered[rank][bucket]
@@ -161,14 +168,19 @@ class Store:
             at = start - self.shard.start
             self.contribution(rank)[at : at + size] = data
         self._delivered[rank][bucket] += size
-        if size and start + size == part.stop:
-            self._complete[bucket] += 1
-        return bool(size) and self._complete[bucket] == len(self.ranks)
+        return self._delivered_by_all(bucket) > self._averaged_of[bucket]
+
+    def _delivered_by_all(self, bucket: int) -> int:
+        """So many words of a bucket's part, from its start on; whole pieces."""
+        least = min(self._delivered[rank][bucket] for rank in self.ranks)
+        return least if least == self._parts[bucket].length else least - least % self.piece
 
     def reduce(self, bucket: int) -> None:
-        """Average a bucket that all trainers have delivered."""
+        """Average what all trainers have delivered of a bucket."""
         whole, part = self._buckets[bucket], self._parts[bucket]
         word, base = words(whole.dtype), self.shard.start
+        first, last = (part.start + n for n in (self._averaged_of[bucket], self._delivered_by_all(bucket)))
+        self._averaged_of[bucket] = last - part.start
         sources = [self.contribution(rank).view(whole.dtype) for rank in self.ranks]
         mean = self.gradients.view(whole.dtype)
 
@@ -182,12 +194,12 @@ class Store:
                 stop=(stop - base) // word,
             )
 
-        if self._helper is None or part.length < WORTH_HELP:
-            reduce_between(part.start, part.stop)
+        if self._helper is None or last - first < WORTH_HELP:
+            reduce_between(first, last)
             return
-        middle = part.start + part.length // 2 // ALIGNMENT * ALIGNMENT
-        second = self._helper.submit(reduce_between, middle, part.stop)
-        reduce_between(part.start, middle)
+        middle = first + (last - first) // 2 // ALIGNMENT * ALIGNMENT
+        second = self._helper.submit(reduce_between, middle, last)
+        reduce_between(first, middle)
         second.result()
 
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
@@ -206,14 +218,17 @@ class Store:
         self._replacement[self._replaced : self._replaced + data.size] = data
         self._replaced += data.size
 
-    def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes = b"") -> bool:
+    def commit(
+        self, rank: int, epoch: int, step: int, ending: Ending, used: bytes = b"", *, ahead: bool = False
+    ) -> bool:
         """A trainer has pushed all of its step, or nothing, where the average of the step before is to be used.
 
         Args:
             used: a byte for each parameter, not zero if this trainer's backward reached it.
+            ahead: the rest of its pushes follows.
 
         Returns:
-            True if all trainers have committed now: the caller then calls `update` or `average`.
+            True if all trainers have committed and pushed now: the caller then calls `update` or `average`.
 
         Raises:
             StaleEpoch, ProtocolError: refused, nothing changed.
@@ -221,9 +236,11 @@ class Store:
         """
         self._check(rank, epoch, step)
         delivered = sum(self._delivered[rank])
+        if ahead and (ending.again or ending.replaced or not ending.update):
+            raise ProtocolError(f"rank {rank} committed step {step} ahead, which is for updates by new gradients only")
         if ending.again and not (ending.update and self._averaged):
             raise ProtocolError(f"rank {rank} wants to use an average again at step {step}, but there is none")
-        if delivered != (0 if ending.again else self.shard.length):
+        if not ahead and delivered != (0 if ending.again else self.shard.length):
             raise ProtocolError(f"rank {rank} committed step {step} after {delivered} of {self.shard.length} words")
         if rank == 0 and ending.replaced and self._replaced != self.shard.length:
             raise ProtocolError(f"rank 0 replaced {self._replaced} of {self.shard.length} words at step {step}")
@@ -235,20 +252,58 @@ class Store:
             raise ProtocolError(f"rank {rank} told of {len(used)} parameters at step {step}, not {len(self._used)}")
         self._used = bytes(a | b for a, b in zip(used, self._used, strict=True)) if self._committed else used
         self._committed[rank] = ending
-        return len(self._committed) == len(self.ranks)
+        if ahead:
+            self._ahead.add(rank)
+        return self.is_due()
+
+    @property
+    def begun(self) -> bool:
+        """Whether somebody has committed the step under way."""
+        return bool(self._committed)
 
     @property
     def ending(self) -> Ending:
         """How the step ends, once somebody has committed."""
         return next(iter(self._committed.values()))
 
-    def update(self, updater: Updater) -> None:
-        """Apply the step's averaged gradients; the next step begins."""
-        if self.ending.replaced and self._replacement is not None:
-            self.parameters[...], self._replacement = self._replacement, None
-        updater.step(self.ending.learning_rate, self._used)
+    def is_due(self, *, in_pieces: bool = False) -> bool:
+        """Whether it is time for `update` or `average`: all trainers have committed, and pushed everything; or, with an
+        updater that takes pieces, one that has not been updated."""
+        if len(self._committed) < len(self.ranks):
+            return False
+        return (in_pieces and self._averaged_of != self._updated_of) or not self.waiting_for()
+
+    def update(self, updater: Updater) -> list[tuple[int, int]]:
+        """Apply averaged gradients, all of the step's or the pieces that are there; with the last the next step begins.
+
+        Returns:
+            (start, stop) of each run of words, counted from the arena's start, that is now the next step's.
+        """
+        ending, base = self.ending, self.shard.start
+        if isinstance(updater, InPieces) and not (ending.again or ending.replaced):
+            runs = self._pieces_between(self._updated_of, self._averaged_of)
+            for start, _ in runs:
+                updater.step_piece(start - base, ending.learning_rate)
+            self._updated_of[:] = self._averaged_of
+            if sum(self._updated_of) < self.shard.length:
+                return runs
+        else:
+            if ending.replaced and self._replacement is not None:
+                self.parameters[...], self._replacement = self._replacement, None
+            updater.step(ending.learning_rate, self._used)
+            runs = [(base, self.shard.stop)]
         self._averaged = False
         self._end_step()
+        return runs
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """(start, stop) of each, in words counted from the arena's start."""
+        return self._pieces_between([0] * len(self._parts), [part.length for part in self._parts])
+
+    def _pieces_between(self, begun: Sequence[int], done: Sequence[int]) -> list[tuple[int, int]]:
+        """The pieces of those words of each bucket."""
+        each = zip(self._parts, begun, done, strict=True)
+        return [piece for part, a, b in each for piece in segments(part.start + a, part.start + b, self.piece)]
 
     def average(self) -> None:
         """Leave it at the averaged gradients; the next step begins."""
@@ -264,13 +319,20 @@ class Store:
         return self.gradients if self._elsewhere else self.gradients.copy()
 
     def waiting_for(self) -> list[int]:
-        """The trainers that have not committed the step under way."""
-        return [rank for rank in self.ranks if rank not in self._committed]
+        """The trainers that have not committed the step under way, or not pushed all of it."""
+        return [rank for rank in self.ranks if not self.has_finished(rank)]
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a trainer has committed the step under way, and pushed all of it."""
+        owes = rank in self._ahead and sum(self._delivered[rank]) < self.shard.length
+        return rank in self._committed and not owes
 
     def _begin_step(self) -> None:
         self._delivered = [[0] * len(self._parts) for _ in range(self.nranks)]
-        self._complete = [0] * len(self._parts)  # by how many trainers each bucket is delivered
+        self._averaged_of = [0] * len(self._parts)  # words of each bucket's part, from its start on
+        self._updated_of = [0] * len(self._parts)  # likewise, by an updater that takes pieces
         self._committed: dict[int, Ending] = {}
+        self._ahead: set[int] = set()  # who has committed ahead
         self._used, self._replaced = b"", 0
 
     def contribution(self, rank: int) -> FloatArray:
@@ -288,10 +350,10 @@ class Store:
         array.fill(0)
         return array
 
-    def _check(self, rank: int, epoch: int, step: int) -> None:
+    def _check(self, rank: int, epoch: int, step: int, *, owing: bool = False) -> None:
         if epoch != self.epoch:
             raise StaleEpoch(f"rank {rank} sent a message of epoch {epoch}, this is epoch {self.epoch}")
         if step != self.step:
             raise ProtocolError(f"rank {rank} sent step {step}, this is step {self.step}")
-        if rank in self._committed:
+        if rank in self._committed and not owing:
             raise ProtocolError(f"rank {rank} sent more after committing step {step}")

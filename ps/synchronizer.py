@@ -27,7 +27,8 @@ def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchroni
 
 
 class ServerSynchronizer(ServerUpdates):
-    """Pushes each bucket as it becomes final; servers take it beside backward."""
+    """Pushes each bucket as it becomes final; servers take it beside backward, and update with it if the learning rate
+    was announced."""
 
     scheme, backend = "ps", "grpc"
 
@@ -46,6 +47,10 @@ class ServerSynchronizer(ServerUpdates):
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         self._client.register(arena, optimizer)
         self.backend = self._client.data_plane
+
+    def announce(self, learning_rate: float) -> None:
+        if self._overlap:
+            self._client.commit_ahead(learning_rate, hold=True)
 
     def mark_final(self, bucket: int) -> None:
         self.trace.moment("ready", bucket)

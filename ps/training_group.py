@@ -39,9 +39,11 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
+from common.optimizers import Optimizer
+from common.rpc import CHUNK_BYTES
 from common.semaphore import Semaphore
 from common.trace import NO_TRACE, Recorder, Trace
-from common.updater import StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
+from common.updater import InPieces, StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
 from ps.frames import Outgoing, frames
 from ps.lanes import Lane, Lanes, lanes_bytes
 from ps.modes import SYNC, parse_mode
@@ -55,6 +57,7 @@ from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pi
 __all__ = ["Outbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
+PIECE = CHUNK_BYTES // 4  # words that are averaged, updated and sent at a time: a message
 
 
 class Outbox:
@@ -172,13 +175,7 @@ class TrainingGroup:
         elif kind == "parameters":
             self._take_parameters(rank, message.parameters, words)
         elif kind == "gradients":
-            chunk, store = message.gradients, self._running(rank)
-            data = words if words is not None else chunk.size or data_of(chunk)
-            self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
-            if store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data):
-                with self.trace.span("reduce", chunk.bucket, step=chunk.step):
-                    store.reduce(chunk.bucket)
-            self._still_alive()
+            self._take_gradients(rank, message.gradients, words)
         elif kind == "gradients_at":
             self._read_in_place(rank, message.gradients_at)
         elif kind == "commit":
@@ -245,8 +242,8 @@ class TrainingGroup:
         """Fail with this error as soon as no step is half committed."""
         with self._lock:
             self._stop = error
-            in_step = isinstance(self._store, Store)
-            if self._store is None or not in_step or len(self._store.waiting_for()) == self.nranks:
+            in_step = isinstance(self._store, Store) and self._store.begun
+            if not in_step:
                 self._fail(error)
 
     def close(self) -> None:
@@ -328,7 +325,7 @@ class TrainingGroup:
         if isinstance(store, RelaxedStore):
             self._begin_relaxed(store)
             return
-        self._updater = make_updater(optimizer_of(self._first), store.parameters, store.gradients, helper=self._helper)
+        self._updater = self._updater_for(store, optimizer_of(self._first))
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
             if not plane.refusal and self._pool is not None:
@@ -336,8 +333,21 @@ class TrainingGroup:
                 plane.in_place = self._parameters_at is not None
                 plane.gradients.CopyFrom(place_of(store.gradients, self._pool))
             outbox.put([ServerMessage(plane=plane)])
-        self._serve(store.parameters)
+        self._serve(store.parameters, store.shard.start, store.step)
+        self._answer_all(store)
         self._open_lanes()
+
+    def _updater_for(self, store: Store, optimizer: Optimizer | None) -> Updater:
+        """One of the whole shard; where it is sent, one of each piece, sent while others are still being pushed.
+        All optimizers that trainers can name work element by element."""
+
+        def updater_of(start: int, stop: int) -> Updater:
+            run = slice(start - store.shard.start, stop - store.shard.start)
+            return make_updater(optimizer, store.parameters[run], store.gradients[run], helper=self._helper)
+
+        if optimizer is None or not any(plane.refusal for plane in self._planes.values()):
+            return updater_of(store.shard.start, store.shard.stop)
+        return InPieces({start - store.shard.start: updater_of(start, stop) for start, stop in store.pieces()})
 
     def _begin_relaxed(self, store: RelaxedStore) -> None:
         assert self._first is not None
@@ -397,6 +407,7 @@ class TrainingGroup:
             self.nranks,
             epoch=self.epoch,
             empty=self._pool.empty if self._pool else aligned_empty,
+            piece=PIECE,
             helper=self._helper,
         )
 
@@ -430,6 +441,18 @@ class TrainingGroup:
         self._still_alive()
         self._begin_if_ready()
 
+    def _take_gradients(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
+        store = self._running(rank)
+        data = words if words is not None else chunk.size or data_of(chunk)
+        self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
+        complete = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
+        if complete:
+            with self.trace.span("reduce", chunk.bucket, step=chunk.step):
+                store.reduce(chunk.bucket)
+        self._still_alive()
+        if isinstance(store, Store) and (complete or store.has_finished(rank)):
+            self._go_on(rank, store)
+
     def _commit(self, rank: int, message: TrainerMessage) -> None:
         commit, store = message.commit, self._running(rank)
         if commit.update and self._first and not self._first.HasField("optimizer") and rank not in self._configured:
@@ -438,20 +461,33 @@ class TrainingGroup:
         if isinstance(store, RelaxedStore):
             self._commit_relaxed(rank, commit, ending, store)
             return
-        complete = store.commit(rank, commit.epoch, commit.step, ending, commit.used)
-        self._pace.committed(rank, time.monotonic(), last=complete)
-        self._someone_waits()
-        if complete and commit.update and self._updater:
-            with self.trace.span("update", step=commit.step):
-                store.update(self._updater)
-            self.steps = store.step
-            self._serve(store.parameters)
-        elif complete:
-            store.average()
-            self.steps = store.step
-            self._serve(store.averaged())
-        elif self._gone:
+        store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
+        self._go_on(rank, store)
+
+    def _go_on(self, rank: int, store: Store) -> None:
+        """A trainer has committed, or pushed what it had committed ahead: what can be done is done."""
+        if store.has_finished(rank):
+            self._pace.committed(rank, time.monotonic(), last=not store.waiting_for())
+            self._someone_waits()
+        if store.is_due(in_pieces=isinstance(self._updater, InPieces)):
+            self._advance(store)
+        if self._gone and store.begun:
             self._finished_early()
+
+    def _advance(self, store: Store) -> None:
+        """Update and serve what is there of a step that all have committed; with the last of it the step ends."""
+        step, base = store.step, store.shard.start
+        if store.ending.update and self._updater:
+            with self.trace.span("update", step=step):
+                runs = store.update(self._updater)
+            for start, stop in runs:
+                self._serve(store.parameters[start - base : stop - base], start, step + 1)
+        else:
+            store.average()
+            self._serve(store.averaged(), base, step + 1)
+        if store.step > step:
+            self.steps = store.step
+            self._answer_all(store)
 
     def _commit_relaxed(self, rank: int, commit: Commit, ending: Ending, store: RelaxedStore) -> None:
         """Those who may go on do so with the parameters as they are; the rest waits."""
@@ -535,18 +571,19 @@ class TrainingGroup:
         answer = state_pieces(self._part_updater.state(), epoch=self.epoch)
         self._outboxes[rank].put(ServerMessage(state=piece) for piece in answer)
 
-    def _serve(self, served_array: FloatArray) -> None:
-        """Send parameters, or averaged gradients, to every trainer that cannot read them by itself; safe to do lazily,
-        for parameters change only when all trainers have committed the next step, which they do after having read
-        these."""
-        store = self._running(0)
-        assert isinstance(store, Store)
-        served = ServerMessage(served=Served(epoch=self.epoch, step=store.step))
+    def _serve(self, served: FloatArray, first: int, step: int) -> None:
+        """Send parameters, or averaged gradients, from word `first` of the arena on, to every trainer that cannot read
+        them by itself; safe to do lazily, for they change only when all trainers have committed the next step and
+        pushed their gradients of it, which they do after having read these."""
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
-                self._pace.served[rank] += served_array.nbytes
-                label = {"epoch": self.epoch, "step": store.step}
-                outbox.put(frames(ServerMessage, "parameters", served_array, first=store.shard.start, **label))
+                self._pace.served[rank] += served.nbytes
+                outbox.put(frames(ServerMessage, "parameters", served, first=first, epoch=self.epoch, step=step))
+
+    def _answer_all(self, store: Store) -> None:
+        """Tell all trainers that everything has been served."""
+        served = ServerMessage(served=Served(epoch=self.epoch, step=store.step))
+        for rank in self._outboxes:
             self._answer(rank, served)
         self._nobody_waits()
         if self._stop:

@@ -173,6 +173,26 @@ def check_steps_follow_each_other_at_changing_learning_rates(make: Make, nranks:
     assert_all_equal(train(make, nranks), after_sgd(nranks, RATES))
 
 
+def check_an_announced_learning_rate_changes_no_bits(make: Make, nranks: int) -> None:
+    """Announced on all ranks, on some, or on none; parameters stay until `finish`."""
+
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        for step, rate in enumerate(RATES):
+            before = arena.parameters.copy()
+            if (synchronizer.rank + step) % 4 < 2:
+                synchronizer.announce(rate)
+            arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
+            for bucket in range(BUCKETS):
+                synchronizer.mark_final(bucket)
+            assert_same_bits(arena.parameters, before)
+            synchronizer.finish(rate)
+        return arena.parameters.copy()
+
+    assert_all_equal(run(make, nranks, body), after_sgd(nranks, RATES))
+
+
 def check_the_order_of_marking_does_not_matter(make: Make, nranks: int) -> None:
     """Every rank marks in another order, and in another one each step."""
 
@@ -403,6 +423,7 @@ CHECKS: list[Check] = [
     check_attach_gives_rank_0s_parameters,
     check_a_step_is_the_mean_and_sgd,
     check_steps_follow_each_other_at_changing_learning_rates,
+    check_an_announced_learning_rate_changes_no_bits,
     check_the_order_of_marking_does_not_matter,
     check_finish_takes_unmarked_buckets_as_final,
     check_marking_twice_is_refused,

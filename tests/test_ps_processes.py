@@ -375,11 +375,12 @@ def start_trainers(
     ("mode", "flags", "at"),
     [
         (SYNC, [], "3"),
+        (SYNC, ["--data-plane", "grpc"], "3"),
         (Mode("ssp", 1), ["--mode", "ssp", "--staleness", 1], ""),
         (Mode("async"), ["--mode", "async"], ""),
         (Mode("geo", 3), ["--mode", "geo", "--local-steps", 3], ""),
     ],
-    ids=["sync", "ssp", "async", "geo"],
+    ids=["sync", "sync, committed ahead", "ssp", "async", "geo"],
 )
 def test_a_killed_trainer_is_named_by_all_within_a_second(
     mode: Mode, flags: list[object], at: str, start: Callable[..., Started]

@@ -118,6 +118,8 @@ def train(synchronizer: Synchronizer, optimizer: Optimizer) -> list[FloatArray]:
         synchronizer.attach(arena, optimizer)
         seen = [arena.parameters.copy()]
         for step in range(STEPS):
+            if step:  # the first one as by those that know it only at the end
+                synchronizer.announce(optimizer.learning_rate / (1 + step))
             arena.gradients.fill(0)
             for slot in arena.layout.slots:
                 arena.gradients[slot.start : slot.stop] = sample(synchronizer.rank, slot.size, "float32", seed=step)
@@ -150,8 +152,9 @@ def assert_same(got: list[list[FloatArray]], expected: list[FloatArray]) -> None
 @pytest.mark.parametrize("mode", [SYNC, Mode("ssp", 0)], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_servers_and_ring_give_the_same_bits(
-    optimizer: Optimizer, mode: Mode, nranks: int, servers: int, plane: str
+    optimizer: Optimizer, mode: Mode, nranks: int, servers: int, plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ps.training_group.PIECE", 32)
     ring = ring_parameters(nranks, optimizer)
     assert_same(ring, ring[0])
     assert_same(server_parameters(nranks, servers, plane, optimizer, mode), ring[0])
@@ -489,6 +492,9 @@ class NotingClient:
     def push(self, bucket: int) -> None:
         self.notes.append(bucket)
 
+    def commit_ahead(self, learning_rate: float, *, hold: bool) -> None:
+        self.notes.append(("ahead", learning_rate, hold))
+
     def commit(self, learning_rate: float) -> None:
         self.notes.append(("commit", learning_rate))
 
@@ -506,6 +512,8 @@ def noted(*, overlap: bool) -> tuple[NotingClient, ServerSynchronizer]:
 
 def test_buckets_are_pushed_as_soon_as_all_before_them_are_final() -> None:
     client, synchronizer = noted(overlap=True)
+    synchronizer.announce(0.5)
+    assert client.notes.pop() == ("ahead", 0.5, True)
     for bucket, pushed in [(1, []), (0, [0, 1]), (2, [0, 1, 2])]:
         synchronizer.mark_final(bucket)
         assert client.notes == pushed
@@ -515,6 +523,7 @@ def test_buckets_are_pushed_as_soon_as_all_before_them_are_final() -> None:
 
 def test_without_overlap_buckets_are_pushed_at_the_end() -> None:
     client, synchronizer = noted(overlap=False)
+    synchronizer.announce(0.5)
     for bucket in (0, 2, 1):
         synchronizer.mark_final(bucket)
     assert client.notes == []

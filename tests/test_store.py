@@ -24,7 +24,7 @@ from common.arena import FloatArray
 from common.buckets import Bucket
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
-from common.updater import PADDING
+from common.updater import PADDING, InPieces
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.store import WORTH_HELP, Ending, Store
 from tests.groups import assert_same_bits, reduced, sample
@@ -49,6 +49,23 @@ class NumpySGD:
         for where, dtype in self.slices:
             rate = np.dtype(dtype).type(learning_rate)
             self.parameters[where].view(dtype)[...] -= rate * self.gradients[where].view(dtype)
+
+
+class PieceSGD:
+    """As NumpySGD, of words a..b of a store, all of one dtype."""
+
+    def __init__(self, store: Store, a: int, b: int) -> None:
+        base = store.shard.start
+        (dtype,) = {bucket.dtype for bucket in store._buckets if bucket.start <= a < b <= bucket.stop}
+        self.parameters = store.parameters[a - base : b - base].view(dtype)
+        self.gradients = store.gradients[a - base : b - base].view(dtype)
+
+    def step(self, learning_rate: float, used: bytes = b"") -> None:
+        self.parameters -= self.parameters.dtype.type(learning_rate) * self.gradients
+
+
+def in_pieces(store: Store) -> InPieces:
+    return InPieces({a - store.shard.start: PieceSGD(store, a, b) for a, b in store.pieces()})
 
 
 def rate_of(step: int) -> float:
@@ -101,8 +118,8 @@ def parameters_after(steps: int, nranks: int, buckets: list[Bucket], length: int
     return parameters
 
 
-def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int) -> Store:
-    store = Store(shard, buckets, nranks, epoch=EPOCH)
+def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int, **options: Any) -> Store:
+    store = Store(shard, buckets, nranks, epoch=EPOCH, **options)
     store.parameters[...] = initial_parameters(length)[shard.start : shard.stop]
     return store
 
@@ -631,6 +648,74 @@ def test_a_replacement_of_another_time_is_refused(epoch: int, step: int, kind: t
         store.replace(0, epoch, step, 0, one)
 
 
+# ---- committed ahead --------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_updated_as_they_come_once_all_have_committed() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
+    updater, before, after = in_pieces(store), initial_parameters(LENGTH), parameters_after(1, 2, PLAN, LENGTH)
+    assert store.pieces() == [(48, 64), (64, 70), (16, 32), (32, 48), (0, 16)]
+
+    def push(rank: int, bucket: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """What is updated with it."""
+        if store.push(rank, EPOCH, 0, bucket, start, gradients_of(rank, 0, LENGTH)[start:stop]):
+            store.reduce(bucket)
+            return store.update(updater) if store.is_due(in_pieces=True) else []
+        return []
+
+    assert push(0, 1, 16, 48) == []
+    assert push(1, 1, 16, 33) == []  # averaged, but rank 1 has promised nothing
+    assert store.commit(0, EPOCH, 0, Ending(rate_of(0)), ahead=True) is False
+    assert not store.is_due(in_pieces=True)
+    assert store.commit(1, EPOCH, 0, Ending(rate_of(0)), ahead=True) is False
+    assert store.is_due(in_pieces=True)
+    assert not store.is_due()
+    assert store.update(updater) == [(16, 32)]
+    assert_same_bits(store.parameters, np.concatenate([before[:16], after[16:32], before[32:]]))
+    assert push(1, 0, 48, 70) == []
+    assert push(1, 2, 0, 16) == []
+    assert push(1, 1, 33, 48) == [(32, 48)]
+    assert (store.waiting_for(), store.begun, store.step) == ([0], True, 0)
+    assert push(0, 0, 48, 70) == [(48, 64), (64, 70)]
+    assert push(0, 2, 0, 8) == []
+    assert push(0, 2, 8, 16) == [(0, 16)]
+    assert (store.waiting_for(), store.begun, store.step) == ([0, 1], False, 1)
+    assert_same_bits(store.parameters, after)
+
+
+def test_an_updater_of_the_whole_waits_for_all_that_was_committed_ahead() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
+    for rank in range(2):
+        assert store.commit(rank, EPOCH, 0, Ending(rate_of(0)), ahead=True) is False
+    deliver(store, 0, 0, LENGTH)
+    deliver(store, 1, 0, LENGTH)
+    assert not store.is_due()
+    push_all(store)
+    assert store.is_due()
+    store.update(NumpySGD(store))
+    assert_same_bits(store.parameters, parameters_after(1, 2, PLAN, LENGTH))
+
+
+@pytest.mark.parametrize("ending", [AVERAGE, AGAIN, REPLACED])
+def test_only_an_update_by_new_gradients_is_committed_ahead(ending: Ending) -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    with refused(
+        store, ProtocolError, text="^rank 1 committed step 0 ahead, which is for updates by new gradients only$"
+    ):
+        store.commit(1, EPOCH, 0, ending, ahead=True)
+
+
+def test_an_updater_of_pieces_uses_an_average_again() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
+    push_all(store)
+    end(store, AVERAGE)
+    for rank in range(2):
+        store.commit(rank, EPOCH, 1, AGAIN)
+    assert store.is_due(in_pieces=True)
+    assert store.update(in_pieces(store)) == [(0, LENGTH)]
+    assert_same_bits(store.parameters, updated(initial_parameters(LENGTH), 0, 0.1, 2, PLAN))
+
+
 # ---- two dtypes -------------------------------------------------------------------------------------------------
 
 MIXED = [Bucket(160, 224, "float64"), Bucket(96, 160, "float64"), Bucket(32, 96), Bucket(0, 32)]
@@ -718,17 +803,32 @@ class StoreMachine(RuleBasedStateMachine):
         nranks=st.integers(1, 4),
         servers=st.integers(1, 4),
         kinds=st.lists(st.sampled_from(["update", "average", "replaced", "again", "again, replaced"]), min_size=1),
+        piece=st.sampled_from([16, 48, 1 << 62]),
+        takes_pieces=st.booleans(),
     )
-    def begin(self, plan: tuple[int, list[Bucket]], nranks: int, servers: int, kinds: list[str]) -> None:
+    def begin(
+        self,
+        plan: tuple[int, list[Bucket]],
+        nranks: int,
+        servers: int,
+        kinds: list[str],
+        piece: int,
+        takes_pieces: bool,
+    ) -> None:
         self.kinds = kinds
         self.length, self.buckets = plan
         self.nranks = nranks
-        self.stores = [make_store(s, self.buckets, nranks, self.length) for s in plan_shards(self.length, servers)]
+        shards = plan_shards(self.length, servers)
+        self.stores = [make_store(s, self.buckets, nranks, self.length, piece=piece) for s in shards]
+        self.piece, self.takes_pieces = piece, takes_pieces
         self.models = [initial_parameters(self.length)]
         self.endings: list[Ending] = []
         self.sent = [self.nothing_sent() for _ in self.stores]
         self.replaced = [0 for _ in self.stores]
         self.committed: list[set[int]] = [set() for _ in self.stores]
+        self.ahead: list[set[int]] = [set() for _ in self.stores]
+        self.averaged = [[0] * len(self.buckets) for _ in self.stores]  # words of each bucket
+        self.updated = [[0] * len(self.buckets) for _ in self.stores]
 
     def nothing_sent(self) -> list[list[int]]:
         return [[0] * len(self.buckets) for _ in range(self.nranks)]
@@ -757,7 +857,8 @@ class StoreMachine(RuleBasedStateMachine):
         return [(s, r) for s, r in pairs if r not in self.committed[s]]
 
     def pending(self) -> list[tuple[int, int, int]]:
-        triples = [(s, r, b) for s, r in self.open_ranks() for b in range(len(self.buckets))]
+        pairs = self.open_ranks() + [(s, r) for s, ranks in enumerate(self.ahead) for r in sorted(ranks)]
+        triples = [(s, r, b) for s, r in pairs for b in range(len(self.buckets))]
         return [triple for triple in triples if self.left(*triple)]
 
     def to_replace(self, server: int) -> int:
@@ -778,9 +879,13 @@ class StoreMachine(RuleBasedStateMachine):
         data = gradients_of(rank, store.step, self.length, tuple(self.buckets))[start : start + size]
         complete = store.push(rank, EPOCH, store.step, bucket, start, data)
         sent[rank][bucket] += size
-        assert complete == (size > 0 and not any(self.left(server, r, bucket) for r in range(self.nranks)))
+        least, part = min(sent[r][bucket] for r in range(self.nranks)), self.part(server, bucket)
+        there = least if least == part.length else least // self.piece * self.piece
+        assert complete == (there > self.averaged[server][bucket])
         if complete:
             store.reduce(bucket)
+            self.averaged[server][bucket] = there
+        self.go_on(server)
 
     def replace(self, server: int, size: int) -> None:
         store = self.stores[server]
@@ -788,23 +893,49 @@ class StoreMachine(RuleBasedStateMachine):
         store.replace(0, EPOCH, store.step, start, new_values(store.step, self.length)[start : start + size])
         self.replaced[server] += size
 
-    def commit(self, server: int, rank: int) -> None:
+    def commit(self, server: int, rank: int, *, ahead: bool = False) -> None:
         store, ending = self.stores[server], self.ending(self.stores[server].step)
-        complete = store.commit(rank, EPOCH, store.step, ending, mask_of(rank, store.step))
+        complete = store.commit(rank, EPOCH, store.step, ending, mask_of(rank, store.step), ahead=ahead)
         self.committed[server].add(rank)
-        assert complete == (len(self.committed[server]) == self.nranks)
+        if ahead:
+            self.ahead[server].add(rank)
+        assert complete == all(self.finished(server, r) for r in range(self.nranks))
         assert store.ending == ending
-        if not complete:
+        self.go_on(server)
+
+    def finished(self, server: int, rank: int) -> bool:
+        owes = any(self.left(server, rank, b) for b in range(len(self.buckets)))
+        return rank in self.committed[server] and not owes
+
+    def go_on(self, server: int) -> None:
+        """Update, or average, if it is time for that."""
+        store, step = self.stores[server], self.stores[server].step
+        ending = self.ending(step)
+        all_committed = len(self.committed[server]) == self.nranks
+        all_there = all(self.finished(server, r) for r in range(self.nranks))
+        a_piece = self.takes_pieces and self.averaged[server] != self.updated[server]
+        due = all_committed and (all_there or a_piece)
+        assert store.is_due(in_pieces=self.takes_pieces) == due
+        if not due:
             return
-        updater, step = NumpySGD(store), store.step
-        if ending.update:
-            store.update(updater)
-            masks = [np.frombuffer(mask_of(r, step), np.uint8) for r in range(self.nranks)]
-            assert updater.used == [np.bitwise_or.reduce(masks).tobytes()]
-        else:
+        if not ending.update:
             store.average()
             self.compare_average(store, step)
-        self.sent[server], self.committed[server], self.replaced[server] = self.nothing_sent(), set(), 0
+        elif self.takes_pieces:
+            runs = store.update(in_pieces(store))
+            if not (ending.again or ending.replaced):
+                assert sum(b - a for a, b in runs) == sum(self.averaged[server]) - sum(self.updated[server])
+                self.updated[server] = list(self.averaged[server])
+        else:
+            updater = NumpySGD(store)
+            assert store.update(updater) == [(store.shard.start, store.shard.stop)]
+            masks = [np.frombuffer(mask_of(r, step), np.uint8) for r in range(self.nranks)]
+            assert updater.used == [np.bitwise_or.reduce(masks).tobytes()]
+        assert store.step == step + all_there
+        if all_there:
+            self.sent[server], self.committed[server], self.replaced[server] = self.nothing_sent(), set(), 0
+            self.ahead[server] = set()
+            self.averaged[server], self.updated[server] = ([0] * len(self.buckets) for _ in range(2))
 
     def compare_average(self, store: Store, step: int) -> None:
         sources = [gradients_of(rank, step, self.length, tuple(self.buckets)) for rank in range(self.nranks)]
@@ -920,7 +1051,25 @@ class StoreMachine(RuleBasedStateMachine):
     def more_after_a_commit(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from([s for s, ranks in enumerate(self.committed) if ranks]))
         rank, store = data.draw(st.sampled_from(sorted(self.committed[server]))), self.stores[server]
-        self.refuse_all(store, ProtocolError, rank, EPOCH, store.step)
+        if rank not in self.ahead[server]:
+            self.refuse_all(store, ProtocolError, rank, EPOCH, store.step)
+            return
+        with refused(store, ProtocolError):
+            store.commit(rank, EPOCH, store.step, self.ending(store.step), mask_of(rank, store.step), ahead=True)
+        with refused(store, ProtocolError):
+            store.replace(rank, EPOCH, store.step, store.shard.start, one)
+
+    @precondition(lambda self: self.open_ranks())
+    @rule(data=st.data())
+    def commit_ahead(self, data: st.DataObject) -> None:
+        server, rank = data.draw(st.sampled_from(self.open_ranks()))
+        store = self.stores[server]
+        ending = self.ending(store.step)
+        if ending.update and not ending.again and not ending.replaced:
+            self.commit(server, rank, ahead=True)
+        else:
+            with refused(store, ProtocolError):
+                store.commit(rank, EPOCH, store.step, ending, mask_of(rank, store.step), ahead=True)
 
     @precondition(lambda self: any(self.committed[server] for server, _ in self.ready()))
     @rule(data=st.data(), what=st.sampled_from(["learning_rate", "update", "replaced", "again", "used"]))
@@ -947,9 +1096,13 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_server_has_its_slice_of_the_model(self) -> None:
         for server, store in enumerate(getattr(self, "stores", [])):
-            expected = self.model(store.step)[store.shard.start : store.shard.stop]
-            assert store.parameters.tobytes() == expected.tobytes()
-            assert store.waiting_for() == [r for r in range(self.nranks) if r not in self.committed[server]]
+            expected = self.model(store.step).copy()
+            for bucket, words in enumerate(self.updated[server]):
+                if words:
+                    new = slice(start := self.part(server, bucket).start, start + words)
+                    expected[new] = self.model(store.step + 1)[new]
+            assert store.parameters.tobytes() == expected[store.shard.start : store.shard.stop].tobytes()
+            assert store.waiting_for() == [r for r in range(self.nranks) if not self.finished(server, r)]
             assert not store.padded_parameters[store.shard.length :].any()
             assert not store.padded_gradients[store.shard.length :].any()
 

@@ -113,6 +113,7 @@ def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ps.training_group.make_updater", numpy_updater)
         patch.setattr("ps.training_group.make_part_updater", numpy_part_updater)
+        patch.setattr("ps.training_group.PIECE", 32)
         yield
 
 
@@ -164,8 +165,10 @@ def gradient_message(rank: int, step: int, bucket: int, start: int, stop: int) -
     return TrainerMessage(gradients=chunk)
 
 
-def commit_message(step: int, *, rate: float = RATE, epoch: int = 0, update: bool = True) -> TrainerMessage:
-    return TrainerMessage(commit=Commit(epoch=epoch, step=step, learning_rate=rate, update=update))
+def commit_message(
+    step: int, *, rate: float = RATE, epoch: int = 0, update: bool = True, ahead: bool = False
+) -> TrainerMessage:
+    return TrainerMessage(commit=Commit(epoch=epoch, step=step, learning_rate=rate, update=update, ahead=ahead))
 
 
 def gather_message(sequence: int, data: bytes = b"", *, epoch: int = 0) -> TrainerMessage:
@@ -303,9 +306,11 @@ class Life:
                 yield -1, lambda a=a, b=b: self.say(parameters_message(a, parameters_of(0)[a:b]))
         for step in range(steps):
             yield step, lambda: self.look()
-            for message in self.pushes(step, random):
+            messages = list(self.pushes(step, random))
+            at = random.randint(0, len(messages))
+            messages.insert(at, commit_message(step, ahead=at < len(messages)))
+            for message in messages:
                 yield step, lambda message=message: self.say(message)
-            yield step, lambda step=step: self.say(commit_message(step))
         yield steps, lambda: self.look()
         yield steps, lambda: self.say(gather_message(0, bytes([self.rank, 7 * self.rank])))
         yield steps, lambda: self.say(goodbye_message())
@@ -1209,6 +1214,106 @@ def test_a_gather_of_more_than_it_announced_is_refused() -> None:
     setting = running(2)
     setting.say(1, TrainerMessage(gather=Gather(sequence=0, size=1, data=b"ab")))
     setting.failed(ProtocolError, "rank 1 sent 2 bytes of a gather of 1")
+
+
+# ---- committed ahead --------------------------------------------------------------------------------------------
+
+
+def committed_ahead(nranks: int, *, timeout: float = 30.0) -> Setting:
+    setting = running(nranks, timeout=timeout)
+    for rank in range(nranks):
+        setting.say(rank, commit_message(0, ahead=True))
+    return setting
+
+
+def push_bucket(setting: Setting, rank: int, bucket: int, *, step: int = 0) -> None:
+    setting.say(rank, gradient_message(rank, step, bucket, BUCKETS[bucket].start, BUCKETS[bucket].stop))
+
+
+def test_what_has_come_from_all_is_served_while_the_rest_is_on_its_way() -> None:
+    setting = committed_ahead(2)
+    push_bucket(setting, 0, 0)
+    assert not [m for m in setting.inboxes[0].of_kind("parameters") if m.parameters.step == 1]
+    push_bucket(setting, 1, 0)
+    after = expected_after(1, 2)
+    for inbox in setting.inboxes:
+        mine = np.zeros(LAYOUT.length, np.float32)
+        inbox.parameters(1, mine)
+        np.testing.assert_array_equal(mine, np.concatenate([np.zeros(64, np.float32), after[64:]]))
+        assert inbox.version == 0
+    push_bucket(setting, 0, 1)
+    push_bucket(setting, 1, 1)
+    for inbox in setting.inboxes:
+        mine = np.zeros(LAYOUT.length, np.float32)
+        inbox.parameters(1, mine)
+        assert mine.tobytes() == after.tobytes()
+        assert inbox.version == 1
+
+
+def test_who_committed_ahead_and_fell_silent_is_named() -> None:
+    setting = committed_ahead(3, timeout=0.3)
+    push_bucket(setting, 2, 0)
+    for rank in (0, 1):
+        setting.push_all(rank, 0)
+    stalled(setting, "2 did not take part in step 0", timeout=0.3)
+
+
+def test_to_commit_ahead_is_not_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long backward follows it; only who has pushed everything waits."""
+    clock = Clock()
+    monkeypatch.setattr("ps.training_group.time", clock)
+    setting = committed_ahead(2, timeout=10.0)
+    push_bucket(setting, 0, 0)
+    clock.advance(25.0)
+    push_bucket(setting, 0, 1)
+    clock.advance(9.0)
+    assert not setting.inboxes[0].of_kind("failure")
+    clock.advance(2.0)
+    setting.failed(PeerStalled, "rank 1 did not take part in step 0 for 10 s")
+
+
+def test_who_dies_after_committing_ahead_is_named() -> None:
+    setting = committed_ahead(3)
+    push_bucket(setting, 1, 0)
+    setting.group.lost(1)
+    setting.failed(PeerLost, "rank 1 died at step 0: its connection closed without a goodbye")
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_who_leaves_while_others_commit_ahead_is_named(leaves_first: bool) -> None:
+    setting = running(2)
+    actions = [lambda: setting.say(1, goodbye_message()), lambda: setting.say(0, commit_message(0, ahead=True))]
+    for action in actions if leaves_first else reversed(actions):
+        action()
+    setting.push_all(0, 0)
+    assert "rank 1 finished at step 0 while others go on" in str(outcome_of(setting.group))
+    assert isinstance(setting.inboxes[0].failure, PeerLost)
+
+
+def test_a_server_stops_when_a_step_that_was_committed_ahead_is_complete() -> None:
+    setting = committed_ahead(2)
+    for rank in (0, 1):
+        push_bucket(setting, rank, 0)
+    setting.group.stop_after_step(PeerLost("server 0 was stopped"))
+    assert not setting.inboxes[0].of_kind("failure")
+    for rank in (0, 1):
+        push_bucket(setting, rank, 1)
+    assert [inbox.version for inbox in setting.inboxes] == [1, 1]
+    setting.failed(PeerLost, "server 0 was stopped")
+
+
+def test_only_updates_are_committed_ahead() -> None:
+    setting = running(2)
+    setting.say(1, commit_message(0, update=False, ahead=True))
+    setting.failed(ProtocolError, "rank 1 committed step 0 ahead, which is for updates by new gradients only")
+
+
+def test_steps_that_were_committed_ahead_are_counted_once() -> None:
+    setting = committed_ahead(2)
+    setting.push_all(1, 0)
+    setting.push_all(0, 0)
+    trainers = setting.group.status().trainers
+    assert [(t.steps, t.times_last) for t in trainers] == [(1, 1), (1, 0)]
 
 
 # ---- lanes ------------------------------------------------------------------------------------------------------
