@@ -32,6 +32,17 @@ def changed_lines(name: str) -> list[tuple[str, str]]:
     return [(a, b) for a, b in zip(before, after, strict=True) if a != b]
 
 
+def test_the_readme_shows_the_example_for_arrays_and_it_runs() -> None:
+    source = (EXAMPLES / "all_reduce.py").read_text().partition('"""\n\n')[2]
+    for name in ("README.md", "README.zh-CN.md"):
+        shown = [line.partition("  #")[0] for line in (EXAMPLES.parent / name).read_text().splitlines()]
+        for line in filter(None, source.splitlines()):
+            assert line.partition("  #")[0] in shown
+    command = [sys.executable, "-m", "collective.run", "--nranks", "4", str(EXAMPLES / "all_reduce.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stdout) == (0, "rank 0 of 4: the mean is 1.5\n"), done.stderr
+
+
 def test_there_are_four_pairs() -> None:
     assert NAMES == ["cifar10_cnn.py", "fashion_resnet18.py", "fleet_parameter_server.py", "mnist_cnn.py"]
     assert sorted(p.name for p in (EXAMPLES / "after").glob("*.py")) == NAMES
