@@ -27,10 +27,12 @@ from benchmarks.sweep_report import OURS, TITLES, cells, to_html, to_markdown, w
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
+from common.process_memory import ProcessMemory
 
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
+MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
     "tcp": "loopback-limit",
@@ -120,6 +122,8 @@ def measure_all(
             for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
                 try:
                     measured.add(group, nbytes, config.seconds)
+                    if nbytes == max(config.bytes):
+                        measured.note_memory(group)
                 except GradSyncError as exc:
                     if PEERS[group.backend] in OURS:
                         raise
@@ -138,6 +142,7 @@ class Measured:
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     wrong: dict[tuple[str, int], int] = field(default_factory=dict)
     iterations: dict[tuple[str, int], int] = field(default_factory=dict)
+    memory: dict[str, ProcessMemory] = field(default_factory=dict)  # by backend: of a server, at the largest size
     failed: dict[str, str] = field(default_factory=dict)  # by backend: why
 
     def add(self, group: MeasuredGroup, nbytes: int, seconds: float) -> None:
@@ -148,6 +153,12 @@ class Measured:
         times, bad = group.measure(nbytes, self.iterations[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad
+
+    def note_memory(self, group: MeasuredGroup) -> None:
+        """Of the server that uses most, and of all rounds the most."""
+        for found in group.server_memory():
+            most = self.memory.get(group.backend, found)
+            self.memory[group.backend] = ProcessMemory(max(most.pss, found.pss), max(most.own, found.own))
 
 
 def rows_of(
@@ -178,7 +189,17 @@ def rows_of(
                 continue
             limit = bound(group.backend, nbytes)
             rows.append(row_of(group.backend, nranks, nbytes, measured.medians[key], measured.wrong[key], limit))
+            if nbytes == max(config.bytes) and (memory := measured.memory.get(group.backend)):
+                rows[-1]["server_memory"] = memory_of_server(memory, group.backend, nranks, nbytes, config.servers)
     return rows
+
+
+def memory_of_server(memory: ProcessMemory, backend: str, nranks: int, nbytes: int, servers: int) -> dict[str, float]:
+    """In MB, above that after imports. Its limit: the parameters, one buffer of gradients (over gRPC one for each
+    rank), and 100 MB; SGD keeps nothing."""
+    buffers = nranks if backend == "ps-grpc" else 1
+    limit = (1 + buffers) * nbytes / servers + MARGIN
+    return {"pss": memory.pss / 1e6, "own": memory.own / 1e6, "limit": limit / 1e6}
 
 
 def row_of(

@@ -81,7 +81,14 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
     if near:
         reach = " to ".join(dict.fromkeys((min(near)[1], max(near)[1])))
         lines.append(f"N={nranks}: ours reaches {reach} of what the machine allows.")
+    if told := [_memory(row) for row in rows if "server_memory" in row]:
+        lines.append(f"N={nranks}, memory (PSS) of a server above its imports: {'; '.join(told)}.")
     return lines
+
+
+def _memory(row: Row) -> str:
+    of, size = row["server_memory"], size_in_words(row["bytes"])
+    return f"{row['backend']} {of['pss']:.0f} MB at {size} (its own {of['own']:.0f}, limit {of['limit']:.0f})"
 
 
 def nearest_to_limit(results: Results) -> str:

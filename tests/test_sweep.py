@@ -20,6 +20,7 @@ from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import measure
 from common.errors import GradSyncError, UsageError
 from common.launch import Job
+from common.process_memory import ProcessMemory
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,12 @@ class FakeGroup:
             raise GradSyncError(f"{self.backend}: a rank ended")
         return [1.0] * iterations, 0
 
+    def server_memory(self) -> list[ProcessMemory]:
+        """At every measurement less is mapped, and more is a server's own: the second one's."""
+        if not self.backend.startswith("ps-"):
+            return []
+        return [ProcessMemory(500_000_000 + self.lives, 1), ProcessMemory(1, 200_000_000 - self.lives)]
+
     def close(self) -> None:
         self.closed = True
 
@@ -95,6 +102,22 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
     assert [(row["backend"], row["bytes"]) for row in rows] == [("shm", 4096), ("gloo", 4096), ("shm", 1 << 20)]
     found = {**results_of(*rows), "failed": {"gloo N=4": "gloo: a rank ended"}}
     assert "gloo N=4 failed: gloo: a rank ended." in verdict(found)
+
+
+def test_the_memory_of_a_server_is_the_most_of_all_rounds_at_the_largest_size() -> None:
+    groups = FakeGroup("ps-shm", 99), FakeGroup("ps-grpc", 99), FakeGroup("memcpy", 99)
+    config = SweepConfig(op="push_pull", sizes="1MB,400KB", repetitions=2, seconds=1, servers=2)
+    measured = measure_all([*groups], None, config, lambda _: None)  # type: ignore[list-item]
+    rows = rows_of(measured, groups, 4, config)  # type: ignore[arg-type]
+    found = {(row["backend"], row["bytes"]): row["server_memory"] for row in rows if "server_memory" in row}
+    assert found == {
+        ("ps-shm", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 101.0}, abs=1e-8),
+        ("ps-grpc", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 102.5}, abs=1e-8),
+    }
+    assert verdict(results_of(*rows))[-2] == (
+        "N=4, memory (PSS) of a server above its imports: ps-shm 500 MB at 1 MB (its own 200, limit 101); "
+        "ps-grpc 500 MB at 1 MB (its own 200, limit 102)."
+    )
 
 
 def test_one_of_ours_that_fails_ends_the_sweep() -> None:
@@ -280,6 +303,10 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert len(rows) == 2 * 5
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"ps-shm", "ps-shm-copied", "ps-grpc"}
+    memory = {row["backend"]: row["server_memory"] for row in rows if "server_memory" in row}
+    assert memory.keys() == {"ps-shm", "ps-shm-copied", "ps-grpc"}
+    assert all(0 < each["own"] < each["limit"] for each in memory.values())
+    assert memory["ps-grpc"]["limit"] == pytest.approx(100 + 3 * 0.1024 / 2)
     assert (tmp_path / "sweep.md").read_text().startswith("# push_pull, a parameter server's round with SGD in float32")
 
 

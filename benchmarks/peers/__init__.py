@@ -87,7 +87,8 @@ class Peer(Protocol):
 def load_peer(name: str) -> Any:
     """The module of a peer: its `Rank` class (a Peer), `why_absent(name)`, `launch(nranks)`, `sums` (False: it computes
     nothing), `driven_by_rank_0` (True: the other ranks' processes are idle, and its `changed()` tells that `array` has
-    new values), and `SERVER`, the module that is a server: `python -m SERVER ADDRESS I/S NRANKS`.
+    new values), and `SERVER`, the module that is a server: `python -m SERVER ADDRESS I/S NRANKS MEMORY`, which may
+    write to the file MEMORY what it uses after its imports (common/process_memory.py).
 
     Raises:
         UsageError: unknown name.
