@@ -38,10 +38,7 @@ SERVICE = "gradsync.ParameterServer"
 JOIN, SESSION, STATUS, TRACE = (f"/{SERVICE}/{method}" for method in ("Join", "Session", "Status", "Trace"))
 SERVING = HealthCheckResponse.SERVING
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
-WAITING_BYTES = (
-    8 << 20,
-    32 << 20,
-)  # received of a trainer and of all, and not taken yet; gRPC itself would allow any size
+ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
 
 
 class ParameterServer:
@@ -75,7 +72,7 @@ class ParameterServer:
                 SERVICE,
                 handlers,
                 threads=2 * nranks + 4,
-                window=max(rpc.CHUNK_BYTES, min(WAITING_BYTES[0], WAITING_BYTES[1] // nranks)),
+                window=max(rpc.CHUNK_BYTES, min(ONES_WAITING, ALL_WAITING // nranks)),
                 more=lambda s: add_HealthServicer_to_server(self._health, s),
             )
         except GradSyncError as exc:
