@@ -7,12 +7,14 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import Hosts
 from benchmarks.peers import load_peer
 from common.errors import GradSyncError
 from common.launch import Job
+from common.process_memory import ProcessMemory, added_since
 
 __all__ = ["MeasuredGroup"]
 
@@ -43,6 +45,7 @@ class MeasuredGroup:
     ) -> None:
         self.backend, self.nranks = backend, len(placed)
         self.placed, self.servers = tuple(placed), tuple(servers)
+        self._memory: list[Path] = []  # of each server, what it used before the first measurement
         self._operation = operation
         self._job, self._hosts, self._resources = job, hosts, ExitStack()
 
@@ -84,7 +87,9 @@ class MeasuredGroup:
             self._job.start(self._name, worker, log=log, through=module.launch(self.nranks))
             return
         for index, host in enumerate(self.servers if hasattr(module, "SERVER") else ()):
+            self._memory.append(Path(f"{control}.server{index}"))
             server = ["-m", module.SERVER, endpoints[index], f"{index}/{len(endpoints)}", str(self.nranks)]
+            server.append(str(self._memory[-1]))
             name = f"server {index} of {self._name}"
             self._job.start(name, server, log=f"{log}.server{index}", through=self._hosts.within(host))
         for rank, host in enumerate(self.placed):
@@ -137,6 +142,14 @@ class MeasuredGroup:
                 raise GradSyncError(f"{self._name}: a rank ended in mid-measurement")
             answers.append(json.loads(line))
         return answers
+
+    def server_memory(self) -> list[ProcessMemory]:
+        """What each server now uses above what it did after its imports; of servers that do not tell, nothing."""
+        try:
+            return [added_since(file) for file in self._memory if file.exists()]
+        except OSError as exc:
+            self._job.check()
+            raise GradSyncError(f"{self._name}: a server ended between measurements") from exc
 
     def _accept(self, listener: socket.socket) -> Any:
         connection, _ = listener.accept()

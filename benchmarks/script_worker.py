@@ -18,6 +18,7 @@ from typing import Any
 
 from common.errors import GradSyncError
 from common.process import die_with_parent, prepare_process
+from common.process_memory import pss_bytes
 
 __all__ = ["main", "redirect"]
 
@@ -105,8 +106,8 @@ def main() -> int:
     elif placement_from().nranks == 1:
         leave_one_rank_alone()
     models = note_wrapped_models()
-    memory_before = memory_bytes()
-    clock = StepClock(memory_bytes, models)
+    memory_before = pss_bytes()
+    clock = StepClock(pss_bytes, models)
     listen_to_backward(clock)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -120,14 +121,6 @@ def main() -> int:
         print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
     write_record(Path(record), clock, clock.memory_bytes - memory_before, models)
-    return 0
-
-
-def memory_bytes() -> int:
-    """This process's proportional set size: memory it shares with other ranks counts in parts."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
     return 0
 
 

@@ -29,11 +29,13 @@ from benchmarks.sweep_report import OURS, TITLES, WAITING, cells, wrong_backends
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
+from common.process_memory import ProcessMemory
 
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
 LATE_BYTES = 4096  # of the call to which the last rank comes late
+MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
     "tcp": "loopback-limit",
@@ -144,6 +146,8 @@ def measure_all(
             for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
                 with leaving(group.backend, measured):
                     measured.add(group, nbytes, config.seconds)
+                    if nbytes == max(config.bytes):
+                        measured.note_memory(group)
             groups = still_there(groups, measured)
         for name, start in list(started.items()):
             on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone", cost=0)
@@ -194,6 +198,7 @@ class Measured:
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     wrong: dict[tuple[str, int], int] = field(default_factory=dict)
     iterations: dict[tuple[str, int], int] = field(default_factory=dict)
+    memory: dict[str, ProcessMemory] = field(default_factory=dict)  # by backend: of a server, at the largest size
     failed: dict[str, str] = field(default_factory=dict)  # by backend: why
     waiting: list[dict[str, Any]] = field(default_factory=list)  # the rows of `waiting` in sweep.json
 
@@ -205,6 +210,12 @@ class Measured:
         times, bad = group.measure(nbytes, self.iterations[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad
+
+    def note_memory(self, group: MeasuredGroup) -> None:
+        """Of the server that uses most, and of all rounds the most."""
+        for found in group.server_memory():
+            most = self.memory.get(group.backend, found)
+            self.memory[group.backend] = ProcessMemory(max(most.pss, found.pss), max(most.own, found.own))
 
 
 def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: SweepConfig) -> list[dict[str, Any]]:
@@ -234,7 +245,17 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: Sw
             if key in measured.medians:  # else it failed
                 limit, times, wrong = bound(backend, nbytes), measured.medians[key], measured.wrong[key]
                 rows.append(row_of(backend, nranks, nbytes, times, wrong, limit, op=config.op))
+                if nbytes == max(config.bytes) and (memory := measured.memory.get(backend)):
+                    rows[-1]["server_memory"] = memory_of_server(memory, backend, nranks, nbytes, config.servers)
     return rows
+
+
+def memory_of_server(memory: ProcessMemory, backend: str, nranks: int, nbytes: int, servers: int) -> dict[str, float]:
+    """In MB, above that after imports. Its limit: the parameters, one buffer of gradients (over gRPC one for each
+    rank), and 100 MB; SGD keeps nothing."""
+    buffers = nranks if backend == "ps-grpc" else 1
+    limit = (1 + buffers) * nbytes / servers + MARGIN
+    return {"pss": memory.pss / 1e6, "own": memory.own / 1e6, "limit": limit / 1e6}
 
 
 def row_of(

@@ -117,7 +117,25 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
                 most=reach[1],
             )
         )
+    if told := [_memory(row) for row in rows if "server_memory" in row]:
+        lines.append(
+            say(
+                "N={nranks}, memory (PSS) of a server above its imports: {servers}.",
+                nranks=nranks,
+                servers=say("; ").join(told),
+            )
+        )
     return lines
+
+
+def _memory(row: Row) -> str:
+    of, size = row["server_memory"], size_in_words(row["bytes"])
+    return say(
+        "{backend} {pss:.0f} MB at {size} (its own {own:.0f}, limit {limit:.0f})",
+        backend=row["backend"],
+        size=size,
+        **of,
+    )
 
 
 def nearest_to_limit(results: Results) -> str:

@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from common.errors import SharedMemoryTooSmall
 
-__all__ = ["ALIGNMENT_BYTES", "Segment", "SegmentPool", "aligned_empty", "tune_malloc"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Segment",
+    "SegmentPool",
+    "aligned_empty",
+    "limit_malloc_arenas",
+    "segment_name",
+    "tune_malloc",
+]
 
 ALIGNMENT_BYTES = 64  # a cache line; every arena base and every parameter in it starts on one
 HUGE_PAGE = 1 << 21  # bytes; of x86-64, and of arm64 with pages of 4 KiB
@@ -32,6 +40,13 @@ def tune_malloc() -> None:
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     libc.mallopt(m_mmap_threshold, 1 << 30)
     libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def limit_malloc_arenas(count: int) -> None:
+    """Have all threads allocate from so many arenas, not from 8 for each core: what was freed in one is not used for
+    another. Call before there are threads."""
+    m_arena_max = -8  # malloc.h
+    libc.mallopt(m_arena_max, count)
 
 
 def aligned_empty(count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -151,11 +166,16 @@ class SegmentPool:
             segment.close()
 
 
+def segment_name(pid: int) -> str:
+    """What the segments that a process has made are called in the maps of all processes; no name to find them by."""
+    return f"gradsync-{pid}"
+
+
 def create_memfd(nbytes: int) -> int:
     free = free_bytes()
     if nbytes > free:
         raise SharedMemoryTooSmall(shortage(nbytes, free))
-    descriptor = os.memfd_create("gradsync", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(segment_name(os.getpid()), os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, max(nbytes, 1))
     except OSError as exc:

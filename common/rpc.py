@@ -54,17 +54,20 @@ def serve(
     handlers: Mapping[str, Any],
     *,
     threads: int,
+    window: int | None = None,
     more: Callable[[grpc.Server], None] | None = None,
 ) -> tuple[grpc.Server, str]:
     """Start a server for one service; return it with the address it listens on (a port 0 filled in).
 
     Args:
+        window: how many bytes of each stream may wait here to be taken; None: gRPC chooses, and takes what it can get.
         more: adds further services.
 
     Raises:
         PortInUse: naming the address.
     """
-    server = grpc.server(futures.ThreadPoolExecutor(threads), options=SERVER_OPTIONS)
+    bound = [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
+    server = grpc.server(futures.ThreadPoolExecutor(threads), options=SERVER_OPTIONS + bound)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
     if more:
         more(server)

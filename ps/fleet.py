@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.errors import UsageError
+from common.memory import limit_malloc_arenas
 from common.placement import Placement, placement_from
 from common.rpc import check_bind_host, host_of
 from common.surface import Surface
@@ -95,6 +96,7 @@ class ServerSurface(Surface):
             raise UsageError(f"run_server: {endpoint} is not among the servers {', '.join(placement.servers)}")
         check_bind_host(host_of(endpoint), insecure=placement.insecure)
         shard = (placement.servers.index(endpoint), len(placement.servers))
+        limit_malloc_arenas(1)
         with ParameterServer(endpoint, placement.nranks, shard=shard, timeout=placement.timeout) as server:
             server.wait()
 

@@ -8,21 +8,29 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from common.memory import limit_malloc_arenas
 from common.process import prepare_process
 
 if TYPE_CHECKING:
     from ps.config import ServerConfig
     from ps.servicer import ParameterServer
 
-__all__ = ["main"]
+__all__ = ["main", "prepare_server"]
 
 
 def main(args: list[str] | None = None) -> int:
-    prepare_process()
+    prepare_server()
     from common.cli import run_command
     from ps.config import ServerConfig
 
     return run_command(ServerConfig, run, prog="ps.server", args=args)
+
+
+def prepare_server() -> None:
+    """What the process of a server does first. Its many threads receive and send what is large in turn, so that one
+    arena is enough; each of many would keep the most that any thread has ever had in it."""
+    prepare_process()
+    limit_malloc_arenas(1)
 
 
 def run(config: ServerConfig) -> None:

@@ -38,6 +38,7 @@ SERVICE = "gradsync.ParameterServer"
 JOIN, SESSION, STATUS, TRACE = (f"/{SERVICE}/{method}" for method in ("Join", "Session", "Status", "Trace"))
 SERVING = HealthCheckResponse.SERVING
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
+ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
 
 
 class ParameterServer:
@@ -71,6 +72,7 @@ class ParameterServer:
                 SERVICE,
                 handlers,
                 threads=2 * nranks + 4,
+                window=max(rpc.CHUNK_BYTES, min(ONES_WAITING, ALL_WAITING // nranks)),
                 more=lambda s: add_HealthServicer_to_server(self._health, s),
             )
         except GradSyncError as exc:
@@ -164,6 +166,7 @@ class ParameterServer:
             rank = self._group.enter(next(received).message, outbox)
             for frame in received:
                 self._group.handle(rank, frame.message, frame.words)
+                del frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
             self._group.fail(exc)
             if rank is None:

@@ -152,7 +152,9 @@ def sweeps() -> Iterator[Results]:
     plain = {**sweep.sample(), "absent": absent, "failed": {"ray": "gloo"}, "waiting": waiting}
     paced = {"words": "rate-limited sockets (1gbit), not a network", "paced_bytes_per_s": 125e6}
     yield plain
-    yield {**plain, "op": "push_pull", "cluster": CLUSTER}
+    pushed = deepcopy({**plain, "op": "push_pull", "cluster": CLUSTER})
+    pushed["rows"][0]["server_memory"] = {"pss": 500.0, "own": 200.0, "limit": 300.0}
+    yield pushed
     yield {**plain, "op": "broadcast", "cluster": paced}
     wrong = deepcopy(plain)
     wrong["rows"][0]["wrong"] = 3

@@ -24,6 +24,7 @@ from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import measure
 from common.errors import GradSyncError, UsageError
 from common.launch import Job
+from common.process_memory import ProcessMemory
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,12 @@ class FakeGroup:
         if self.lives == 0:
             raise GradSyncError(f"{self.backend}: no answer")
         return self.lives / 100
+
+    def server_memory(self) -> list[ProcessMemory]:
+        """At every measurement less is mapped, and more is a server's own: the second one's."""
+        if not self.backend.startswith("ps-"):
+            return []
+        return [ProcessMemory(500_000_000 + self.lives, 1), ProcessMemory(1, 200_000_000 - self.lives)]
 
     def close(self) -> None:
         self.closed = True
@@ -147,6 +154,22 @@ def test_what_waiting_costs_is_reported() -> None:
     assert "| shm | 0.2% | 0.3% |" in text
     assert "| &lt;mpi> |  | 99.6% |" in text
     assert "&lt;mpi&gt;" in to_html(found)
+
+
+def test_the_memory_of_a_server_is_the_most_of_all_rounds_at_the_largest_size() -> None:
+    groups = FakeGroup("ps-shm", 99), FakeGroup("ps-grpc", 99), FakeGroup("memcpy", 99)
+    config = SweepConfig(op="push_pull", sizes="1MB,400KB", repetitions=2, seconds=1, servers=2)
+    measured = measure_all([*groups], None, config, lambda _: None)  # type: ignore[list-item]
+    rows = rows_of(measured, ["ps-shm", "ps-grpc", "memcpy"], 4, config)
+    found = {(row["backend"], row["bytes"]): row["server_memory"] for row in rows if "server_memory" in row}
+    assert found == {
+        ("ps-shm", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 101.0}, abs=1e-8),
+        ("ps-grpc", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 102.5}, abs=1e-8),
+    }
+    assert verdict(results_of(*rows))[-2] == (
+        "N=4, memory (PSS) of a server above its imports: ps-shm 500 MB at 1 MB (its own 200, limit 101); "
+        "ps-grpc 500 MB at 1 MB (its own 200, limit 102)."
+    )
 
 
 def test_one_of_ours_that_fails_ends_the_sweep() -> None:
@@ -344,6 +367,10 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert len(rows) == 2 * 5
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"ps-shm", "ps-shm-copied", "ps-grpc"}
+    memory = {row["backend"]: row["server_memory"] for row in rows if "server_memory" in row}
+    assert memory.keys() == {"ps-shm", "ps-shm-copied", "ps-grpc"}
+    assert all(0 < each["own"] < each["limit"] for each in memory.values())
+    assert memory["ps-grpc"]["limit"] == pytest.approx(100 + 3 * 0.1024 / 2)
     assert (tmp_path / "sweep.md").read_text().startswith("# push_pull，参数服务器的一轮（float32，SGD）")
 
 

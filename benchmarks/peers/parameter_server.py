@@ -5,9 +5,11 @@ Each size is a training of its own: the server's k-th listens k ports after the 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -17,8 +19,9 @@ from common.addresses import address_after
 from common.errors import PeerError
 from common.memory import aligned_empty
 from common.optimizers import SGD
-from common.process import prepare_process
+from common.process_memory import leave_memory
 from ps.connection import Connection, connect
+from ps.server import prepare_server
 from ps.servicer import ParameterServer
 from ps.shards import parse_shard
 
@@ -69,19 +72,21 @@ class Rank:
 
 def main() -> int:
     """A server, for one training after the other, until it is ended."""
-    prepare_process()
+    prepare_server()
     import common.flat_optimizer  # noqa: F401 - now, so that no trainer waits for it
 
-    address, shard, nranks = sys.argv[1:]
+    address, shard, nranks, memory = sys.argv[1:]
+    leave_memory(Path(memory))
     for number in itertools.count():
-        with (
-            ParameterServer(
-                address_after(address, number), int(nranks), shard=parse_shard(shard), timeout=TIMEOUT_S
-            ) as server,
-            suppress(PeerError),
-        ):
-            server.wait()
+        serve(address_after(address, number), shard, int(nranks))
+        gc.collect()  # a server is part of cycles, and keeps its memory until they are found
     return 0
+
+
+def serve(address: str, shard: str, nranks: int) -> None:
+    """One training, however it ends."""
+    with ParameterServer(address, nranks, shard=parse_shard(shard), timeout=TIMEOUT_S) as server, suppress(PeerError):
+        server.wait()
 
 
 if __name__ == "__main__":

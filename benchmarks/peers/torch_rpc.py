@@ -95,7 +95,7 @@ class Rank:
 
 
 def main() -> int:
-    address, _, nranks = sys.argv[1:]
+    address, _, nranks, _ = sys.argv[1:]
     from benchmarks.peers import torch_rpc  # under the name that the trainers' pickles have
 
     torch_rpc.join(NAME, 0, int(nranks), address).shutdown()  # which waits for all trainers to shut down

@@ -1,0 +1,84 @@
+"""How much memory a process needs, and that a parameter server needs its data and little more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from common.launch import Job, start_servers
+from common.memory import Segment, segment_name
+from common.optimizers import Adam
+from common.process_memory import ProcessMemory, added_since, leave_memory, memory_of, pss_bytes
+from ps.connection import connect
+from tests.groups import on_threads
+
+SIZE = 16 << 20
+ROUND = 2 << 20  # what else may come and go in the process of the tests
+
+
+def test_what_is_private_counts_and_so_does_what_was_made_here(tmp_path: Path) -> None:
+    leave_memory(tmp_path / "before")
+    with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as private, Segment(SIZE) as mine:
+        for _ in range(SIZE // 4096):
+            private.write(b"x" * 4096)
+        mine.bytes.fill(1)
+        with Segment(SIZE, descriptor=os.dup(mine.descriptor)) as again:  # as by a second process
+            again.bytes.fill(2)
+            added = added_since(tmp_path / "before")
+        assert added.own == pytest.approx(3 * SIZE, abs=ROUND)
+        assert added.pss == pytest.approx(2 * SIZE, abs=ROUND)
+
+
+def test_what_another_process_has_made_is_not_ours() -> None:
+    before, quick = memory_of(os.getpid()), pss_bytes()
+    other = segment_name(int(f"{os.getpid()}0"))
+    with os.fdopen(os.memfd_create(other), "wb") as file:
+        file.truncate(SIZE)
+        with Segment(SIZE, descriptor=os.dup(file.fileno())) as theirs:
+            theirs.bytes.fill(1)
+            now = memory_of(os.getpid())
+            assert now.own - before.own == pytest.approx(0, abs=ROUND)
+            assert now.pss - before.pss == pytest.approx(SIZE, abs=ROUND)
+            assert pss_bytes() - quick == pytest.approx(SIZE, abs=ROUND)
+
+
+def test_a_process_that_has_ended_uses_none() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+        with pytest.raises(ProcessLookupError):
+            memory_of(ended.pid)
+
+
+PARAMETERS = 60_000_000  # bytes
+MARGIN = 45_000_000  # three quarters of an array; the ruling allows 100 MB
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("plane", "arrays"), [("grpc", 1 + 2 + 2), ("shm", 2 + 1)])
+def test_a_server_needs_its_data_and_little_more(plane: str, arrays: int) -> None:
+    """Parameters, Adam's two moments and a buffer for each trainer; or, of the gradients, only the mean, where the rest
+    lies in the trainers' memory."""
+    pytest.importorskip("paddle")
+    with Job() as job:
+        (address,) = start_servers(job, 1, nranks=2, timeout=60.0)
+        server = job.children[0].process.pid
+        before = memory_of(server)
+
+        def train(rank: int) -> ProcessMemory:
+            with connect([address], rank, 2, plane, timeout=60.0) as connection:
+                parameters, gradients = connection.empty(PARAMETERS // 4), connection.empty(PARAMETERS // 4)
+                gradients.fill(1 + rank)
+                connection.register(parameters, Adam(learning_rate=0.1))
+                for _ in range(2):
+                    connection.push_pull(gradients)
+                connection.barrier()
+                now = memory_of(server)
+                connection.barrier()
+                return now
+
+        after = on_threads(2, train)[0]
+    assert (arrays - 0.1) * PARAMETERS < after.own - before.own < arrays * PARAMETERS + MARGIN
