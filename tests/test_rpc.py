@@ -262,3 +262,30 @@ def test_other_hosts_are_refused_unless_asked_for(host: str) -> None:
 )
 def test_host_of(address: str, host: str) -> None:
     assert rpc.host_of(address) == host
+
+
+def test_a_sender_waits_where_the_window_ends(wait_until: Callable[[Callable[[], object]], None]) -> None:
+    piece, sent, go = bytes(1 << 16), [], threading.Event()
+
+    def take(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        assert go.wait(LIMIT_S)
+        yield str(sum(map(len, requests))).encode()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(64):
+            sent.append(number)
+            yield piece
+
+    handlers = {"Call": grpc.stream_stream_rpc_method_handler(take)}
+    server, where = rpc.serve(abstract_address("rpc"), "test.Service", handlers, threads=2, window=16 * len(piece))
+    try:
+        with rpc.connect(where, timeout=LIMIT_S) as channel:
+            answers = channel.stream_stream("/test.Service/Call")(pieces(), timeout=LIMIT_S)
+            wait_until(lambda: len(sent) >= 16)
+            before = len(sent)
+            go.set()
+            assert next(answers) == b"%d" % (64 * len(piece))
+    finally:
+        go.set()
+        server.stop(0).wait()
+    assert before < 24
