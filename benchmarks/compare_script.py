@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -142,6 +143,7 @@ def run_once(
     module = "collective" if contestant.scheme == "ring" else contestant.scheme
     worker = [str(WORKER), module, str(record), *script]
     log = folder / "log"
+    shutil.rmtree(log, ignore_errors=True)  # another contestant's words explain nothing
     with Job(log) as job:
         process = job.start(contestant.name, [*launcher(contestant, config, log), *worker], log="launcher.log")
         try:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("paddle")
-from benchmarks.compare_script import distance, reason_in, summarise
+from benchmarks.compare_script import ProgramFailed, distance, reason_in, run_once, summarise
 from benchmarks.contestants import Contestant
 from benchmarks.diff import load
+from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_worker import leave_one_rank_alone
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
@@ -28,6 +29,18 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
         timeout=110,
         check=False,
     )
+
+
+@pytest.mark.processes
+def test_a_failure_is_not_explained_by_another_contestants_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "serverlog.0").write_text("ps.server: PeerLost: the server was told to stop\n")
+    monkeypatch.setattr("benchmarks.compare_script.launcher", lambda *_: ["-c", "import sys; sys.exit('no such data')"])
+    config = CompareScriptConfig()
+    with pytest.raises(ProgramFailed, match=r"^exit code 1: no such data$"):
+        run_once(Contestant("paddle", "gloo", 2), config, ["train.py"], tmp_path)
 
 
 @pytest.mark.processes
