@@ -262,3 +262,21 @@ def test_other_hosts_are_refused_unless_asked_for(host: str) -> None:
 )
 def test_host_of(address: str, host: str) -> None:
     assert rpc.host_of(address) == host
+
+
+@pytest.mark.parametrize(
+    ("address", "windows"),
+    [
+        ("127.0.0.1:8500", []),
+        ("[::1]:8500", []),
+        ("localhost:0", []),
+        ("unix-abstract:gradsync", []),
+        ("10.0.0.1:8500", [rpc.WINDOW_BYTES]),
+        ("0.0.0.0:0", [rpc.WINDOW_BYTES]),
+        ("server.example:8500", [rpc.WINDOW_BYTES]),
+    ],
+)
+def test_between_hosts_a_stream_has_no_more_than_its_window_under_way(address: str, windows: list[int]) -> None:
+    options = rpc.flow_control(address)
+    assert [value for key, value in options if key == "grpc.http2.lookahead_bytes"] == windows
+    assert [value for key, value in options if key == "grpc.http2.bdp_probe"] == [0 for _ in windows]
