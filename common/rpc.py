@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 20  # payload of one streamed message
+WINDOW_BYTES = 1 << 20  # of a stream between hosts, at most so many are under way
 KIND_KEY = "gradsync-error"  # trailing metadata: the error's class name
 
 OPTIONS = [
@@ -66,8 +67,8 @@ def serve(
     Raises:
         PortInUse: naming the address.
     """
-    bound = [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
-    server = grpc.server(futures.ThreadPoolExecutor(threads), options=SERVER_OPTIONS + bound)
+    options = [*SERVER_OPTIONS, *flow_control(address, window)]
+    server = grpc.server(futures.ThreadPoolExecutor(threads), options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
     if more:
         more(server)
@@ -94,15 +95,29 @@ def check_bind_host(host: str, *, insecure: bool) -> None:
     Raises:
         UsageError: `host` is not a loopback address and `insecure` was not asked for.
     """
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not (loopback or insecure):
+    if not (is_loopback(host) or insecure):
         raise UsageError(
             f"refusing to listen on {host}: traffic is neither encrypted nor authenticated yet; "
             "keep to 127.0.0.1, or pass --insecure on a network you trust"
         )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def flow_control(address: str, window: int | None = None) -> list[tuple[str, int]]:
+    """Options by which at most so many bytes of a stream are under way, whatever gRPC finds best for it alone.
+
+    Between hosts WINDOW_BYTES at most, so that streams that share a link get equal parts of it: what a server averages
+    then comes from all trainers at about the same time. On one host `window`, where one is given.
+    """
+    if not (address.startswith("unix") or is_loopback(host_of(address))):
+        window = min(window or WINDOW_BYTES, WINDOW_BYTES)
+    return [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
 
 
 def connect(address: str, *, timeout: float) -> grpc.Channel:
@@ -111,7 +126,7 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
     Raises:
         PeerUnreachable: naming the address and the limit.
     """
-    channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *flow_control(address)])
     try:
         grpc.channel_ready_future(channel).result(timeout)
     except grpc.FutureTimeoutError as exc:

@@ -124,8 +124,8 @@ class Connection:
     def push_pull(self, gradients: Array, out: Array | None = None, *, learning_rate: float | None = None) -> None:
         """One synchronous step; without an optimizer the mean replaces `gradients` unless `out` is given.
 
-        Between hosts about half as long as `push` and `pull`: new parameters come back while gradients are still being
-        pushed.
+        Between hosts new parameters come back while gradients are still being pushed, which takes less time than `push`
+        and `pull` by themselves.
         """
         self._take(gradients)
         self._check_out(out)

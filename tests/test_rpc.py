@@ -289,3 +289,28 @@ def test_a_sender_waits_where_the_window_ends(wait_until: Callable[[Callable[[],
         go.set()
         server.stop(0).wait()
     assert before < 24
+
+
+@pytest.mark.parametrize(
+    ("address", "windows"),
+    [
+        ("127.0.0.1:8500", []),
+        ("[::1]:8500", []),
+        ("localhost:0", []),
+        ("unix-abstract:gradsync", []),
+        ("10.0.0.1:8500", [rpc.WINDOW_BYTES]),
+        ("0.0.0.0:0", [rpc.WINDOW_BYTES]),
+        ("server.example:8500", [rpc.WINDOW_BYTES]),
+    ],
+)
+def test_between_hosts_a_stream_has_no_more_than_its_window_under_way(address: str, windows: list[int]) -> None:
+    options = rpc.flow_control(address)
+    assert [value for key, value in options if key == "grpc.http2.lookahead_bytes"] == windows
+    assert [value for key, value in options if key == "grpc.http2.bdp_probe"] == [0 for _ in windows]
+
+
+@pytest.mark.parametrize(
+    ("address", "window", "bytes_under_way"), [("127.0.0.1:0", 1 << 23, 1 << 23), ("10.0.0.1:0", 1 << 23, 1 << 20)]
+)
+def test_the_smaller_window_counts(address: str, window: int, bytes_under_way: int) -> None:
+    assert ("grpc.http2.lookahead_bytes", bytes_under_way) in rpc.flow_control(address, window)
