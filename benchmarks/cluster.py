@@ -15,12 +15,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ NETWORK = "10.77.0"
 MOST_HOSTS = 64
 PORTS_EACH = 100
 FIRST_PORT = 20000  # below the ports that the kernel gives out; nobody else is in the namespaces
+BLOCKS = 120  # of PORTS_EACH, up to port 32,000
 COMMAND_S = 20.0
 NAMESPACE = re.compile(r"gs(\d+)(?:sw|h\d+)\b")
 BIT_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -213,6 +215,9 @@ class Hosts(Protocol):
         """A rendezvous on host 0."""
 
 
+_blocks = itertools.count(secrets.randbelow(BLOCKS))  # other programs of ours most likely begin elsewhere
+
+
 class OneHost:
     """This machine as it is."""
 
@@ -232,10 +237,9 @@ class OneHost:
         return "127.0.0.1"
 
     def endpoints(self, hosts: Sequence[int]) -> list[str]:
-        """Another process may take one of the ports first, though unlikely."""
-        with ExitStack() as stack:
-            probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in hosts]
-            return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+        """Whoever gets one may use the next PORTS_EACH too: they lie below those that the kernel gives to outgoing
+        connections, of which other libraries have many."""
+        return [f"127.0.0.1:{free_block()}" for _ in hosts]
 
     def meeting_place(self) -> str:
         return abstract_address("benchmarks")
@@ -328,6 +332,16 @@ class Cluster:
 
     def meeting_place(self) -> str:
         return self.endpoints([0])[0]
+
+
+def free_block() -> int:
+    """The first of PORTS_EACH ports of this machine's loopback that nobody uses now, nor was given before."""
+    while True:
+        first = FIRST_PORT + next(_blocks) % BLOCKS * PORTS_EACH
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + PORTS_EACH):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def why_no_cluster() -> str:

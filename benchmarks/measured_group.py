@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = ["MeasuredGroup"]
 
 START_S = 60.0  # for a group to come together
 ANSWER_S = 300.0  # for a rank to measure one size
+END_S, POLL_S = 10.0, 0.05  # for a rank whose connection has ended to end, too
 WARMUP = 2
 
 
@@ -138,8 +140,7 @@ class MeasuredGroup:
                 self._job.check()
                 raise GradSyncError(f"{self._name}: no answer from connection {number} within {ANSWER_S:g} s") from exc
             if not line:
-                self._job.check()
-                raise GradSyncError(f"{self._name}: a rank ended in mid-measurement")
+                raise self._end_of_a_rank()
             answers.append(json.loads(line))
         return answers
 
@@ -150,6 +151,17 @@ class MeasuredGroup:
         except OSError as exc:
             self._job.check()
             raise GradSyncError(f"{self._name}: a server ended between measurements") from exc
+
+    def _end_of_a_rank(self) -> GradSyncError:
+        """Its connection ends before it does: why it ended is known a little later."""
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            try:
+                self._job.check()
+            except GradSyncError as exc:
+                return exc
+            time.sleep(POLL_S)
+        return GradSyncError(f"{self._name}: a rank ended in mid-measurement")
 
     def _accept(self, listener: socket.socket) -> Any:
         connection, _ = listener.accept()

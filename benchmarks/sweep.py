@@ -303,13 +303,14 @@ def show(results: dict[str, Any], console: Console) -> None:
             title_justify="left",
             box=None,
             pad_edge=False,
+            padding=(0, 1),
         )
-        for column in ("time ms", "interval", "algbw", "busbw", "of limit", "wrong"):
+        for column in ("time ms", "interval", "algbw", "busbw", "of limit"):  # wrong is none, or nothing is shown
             table.add_column(column, justify="right", no_wrap=True)
         last = None
         for row in (each for each in results["rows"] if each["nranks"] == nranks):
             size = size_in_words(row["bytes"])
-            table.add_row("" if size == last else size, *cells(row))
+            table.add_row("" if size == last else size, *cells(row)[:-1])
             last = size
         console.print()
         console.print(table)

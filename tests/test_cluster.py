@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import Cluster, ClusterConfig, OneHost, why_no_cluster
+from benchmarks.cluster import FIRST_PORT, PORTS_EACH, Cluster, ClusterConfig, OneHost, why_no_cluster
 from benchmarks.diff import load
 from common.errors import UsageError
 
@@ -29,6 +31,22 @@ def test_links_and_delays() -> None:
     assert ClusterConfig(hosts=2, link="2.5gbit").slowest() == (0, 1)
     assert isinstance(ClusterConfig().make(), OneHost)
     assert ClusterConfig().describe() is None
+
+
+def test_ports_of_one_host_come_in_blocks_that_nobody_else_is_given() -> None:
+    endpoints = OneHost().endpoints(range(5))
+    ports = [int(endpoint.removeprefix("127.0.0.1:")) for endpoint in endpoints]
+    assert len({port // PORTS_EACH for port in ports}) == 5
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(FIRST_PORT <= port <= port + PORTS_EACH <= lowest for port in ports)
+
+
+def test_a_block_with_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = int(OneHost().endpoints([0])[0].rpartition(":")[2])
+    at = (first - FIRST_PORT) // PORTS_EACH
+    monkeypatch.setattr("benchmarks.cluster._blocks", itertools.count(at))
+    with socket.create_server(("127.0.0.1", first + 7)):
+        assert OneHost().endpoints([0]) != [f"127.0.0.1:{first}"]
 
 
 @pytest.mark.parametrize(
