@@ -192,7 +192,7 @@ def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
                 where = say("{title}, N={nranks}", title=title, nranks=nranks)
                 yield race_of(where, [(run, of_training(run)) for run in racing])
     elif kind == "script" and results["certificate"]["passed"]:
-        for nranks in sorted({run["nranks"] for run in results["runs"]}):
+        for nranks in sorted({run["nranks"] for run in results["runs"]} - {1}):
             runs = [run for run in results["runs"] if run["nranks"] == nranks]
             where = say("{title}, N={nranks}", title=title, nranks=nranks)
             yield race_of(where, [(run, of_program(run)) for run in runs])

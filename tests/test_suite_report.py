@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kinds import report_of
+from benchmarks.recommendation import races_in
 from benchmarks.suite_report import to_html, to_markdown, verdict
 from common.errors import UsageError
 from tests.test_report import Page, a_run, results_of
@@ -36,6 +37,12 @@ def a_script() -> dict[str, Any]:
     }
     head = {key: a_sweep()[key] for key in ("created", "environment", "command")}
     return {"schema": 1, **head, "certificate": certificate, "failed": {}, "runs": runs}
+
+
+def test_one_rank_is_no_race_between_schemes() -> None:
+    program = a_script()
+    program["runs"] += [{**run, "nranks": 1, "contestant": f"{run['scheme']} N=1"} for run in program["runs"]]
+    assert [race.where for race in races_in("T", program)] == ["T, N=2"]
 
 
 def a_compare() -> dict[str, Any]:
