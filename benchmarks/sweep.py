@@ -74,7 +74,9 @@ def run_sweep(config: SweepConfig) -> None:
         "waiting": [],
     }
     counts = sorted({int(n) for n in config.nranks.split(",")})
-    runs = len(counts) * (config.repetitions * len(config.bytes) + waits(config))
+    restless = restless_among(present, config.op)
+    each_round = len(config.bytes) * (len(present) > len(restless)) + len(restless)
+    runs = len(counts) * (config.repetitions * each_round + waits(config))
     try:
         with config.make_hosts() as hosts, progress(console, runs) as on_run:
             for nranks in counts:
@@ -111,7 +113,7 @@ def measure_ranks(
             yield group
             group.close()  # its ends of the sockets tell the workers to leave
 
-    restless = [name for name in backends if getattr(load_peer(name), "restless", False)]
+    restless = restless_among(backends, config.op)
     with Job() as job, ExitStack() as groups:
         started = [groups.enter_context(group_of(name, job)) for name in backends if name not in restless]
         link = (
@@ -123,6 +125,12 @@ def measure_ranks(
         measured = measure_all(started, link, config, on_run_here, restless=started_anew)
         groups.close()
     return rows_of(measured, backends, nranks, config), measured
+
+
+def restless_among(backends: Sequence[str], op: str) -> list[str]:
+    """Those that are started anew for each round, one at a time: libraries that take the cores while they wait; and all
+    that have servers, which together would hold some 20 GB at 100 MB."""
+    return [name for name in backends if op == "push_pull" or getattr(load_peer(name), "restless", False)]
 
 
 def measure_all(
@@ -141,7 +149,7 @@ def measure_all(
     """
     groups, measured, started = list(groups), Measured(), dict(restless or {})
     for repetition in range(config.repetitions):
-        for nbytes in config.bytes:
+        for nbytes in config.bytes if groups else ():
             on_run(f"round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
             for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
                 with leaving(group.backend, measured):
@@ -149,11 +157,13 @@ def measure_all(
                     if nbytes == max(config.bytes):
                         measured.note_memory(group)
             groups = still_there(groups, measured)
-        for name, start in list(started.items()):
-            on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone", cost=0)
+        for name, start in list(started.items())[:: 1 if repetition % 2 == 0 else -1]:
+            on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone")
             with leaving(name, measured), start() as group:
                 for nbytes in config.bytes:
                     measured.add(group, nbytes, config.seconds)
+                    if nbytes == max(config.bytes):
+                        measured.note_memory(group)
         started = {name: start for name, start in started.items() if name not in measured.failed}
         if link is not None:
             measured.add(link, link_bytes(config.cluster), config.seconds)
