@@ -162,7 +162,7 @@ class Reader:
 
     def _part(self, table: dict[str, Any], chosen: dict[str, Any], where: str) -> Part:
         suffix = [re.sub(r"[^\w.]+", "-", str(value)) for value in chosen.values()]
-        script = self._folder / table["script"] if "script" in table else None
+        script = from_here(self._folder / table["script"]) if "script" in table else None
         if script and not script.is_file() and self._path.parent != PRESETS:  # examples are not installed
             raise UsageError(f"{where}: no such script: {script}")
         flags = {key.replace("_", "-"): value for key, value in {**table.get("flags", {}), **chosen}.items()}
@@ -198,10 +198,16 @@ class Reader:
         if self._data_dir is None:
             self.synthetic = True
             return self._stand_in(name)
-        folder = self._data_dir.resolve() / name
+        folder = self._data_dir / name
         if not folder.is_dir():
             raise UsageError(f"{where} needs the folder {folder}; --data-dir names the one that holds it")
         return folder
+
+
+def from_here(path: Path) -> Path:
+    """As seen from the working folder, if it lies below: results that hold the command then name no place of their
+    machine."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def combinations(matrix: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
