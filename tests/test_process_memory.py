@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,26 +16,49 @@ from common.memory import Segment, segment_name
 from common.optimizers import Adam
 from common.process_memory import ProcessMemory, added_since, leave_memory, memory_of, pss_bytes
 from ps.connection import connect
-from tests.groups import on_threads
+from tests.groups import DEADLINE_S, ROOT, environment, on_threads
 
 SIZE = 16 << 20
-ROUND = 2 << 20  # what else may come and go in the process of the tests
+ROUND = 2 << 20  # what else may come and go in a process
+
+
+def run_alone(body: Callable[[Path], None], folder: Path) -> None:
+    """In a process of its own: in that of the tests, what others have left is given back at any time."""
+    command = f"import pathlib, sys, tests.{Path(__file__).stem} as t; t.{body.__name__}(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", command, str(folder)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_private_counts_and_so_does_what_was_made_here(tmp_path: Path) -> None:
-    leave_memory(tmp_path / "before")
+    run_alone(uses_memory, tmp_path)
+
+
+def uses_memory(folder: Path) -> None:
+    leave_memory(folder / "before")
     with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as private, Segment(SIZE) as mine:
         for _ in range(SIZE // 4096):
             private.write(b"x" * 4096)
         mine.bytes.fill(1)
         with Segment(SIZE, descriptor=os.dup(mine.descriptor)) as again:  # as by a second process
             again.bytes.fill(2)
-            added = added_since(tmp_path / "before")
+            added = added_since(folder / "before")
         assert added.own == pytest.approx(3 * SIZE, abs=ROUND)
         assert added.pss == pytest.approx(2 * SIZE, abs=ROUND)
 
 
-def test_what_another_process_has_made_is_not_ours() -> None:
+def test_what_another_process_has_made_is_not_ours(tmp_path: Path) -> None:
+    run_alone(maps_what_another_made, tmp_path)
+
+
+def maps_what_another_made(_: Path) -> None:
     before, quick = memory_of(os.getpid()), pss_bytes()
     other = segment_name(int(f"{os.getpid()}0"))
     with os.fdopen(os.memfd_create(other), "wb") as file:
