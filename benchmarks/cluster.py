@@ -335,13 +335,19 @@ class Cluster:
 
 
 def free_block() -> int:
-    """The first of PORTS_EACH ports of this machine's loopback that nobody uses now, nor was given before."""
-    while True:
+    """The first of PORTS_EACH ports of this machine's loopback that nobody uses now, nor was given before.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for _ in range(BLOCKS):
         first = FIRST_PORT + next(_blocks) % BLOCKS * PORTS_EACH
         with ExitStack() as stack, suppress(OSError):
             for port in range(first, first + PORTS_EACH):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return first
+    last = FIRST_PORT + BLOCKS * PORTS_EACH - 1
+    raise UsageError(f"no {PORTS_EACH} free ports in a row between {FIRST_PORT} and {last}; end what listens there")
 
 
 def why_no_cluster() -> str:

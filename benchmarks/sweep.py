@@ -153,20 +153,16 @@ def measure_all(
             on_run(f"round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
             for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
                 with leaving(group.backend, measured):
-                    measured.add(group, nbytes, config.seconds)
-                    if nbytes == max(config.bytes):
-                        measured.note_memory(group)
+                    measured.add(group, nbytes, config)
             groups = still_there(groups, measured)
         for name, start in list(started.items())[:: 1 if repetition % 2 == 0 else -1]:
             on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone")
             with leaving(name, measured), start() as group:
                 for nbytes in config.bytes:
-                    measured.add(group, nbytes, config.seconds)
-                    if nbytes == max(config.bytes):
-                        measured.note_memory(group)
+                    measured.add(group, nbytes, config)
         started = {name: start for name, start in started.items() if name not in measured.failed}
         if link is not None:
-            measured.add(link, link_bytes(config.cluster), config.seconds)
+            measured.add(link, link_bytes(config.cluster), config)
     if waits(config):
         on_run("waiting for a rank that is late")
         for group in [each for each in groups if each.nranks > 1 and getattr(load_peer(each.backend), "sums", True)]:
@@ -212,16 +208,18 @@ class Measured:
     failed: dict[str, str] = field(default_factory=dict)  # by backend: why
     waiting: list[dict[str, Any]] = field(default_factory=list)  # the rows of `waiting` in sweep.json
 
-    def add(self, group: MeasuredGroup, nbytes: int, seconds: float) -> None:
+    def add(self, group: MeasuredGroup, nbytes: int, config: SweepConfig) -> None:
         key = (group.backend, nbytes)
         if key not in self.iterations:
             trial, _ = group.measure(nbytes, FEWEST)
-            self.iterations[key] = max(FEWEST, min(MOST, int(seconds / median(trial))))
+            self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
         times, bad = group.measure(nbytes, self.iterations[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad
+        if nbytes == max(config.bytes):
+            self._note_memory(group)
 
-    def note_memory(self, group: MeasuredGroup) -> None:
+    def _note_memory(self, group: MeasuredGroup) -> None:
         """Of the server that uses most, and of all rounds the most."""
         for found in group.server_memory():
             most = self.memory.get(group.backend, found)
