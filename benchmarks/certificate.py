@@ -3,7 +3,7 @@
 Schemes are compared at equal nranks. That the ranks together do what one process does at the whole batch can hold
 only within a bound, because its sums run in another order. Modes of the parameter server that have another order by
 design (ssp, async, geo) are run too; their ranks must agree with one another in the end, and no more is claimed.
-Paddle's own DataParallel must agree within the same bound as the whole batch.
+Paddle's own DataParallel and PyTorch's must agree within the same bound as the whole batch.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def certify(
         folder: for the parameters of each run, kept while they may have to be compared.
         on_run: told what is about to run.
     """
-    short = replace(config, steps=CERTIFICATE_STEPS, epochs=None)
     digests: dict[str, str] = {}
     differences: list[dict[str, Any]] = []
     groups: list[dict[str, Any]] = []
     peers: list[dict[str, Any]] = []
     for nranks in sorted({c.nranks for c in contestants}):
         group = [c for c in contestants if c.nranks == nranks]
+        short = replace(config.for_ranks(nranks), steps=CERTIFICATE_STEPS, epochs=None)
         for contestant in group:
             on_run(f"certificate: {contestant.name}")
             records = pool.run(contestant, short, warmup_steps=0, evaluate=False, keep=_file(folder, contestant))
@@ -141,7 +141,8 @@ def _locate(folder: Path, contestant: Contestant, reference: Contestant) -> list
 
 
 def _against(peer: Contestant, reference: Contestant, folder: Path) -> dict[str, Any]:
-    """Paddle's own DataParallel against ours: the same computation, but three ranks are added in another order."""
+    """Another library against ours: the same computation, but three ranks, or a kernel's sums, are added in another
+    order."""
     difference = relative_difference(_load(_file(folder, peer)), _load(_file(folder, reference)))
     found = {"difference": difference, "bound": WHOLE_BATCH_BOUND, "within": difference <= WHOLE_BATCH_BOUND}
     return {"contestant": peer.name, "reference": reference.name, **found}

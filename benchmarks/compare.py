@@ -25,7 +25,7 @@ from benchmarks.progress import progress
 from benchmarks.report import print_terminal
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from common.entry import check_writable
-from common.errors import CertificateFailed
+from common.errors import CertificateFailed, UsageError
 
 __all__ = ["compare"]
 
@@ -34,6 +34,7 @@ def compare(config: CompareConfig) -> None:
     """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`.
 
     Raises:
+        UsageError: all who were asked for are absent.
         CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
             no speed.
     """
@@ -50,14 +51,24 @@ def compare(config: CompareConfig) -> None:
 
 
 def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
-    """Everything that results.json holds."""
-    contestants = config.contestants()
+    """Everything that results.json holds.
+
+    Raises:
+        UsageError: all who were asked for are absent.
+    """
+    absent = config.absent()
+    for scheme, why in absent.items():
+        console.print(f"absent: {scheme}: {why}", soft_wrap=True, markup=False)
+    contestants = [contestant for contestant in config.contestants() if contestant.scheme not in absent]
+    if not contestants:
+        raise UsageError("; ".join(f"{scheme} is absent: {why}" for scheme, why in absent.items()))
     results: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "compare",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
+        "scaling": config.scaling,
     }
     rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
     ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
@@ -78,7 +89,7 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
                 for contestant, run in zip(contestants, results["runs"], strict=True):
                     seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=ranks)
                     run["least_sync_ms"] = 1e3 * seconds
-    results["missing"] = {}
+    results["missing"] = absent
     return results
 
 

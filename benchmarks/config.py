@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tyro
 
 from benchmarks.cluster import ClusterConfig
-from benchmarks.contestants import SCHEMES, Contestant, line_up
+from benchmarks.contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.language import LANGUAGES
+from benchmarks.torch_training import why_absent
 from collective.group import BACKENDS
 from common.config import TrainingConfig, check_rank
 from common.errors import UsageError, choose
@@ -17,15 +19,23 @@ from ps.client import DATA_PLANES
 
 __all__ = ["CompareConfig"]
 
+SCALINGS = ("weak", "strong")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(TrainingConfig):
     """Prove that all schemes compute the same bits, then measure them side by side and write a report."""
 
+    batch_size: int = 32
+    """Samples per rank and step; with --scaling strong, of all ranks together."""
+    scaling: str = "weak"
+    """What more ranks mean. weak: more samples a step, --batch-size for each rank. strong: the same samples shared, one
+    --batch-size for all ranks."""
     steps: int | None = 30
     """Steps of every measured training, running on over epoch ends."""
     schemes: str = ",".join(SCHEMES)
-    """Schemes to compare, separated by commas: local, ps, ring, paddle (paddle.DataParallel over Gloo)."""
+    """Schemes to compare, separated by commas: local, ps, ring, paddle (paddle.DataParallel over Gloo), torch-ddp
+    (PyTorch's DistributedDataParallel over Gloo)."""
     nranks: str = "1,2,4"
     """Numbers of ranks, separated by commas."""
     servers: str = "1,2"
@@ -40,6 +50,8 @@ class CompareConfig(TrainingConfig):
     """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     shard_optimizer: bool = False
     """A ring whose ranks update 1/N of the parameters each takes part, too."""
+    priority: bool = False
+    """Parameter servers over grpc from which the first layers' parameters come back first take part, too."""
     repetitions: int = 3
     """How often each contestant is measured; medians are reported."""
     warmup_steps: int = 3
@@ -61,6 +73,7 @@ class CompareConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("language", self.lang, LANGUAGES)
+        choose("scaling", self.scaling, SCALINGS)
         backends, data_planes = self._backends()
         for name in backends:
             choose("backend", name, [b for b in BACKENDS if b not in ("auto", "nccl")])
@@ -72,6 +85,10 @@ class CompareConfig(TrainingConfig):
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
             raise UsageError(f"nobody takes part: --schemes {self.schemes} with --nranks {self.nranks}")
+        if self.priority and not any(c.priority for c in self.contestants()):
+            raise UsageError("--priority needs ps over grpc in mode sync with 2 ranks or more to be compared with")
+        if self.scaling == "strong":
+            self._check_shares()
 
     def contestants(self) -> list[Contestant]:
         nranks = numbers("nranks", self.nranks)
@@ -80,8 +97,27 @@ class CompareConfig(TrainingConfig):
         servers = numbers("servers", self.servers)
         backends, data_planes = self._backends()
         modes = self.ps_modes.split(",")
-        schemes, sharded = self.schemes.split(","), self.shard_optimizer
-        return line_up(schemes, nranks, backends, servers, data_planes, modes, shard_optimizer=sharded)
+        schemes, more = self.schemes.split(","), {"shard_optimizer": self.shard_optimizer, "priority": self.priority}
+        return line_up(schemes, nranks, backends, servers, data_planes, modes, **more)
+
+    def absent(self) -> dict[str, str]:
+        """The schemes asked for that cannot take part on this machine or in this training, and why."""
+        wanted = any(contestant.scheme == TORCH for contestant in self.contestants())
+        return {TORCH: why} if wanted and (why := why_absent(self)) else {}
+
+    def for_ranks(self, nranks: int) -> CompareConfig:
+        """What each of so many ranks is given: with strong scaling, its share of the batch."""
+        if self.scaling == "weak":
+            return self
+        return replace(self, scaling="weak", batch_size=self.batch_size // nranks)
+
+    def _check_shares(self) -> None:
+        counts = sorted({contestant.nranks for contestant in self.contestants()})
+        for nranks in (count for count in counts if self.batch_size % count):
+            raise UsageError(
+                f"--scaling strong shares --batch-size {self.batch_size} equally, which {nranks} ranks cannot; "
+                f"give a multiple of {math.lcm(*counts)}"
+            )
 
     def _backends(self) -> tuple[list[str], list[str]]:
         """Of rings, and the data planes of parameter servers."""

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from common.errors import choose
 from ps.modes import SYNC, parse_mode
 
-__all__ = ["PADDLE_SCHEMES", "SCHEMES", "Contestant", "line_up"]
+__all__ = ["OTHER_ORDER", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
 
 SCHEMES = ("local", "ps", "ring")
 PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our malloc setting, and with its own
-TRAINED = (*SCHEMES, PADDLE_SCHEMES[0])  # of the built-in training
+TORCH = "torch-ddp"  # PyTorch's DistributedDataParallel
+PEERS = {  # over Gloo, which adds in another order; as reports call them
+    "paddle": "paddle.DataParallel",
+    "paddle-default": "paddle.DataParallel",
+    TORCH: "torch DistributedDataParallel",
+}
+OTHER_ORDER = "other-order"  # the ring's sums in another order: no contestant, but what rounding does to one
+TRAINED = (*SCHEMES, PADDLE_SCHEMES[0], TORCH)  # of the built-in training
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Contestant:
     servers: int = 0
     mode: str = "sync"  # of parameter servers
     sharded: bool = False  # the ring's optimizer
+    priority: bool = False  # parameters come from servers first layers first, while the next forward goes on
 
     @property
     def in_step(self) -> bool:
@@ -33,17 +41,19 @@ class Contestant:
 
     @property
     def exact(self) -> bool:
-        """Whether it must end in the same bits as the others; Gloo, under Paddle, adds in another order."""
-        return self.in_step and self.scheme not in PADDLE_SCHEMES
+        """Whether it must end in the same bits as the others."""
+        return self.in_step and self.scheme not in PEERS
 
     @property
     def name(self) -> str:
-        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async", "ring/shm N=4 sharded"."""
+        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async", "ps/grpc N=2 priority",
+        "ring/shm N=4 sharded"."""
         backend = f"/{self.backend}" if self.scheme in ("ps", "ring") else ""
         servers = f" S={self.servers}" if self.servers > 1 else ""
         mode = "" if self.mode == "sync" else f" {self.mode}"
         sharded = " sharded" if self.sharded else ""
-        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}"
+        priority = " priority" if self.priority else ""
+        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}{priority}"
 
     @property
     def stem(self) -> str:
@@ -60,12 +70,13 @@ def line_up(
     ps_modes: Sequence[str] = ("sync",),
     *,
     shard_optimizer: bool = False,
+    priority: bool = False,
 ) -> list[Contestant]:
     """Every sensible combination, by number of ranks.
 
     `local` takes part with one rank only. One rank has nobody to talk to, so there one server and the first back end
     or data plane stand for all; the other data planes take part with the first number of servers only. Modes other than
-    sync take part with the first of both, and with several ranks.
+    sync take part with the first of both, and with several ranks; `priority` too, beside mode sync over grpc.
 
     Raises:
         UsageError: an unknown scheme or mode.
@@ -82,10 +93,12 @@ def line_up(
                 pairs = [(data_planes[0], s) for s in servers] + [(plane, servers[0]) for plane in data_planes[1:]]
                 if str(SYNC) in modes:
                     found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
+                if priority and count > 1 and str(SYNC) in modes and "grpc" in data_planes:
+                    found.append(Contestant("ps", "grpc", count, servers[0], priority=True))
                 if count > 1:
                     found += [Contestant("ps", data_planes[0], count, servers[0], mode) for mode in others]
-            elif scheme == "paddle":
-                found.append(Contestant("paddle", "gloo", count))
+            elif scheme in PEERS:
+                found.append(Contestant(scheme, "gloo", count))
             elif scheme == "ring":
                 found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]
                 if shard_optimizer and count > 1:

@@ -15,6 +15,7 @@ from rich.text import Text
 from benchmarks.figures import milliseconds
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
+from benchmarks.interval import in_words
 from benchmarks.language import known, mark, say
 from benchmarks.plot import Key, Plot, axis, layout
 from benchmarks.report import environment_table
@@ -265,8 +266,7 @@ def _on_hover(cell: Cell) -> str:
 
 
 def _time(figure: dict[str, Any]) -> str:
-    low, high = figure["time_ms_interval"]
-    return f"{milliseconds(figure['time_ms'])} ({milliseconds(low)}–{milliseconds(high)})"
+    return f"{milliseconds(figure['time_ms'])} ({in_words(figure['time_ms_interval'], milliseconds)})"
 
 
 def _cells(cell: Cell) -> list[str]:

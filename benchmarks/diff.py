@@ -1,10 +1,11 @@
-"""`python -m benchmarks diff A B`: what got faster or slower beyond noise between two results of one kind."""
+"""`python -m benchmarks diff A B`: what got faster or slower beyond noise between two results of one kind, and how far
+they agree."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +15,32 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.accuracy_figures import entries, straggler_words
-from benchmarks.contestants import PADDLE_SCHEMES
+from benchmarks.agreement import Figure, agreement
+from benchmarks.contestants import PEERS
+from benchmarks.interval import three_digits
 from benchmarks.result_files import SCHEMA, kind_of, problem
 from benchmarks.sweep_config import size_in_words
 from common.errors import DataError, GradSyncError, UsageError
 
-__all__ = ["Change", "DiffConfig", "Figure", "changes", "diff", "figures", "load"]
+__all__ = ["Change", "DiffConfig", "changes", "diff", "figures", "load"]
 
 OURS = ("shm", "shm-copied", "tcp", "tcp-sgd", "ps-shm", "ps-grpc")  # backends of a sweep
 COMPARED = ("compare", "script", "sweep", "crossover", "accuracy")
+JOB = "suite"  # of parts, each one of those
 COLOURS = {"slower": "red", "faster": "green"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffConfig:
-    """Say what got faster or slower beyond noise; exit code 1 if anything got slower.
+    """Say what got faster or slower beyond noise, and how far two runs agree; exit code 1 if anything got slower.
 
-    A difference counts if the spreads over repetitions do not overlap."""
+    A difference counts if the intervals over repetitions do not overlap."""
 
     before: tyro.conf.Positional[Path]
-    """results.json, script.json, sweep.json, crossover.json, accuracy.json, or a file of a history of them."""
+    """results.json, script.json, sweep.json, crossover.json, accuracy.json, suite.json of a job, or a file of a
+    history of them."""
     after: tyro.conf.Positional[Path]
     """Another one of the same kind."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The time of one thing, in ms (of `compare`: a thousand samples; of `accuracy`: to the target): median and spread
-    over repetitions."""
-
-    time: float
-    low: float
-    high: float
-    ours: bool = True  # False: another library, or a limit of the machine
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,9 @@ class Change:
     @property
     def verdict(self) -> str:
         """ "faster", "slower", "within noise", or "noise unknown" (where one was measured once)."""
-        if any(figure.low == figure.high for figure in (self.before, self.after)):
+        if self.before.measured_once or self.after.measured_once:
             return "noise unknown"
-        if self.after.low > self.before.high:
-            return "slower"
-        return "faster" if self.after.high < self.before.low else "within noise"
+        return {1: "slower", 0: "within noise", -1: "faster"}[self.after.against(self.before)]
 
     @property
     def factor(self) -> str:
@@ -90,6 +82,8 @@ def diff(config: DiffConfig) -> int:
     clear = [change for change in counted if change.verdict in COLOURS]
     if clear:
         console.print(table_of(sorted(clear, key=lambda change: change.before.time / change.after.time)))
+    for line in agreement(figures(before), figures(after)).lines():
+        console.print(Text(line), soft_wrap=True)
     verdicts = [change.verdict for change in counted]
     kinds = ("slower", "faster", "within noise", "noise unknown")
     console.print(
@@ -109,8 +103,22 @@ def load(path: Path) -> dict[str, Any]:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except ValueError as exc:
         raise DataError(f"{path} is not JSON: {exc}") from exc
-    if kind_of(results) not in COMPARED:
-        raise DataError(f"{path} holds no results of {', '.join(COMPARED)}")
+    if kind_of(results) not in (*COMPARED, JOB):
+        raise DataError(f"{path} holds no results of {', '.join((*COMPARED, JOB))}")
+    check(results, path)
+    for part in parts_of(results).values():
+        check(part, path)
+    return dict(results)
+
+
+def parts_of(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By name, the results of the parts of a job that were measured well."""
+    parts = results["parts"] if kind_of(results) == JOB else ()
+    return {part["name"]: part["results"] for part in parts if part["status"] == "done"}
+
+
+def check(results: dict[str, Any], path: Path) -> None:
+    """Whether they hold speed that this version understands."""
     if results["schema"] != SCHEMA:
         versions = f"has schema {results['schema']}, this version reads {SCHEMA}"
         raise DataError(f"{path} {versions}; use the version of GradSync that wrote it")
@@ -121,42 +129,47 @@ def load(path: Path) -> dict[str, Any]:
     wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in results.get("rows", ()) if row["wrong"]})
     if wrong:
         raise GradSyncError(f"{path}: wrong sums from {', '.join(wrong)}, so there is no speed to compare")
-    return dict(results)
 
 
 def figures(results: dict[str, Any]) -> dict[str, Figure]:
-    """By what was measured."""
-    return dict(_figures(results))
+    """By what was measured; of a job with the part's name before it."""
+    of_parts = {
+        f"{part}: {name}": replace(figure, race=figure.race and f"{part}: {figure.race}")
+        for part, found in parts_of(results).items()
+        for name, figure in _figures(found)
+    }
+    return of_parts or dict(_figures(results))
 
 
 def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for row in results.get("rows", ()):
-        name = f"{row['backend']} N={row['nranks']} {size_in_words(row['bytes'])}"
+        race = f"N={row['nranks']} {size_in_words(row['bytes'])}"
         low, high = row["time_ms_interval"]
-        yield name, Figure(row["time_ms"], low, high, ours=row["backend"] in OURS)
+        yield f"{row['backend']} {race}", Figure(row["time_ms"], low, high, row["backend"] in OURS, race)
     if kind_of(results) == "accuracy":
         for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
-            name = f"{entry.name}, {straggler_words(entry.straggler, results['job'])}"
+            race = straggler_words(entry.straggler, results["job"])
             middle, low, high = (1e3 * each for each in entry.target)
-            yield name, Figure(middle, low, high)
+            yield f"{entry.name}, {race}", Figure(middle, low, high, race=race)
         return
     for run in results.get("runs", ()):
+        ours, race = run.get("scheme") not in PEERS, f"N={run['nranks']}"
         if "samples_per_s" in run:
             low, high = run["samples_per_s_interval"]
-            ours = run.get("scheme") not in PADDLE_SCHEMES
-            yield run["contestant"], Figure(1e6 / run["samples_per_s"], 1e6 / high, 1e6 / low, ours=ours)
+            yield run["contestant"], Figure(1e6 / run["samples_per_s"], 1e6 / high, 1e6 / low, ours, race)
         else:
             low, high = run["step_ms_interval"]
-            yield run["contestant"], Figure(run["step_ms"], low, high, ours=run["scheme"] not in PADDLE_SCHEMES)
+            yield run["contestant"], Figure(run["step_ms"], low, high, ours, race)
     for cell in results.get("cells", ()):
         at = f"{cell['link']} {size_in_words(cell['bytes'])}"
-        sides = (("ring", f"ring N={cell['nranks']} {at}"), ("ps", f"ps N={cell['nranks']} S={cell['servers']} {at}"))
+        race = f"N={cell['nranks']} {at}"
+        sides = (("ring", f"ring {race}"), ("ps", f"ps N={cell['nranks']} S={cell['servers']} {at}"))
         for scheme, name in sides:
             low, high = cell[scheme]["time_ms_interval"]
-            yield name, Figure(cell[scheme]["time_ms"], low, high)
+            yield name, Figure(cell[scheme]["time_ms"], low, high, race=race)
         low, high = cell["stream_bytes_per_s_interval"]
         a_mb = Figure(1e9 / cell["stream_bytes_per_s"], 1e9 / high, 1e9 / low, ours=False)
-        yield f"plain stream N={cell['nranks']} {at}", a_mb
+        yield f"plain stream {race}", a_mb
 
 
 def changes(before: dict[str, Figure], after: dict[str, Figure]) -> list[Change]:
@@ -167,6 +180,9 @@ def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
     kinds = kind_of(before), kind_of(after)
     if kinds[0] != kinds[1]:
         raise UsageError(f"one is of {kinds[0]}, the other of {kinds[1]}; give two of a kind")
+    mine, theirs = parts_of(before), parts_of(after)
+    for name in mine.keys() & theirs.keys():
+        check_alike(mine[name], theirs[name])
     jobs = [job_of(results) for results in (before, after)]
     if jobs[0] != jobs[1]:
         raise UsageError(f"they measured different things: {jobs[0]} / {jobs[1]}")
@@ -175,11 +191,21 @@ def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
 def job_of(results: dict[str, Any]) -> str:
     if kind_of(results) == "accuracy":
         return ", ".join(f"{key} {value}" for key, value in results["job"].items() if key != "seeds")
-    keys = ("model", "dataset", "batch_size", "optimizer")
-    trained = {", ".join(f"{key} {run[key]}" for key in keys if key in run) for run in results.get("runs", ())}
+    strong = results.get("scaling") == "strong"
+    trained = {trained_by(run, ranks_share=strong) for run in results.get("runs", ())}
     where = (results.get("cluster") or {}).get("words", "")
     op = [results.get("op", "all_reduce")] * (kind_of(results) == "sweep")
-    return "; ".join([*op, *sorted(trained), *([f"on {where}"] if where else [])])
+    scaling = ["strong scaling"] * strong
+    return "; ".join([*op, *sorted(trained), *scaling, *([f"on {where}"] if where else [])])
+
+
+def trained_by(run: dict[str, Any], *, ranks_share: bool) -> str:
+    """What a run trains; with one batch shared by all ranks, the whole of it, which is the same for all N."""
+    keys = ("model", "dataset", "batch_size", "optimizer")
+    told = {key: run[key] for key in keys if key in run}
+    if ranks_share:
+        told["batch_size"] *= run["nranks"]
+    return ", ".join(f"{key} {value}" for key, value in told.items())
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:
@@ -207,8 +233,4 @@ def table_of(found: list[Change]) -> Table:
 
 
 def _cells(figure: Figure) -> tuple[str, str]:
-    return _digits(figure.time), f"{_digits(figure.low)}-{_digits(figure.high)}"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return three_digits(figure.time), f"{three_digits(figure.low)}-{three_digits(figure.high)}"

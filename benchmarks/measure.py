@@ -29,7 +29,8 @@ def measure(
         for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
             on_run(f"round {repetition + 1} of {repetitions}: {contestant.name}")
             trace = config.trace if repetition == repetitions - 1 else None
-            records[contestant].append(pool.run(contestant, config, warmup_steps=warmup_steps, trace=trace)[0])
+            training = config.for_ranks(contestant.nranks)
+            records[contestant].append(pool.run(contestant, training, warmup_steps=warmup_steps, trace=trace)[0])
     return records
 
 

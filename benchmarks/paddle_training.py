@@ -57,7 +57,8 @@ def train_with_paddle(config: TrainingConfig, group: Any, *, warmup_steps: int, 
     from common.flat_optimizer import make_paddle_optimizer
     from common.model_arena import digest_of_model, trainable
     from common.models import make_model
-    from common.training import Timeline, TrainedModel, evaluate, make_record
+    from common.timeline import Timeline, make_record
+    from common.training import TrainedModel, evaluate
 
     data = load_dataset(config.dataset, config.data_dir, seed=config.seed)
     steps_per_epoch, batches = rank_batches(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import secrets
+import select
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.cluster import Hosts
-from benchmarks.contestants import Contestant
+from benchmarks.contestants import PEERS, TORCH, Contestant
 from benchmarks.watched import Watch
 from common.config import TrainingConfig
 from common.errors import GradSyncError, PeerError, error_from_name
@@ -27,6 +29,11 @@ class Worker:
     name: str
     process: subprocess.Popen[bytes]
 
+    @property
+    def answers(self) -> IO[bytes]:
+        assert self.process.stdout
+        return self.process.stdout
+
     def tell(self, message: dict[str, Any]) -> None:
         assert self.process.stdin
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -38,8 +45,7 @@ class Worker:
         Raises:
             GradSyncError: what failed in the worker.
         """
-        assert self.process.stdout
-        line = self.process.stdout.readline()
+        line = self.answers.readline()
         if not line:
             raise GradSyncError(f"the worker for {self.name} died (exit code {self.process.wait()})")
         answer = json.loads(line)
@@ -48,8 +54,32 @@ class Worker:
         return answer[expected]
 
 
+def hear_all(workers: Sequence[Worker]) -> list[Any]:
+    """What each has done. The death of one ends the wait for the others, who may be long in noticing it.
+
+    Raises:
+        GradSyncError: the first error that is not merely the consequence of another worker's.
+    """
+    done: dict[str, Any] = {}
+    errors: list[GradSyncError] = []
+    waiting = {worker.answers: worker for worker in workers}
+    while waiting:
+        for pipe in select.select(waiting, (), ())[0]:
+            worker = waiting.pop(pipe)
+            try:
+                done[worker.name] = worker.hear("done")
+            except GradSyncError as exc:
+                if worker.process.returncode is not None:
+                    raise
+                errors.append(exc)
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, PeerError))
+    return [done[worker.name] for worker in workers]
+
+
 class WorkerPool:
-    """`ranks` + `servers` idle processes with Paddle imported, and more for Paddle's own groups; a context manager.
+    """`ranks` + `servers` idle processes with Paddle imported, and more, started when they are needed, for Paddle's own
+    groups and with PyTorch imported; a context manager.
 
     Rank r is on host r of `hosts`, server s on host `ranks` + s.
     """
@@ -57,7 +87,8 @@ class WorkerPool:
     def __init__(self, ranks: int, servers: int, hosts: Hosts) -> None:
         self._job, self._hosts = Job(), hosts
         self._sizes = (ranks, servers)
-        self._paddle: dict[int, tuple[list[Worker], list[str]]] = {}  # by number of ranks, started when needed
+        self._paddle: dict[int, tuple[list[Worker], list[str]]] = {}  # by number of ranks
+        self._torch: list[Worker] = []
 
     def __enter__(self) -> WorkerPool:
         self._job.__enter__()
@@ -91,14 +122,13 @@ class WorkerPool:
         Args:
             keep: rank 0 writes its parameters there (.npz: for each name, [before, after] stacked).
             watch: how the training is slowed, and what rank 0 keeps of it.
-            trace: folder in which a trace is left under the contestant's name; Paddle's own leaves none.
+            trace: folder in which a trace is left under the contestant's name; other libraries leave none.
 
         Raises:
             GradSyncError: the first error that is not merely the consequence of another rank's.
         """
         servers = self._servers[: contestant.servers]
-        errors: list[GradSyncError] = []
-        traced = trace is not None and contestant.scheme != "paddle"
+        traced = trace is not None and contestant.scheme not in PEERS
         parts = tempfile.mkdtemp(dir=self._job.scratch) if traced else None
         addresses = self._begin_serving(servers, contestant.nranks, config.timeout, parts)
         common = {
@@ -107,6 +137,7 @@ class WorkerPool:
             "backend": contestant.backend,
             "mode": contestant.mode,
             "sharded": contestant.sharded,
+            "priority": contestant.priority,
             "nranks": contestant.nranks,
             "servers": addresses,
             "rendezvous": self._hosts.meeting_place(),
@@ -120,16 +151,12 @@ class WorkerPool:
         ranks = self._ranks[: contestant.nranks]
         if contestant.scheme == "paddle" and contestant.nranks > 1:
             ranks, common["endpoints"] = self._paddle_group(contestant.nranks)
+        elif contestant.scheme == TORCH:
+            ranks = self._torch_ranks(contestant.nranks)
+            common |= self._handed_over(config, contestant.nranks)
         for rank, worker in enumerate(ranks):
             worker.tell({**common, "rank": rank, "keep": str(keep) if keep and rank == 0 else None})
-        records = []
-        for worker in [*ranks, *servers]:
-            try:
-                records.append(worker.hear("done"))
-            except GradSyncError as exc:
-                errors.append(exc)
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, PeerError))
+        records = hear_all([*ranks, *servers])
         if trace and parts:
             trace.mkdir(parents=True, exist_ok=True)
             write_trace(trace / f"{contestant.stem}.json", read_parts(Path(parts)))
@@ -148,9 +175,9 @@ class WorkerPool:
         found = {row: value for worker, mine in shares for row, value in zip(mine, worker.hear("done"), strict=True)}
         return [found[row] for row in rows]
 
-    def _start(self, name: str, host: int) -> Worker:
+    def _start(self, name: str, host: int, *, library: str = "paddle") -> Worker:
         log, through = name.replace(" ", "-"), self._hosts.within(host)
-        command, environment = ["-m", "benchmarks.worker"], self._hosts.environment
+        command, environment = ["-m", "benchmarks.worker", library], self._hosts.environment
         process = self._job.start(name, command, log=log, talk=True, through=through, environment=environment)
         return Worker(name, process)
 
@@ -162,6 +189,22 @@ class WorkerPool:
                 worker.hear("ready")
             self._paddle[nranks] = workers, self._hosts.endpoints(range(nranks))
         return self._paddle[nranks]
+
+    def _torch_ranks(self, nranks: int) -> list[Worker]:
+        """So many ranks for torch.distributed, which form a group anew for each training."""
+        more = [self._start(f"torch rank {i}", i, library="torch") for i in range(len(self._torch), nranks)]
+        for worker in more:
+            worker.hear("ready")
+        self._torch += more
+        return self._torch[:nranks]
+
+    def _handed_over(self, config: TrainingConfig, nranks: int) -> dict[str, Any]:
+        """What a job for PyTorch holds besides; a process with Paddle writes the file that it begins with."""
+        file, meeting = self._job.scratch / "start.npz", self._job.scratch / f"meeting-{secrets.token_hex(4)}"
+        training = _plain(config)
+        self._ranks[0].tell({"role": "hand over", "training": training, "nranks": nranks, "file": str(file)})
+        training["data_dir"] = self._ranks[0].hear("done")
+        return {"role": "torch rank", "training": training, "file": str(file), "rendezvous": str(meeting)}
 
     def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float, parts: str | None) -> list[str]:
         for index, worker in enumerate(servers):

@@ -19,6 +19,8 @@ REASONS = (  # an earlier one comes before a later one that fits as well
     mark("NCCL through {binding} needs {package}, which is not installed; {command}"),
     mark("{package} is not installed ({command})"),
     mark("there is no {program} ({command})"),
+    mark("PyTorch has no optimizer that computes what Paddle's {optimizer} does"),
+    mark("the model {model} has not been rebuilt in PyTorch"),
     mark("PyTorch sees no GPU (install one built for CUDA)"),
     mark("one GPU, which NCCL {version} lets no ranks share (install NCCL >= {least})"),
     mark("emulated hosts need root, for network namespaces: run as root (sudo)"),

@@ -8,6 +8,7 @@ from math import comb
 from typing import Any
 
 from benchmarks import figures, report
+from benchmarks.contestants import PEERS
 from benchmarks.figures import Run, series
 from benchmarks.language import known, mark, say
 from benchmarks.result_files import kind_of
@@ -75,7 +76,7 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
         noise=environment["noise"],
     )
     first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
-    return [first, *against_paddle(races), sure, *bounds(races, parts)]
+    return [first, *against_peers(races), sure, *bounds(races, parts)]
 
 
 def cases_by_chance(repetitions: int) -> int:
@@ -152,21 +153,19 @@ def span(shares: Sequence[tuple[float, str]]) -> str:
     )
 
 
-def against_paddle(races: Sequence[Race]) -> list[str]:
-    """The best of ours against paddle.DataParallel."""
-    found = []
-    for race in races:
-        ours = [name for name in NAMES if name in race.best]
-        if "paddle" in race.best and ours:
-            best = max(ours, key=lambda name: race.best[name].rate)
-            near = say(", within noise") if race.best[best].overlaps(race.best["paddle"]) else ""
-            near = say(", measured once") if race.repetitions < 2 else near
-            lead = race.lead(best, "paddle")
-            found.append(say("{lead:.2f} times ({where}{near})", lead=lead, where=race.where, near=near))
-    if not found:
-        return []
-    leads = say(", ").join(found)
-    return [say("The better of the two reaches, of paddle.DataParallel's speed: {leads}.", leads=leads)]
+def against_peers(races: Sequence[Race]) -> Iterator[str]:
+    """The best of ours against paddle.DataParallel; PyTorch's computes with kernels of its own."""
+    peer = "paddle"
+    if found := [against(race, peer) for race in races if peer in race.best and NAMES.keys() & race.best.keys()]:
+        leads = say(", ").join(found)
+        yield say("The better of the two reaches, of {peer}'s speed: {leads}.", peer=PEERS[peer], leads=leads)
+
+
+def against(race: Race, peer: str) -> str:
+    best = max((name for name in NAMES if name in race.best), key=lambda name: race.best[name].rate)
+    near = say(", within noise") if race.best[best].overlaps(race.best[peer]) else ""
+    near = say(", measured once") if race.repetitions < 2 else near
+    return say("{lead:.2f} times ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
 
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
@@ -204,7 +203,7 @@ def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:
         if run["scheme"] not in best or speed.rate > best[run["scheme"]].rate:
             best[run["scheme"]] = speed
     fastest, _ = max(
-        (each for each in speeds if each[0]["scheme"] != "paddle"), key=lambda each: each[1].rate, default=speeds[0]
+        (each for each in speeds if each[0]["scheme"] not in PEERS), key=lambda each: each[1].rate, default=speeds[0]
     )
     phases = fastest.get("phases_ms")
     share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None

@@ -12,7 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.figures import Group, Run, cells, columns, fastest, in_step, leads, rate, series
+from benchmarks.contestants import PEERS, TORCH
+from benchmarks.figures import Group, Run, cells, columns, fastest, in_step, leads, races, rate, series
 from benchmarks.language import known, listed, mark, say
 from benchmarks.markdown import bullets, escape, row, table
 from benchmarks.reasons import reason
@@ -39,7 +40,15 @@ Results = dict[str, Any]  # what lies in results.json
 
 APART = mark("other order by design")
 NEAR = mark("≈ within the bound")
-MARKS = {True: mark("✓ same bits"), False: mark("✗ differs"), None: mark("– alone"), APART: APART, NEAR: NEAR}
+ABSENT = mark("– absent")
+MARKS = {
+    True: mark("✓ same bits"),
+    False: mark("✗ differs"),
+    None: mark("– alone"),
+    APART: APART,
+    NEAR: NEAR,
+    ABSENT: ABSENT,
+}
 
 
 def terms() -> dict[str, str]:
@@ -50,9 +59,9 @@ def terms() -> dict[str, str]:
         ),
         say("samples/s"): say("samples of all ranks together."),
         say("interval"): say(
-            "of the median over the repetitions: 95 %, by the bootstrap; with up to 6 repetitions that is from the "
-            "least to the greatest. Every other figure is a median over them. Two whose intervals overlap are within "
-            "noise."
+            "of the median over the repetitions: where another such run's would lie in 95 % of all cases; with up to "
+            "12 repetitions it is from the least to the greatest. Every other figure is a median over them. Two whose "
+            "intervals overlap are within noise."
         ),
         say("sync"): say(
             "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, optimizer "
@@ -72,7 +81,7 @@ def in_words(same: bool | str | None) -> str:
 
 class Certified(NamedTuple):
     """A contestant's line of the certificate; `same` is None where there was nobody to compare it with, APART where it
-    is not meant to be, and NEAR where it may differ a little."""
+    is not meant to be, NEAR where it may differ a little, and ABSENT where a whole scheme did not take part."""
 
     contestant: str
     same: bool | str | None
@@ -100,7 +109,8 @@ def certified(results: Results) -> list[Certified]:
             return None
         return bool(digests[name] == group["sha256"])
 
-    return [Certified(name, same(name), digest) for name, digest in digests.items()]
+    there = [Certified(name, same(name), digest) for name, digest in digests.items()]
+    return there + [Certified(name, ABSENT, "") for name in results.get("missing", ())]
 
 
 def holds(results: Results) -> bool:
@@ -126,11 +136,16 @@ def workload(results: Results) -> str:
     jobs = sorted({f"{run['model']} on {run['dataset']}" for run in runs})
     if len(jobs) != 1:
         raise ValueError(f"a report compares one job, these results hold {len(jobs)}: {', '.join(jobs)}")
-    told = ("model", "dataset", "batch_size", "optimizer", "learning_rate", "seed")
+    told = ("model", "dataset", "optimizer", "learning_rate", "seed")
+    strong = _is_strong(results)
     return say(
-        "{model} on {dataset}, batch {batch_size} a rank, {optimizer} {learning_rate:g}, seed {seed}, {steps:,} steps "
-        "of which {warmup:,} warm-up, repeated {repetitions}×",
+        "{model} on {dataset}, batch {batch_size} shared by all ranks (strong scaling), {optimizer} {learning_rate:g}, "
+        "seed {seed}, {steps:,} steps of which {warmup:,} warm-up, repeated {repetitions}×"
+        if strong
+        else "{model} on {dataset}, batch {batch_size} a rank, {optimizer} {learning_rate:g}, seed {seed}, "
+        "{steps:,} steps of which {warmup:,} warm-up, repeated {repetitions}×",
         **{key: runs[0][key] for key in told},
+        batch_size=runs[0]["batch_size"] * (runs[0]["nranks"] if strong else 1),
         steps=runs[0]["steps"],
         warmup=runs[0]["warmup_steps"],
         repetitions=runs[0]["repetitions"],
@@ -178,17 +193,41 @@ def verdict(results: Results) -> list[str]:
         if compared
         else say("No two of ours have the same number of ranks, so there were no bits to compare.")
     )
-    if certificate.get("peers"):
-        bits += say(" paddle.DataParallel comes within the bound of them.")
+    if peers := _peers(results):
+        bits += say(
+            " {peers} come within the bound of them." if len(peers) > 1 else " {peers} comes within the bound of them.",
+            peers=listed([PEERS[scheme] for scheme in peers]),
+        )
     measured = groups(results)
     if not measured:
         return [bits, say("No speed was measured.")]
-    racing = [(nranks, [run for run in runs if in_step(run)]) for nranks, runs in measured]
+    racing = [(nranks, [run for run in runs if races(run)]) for nranks, runs in measured]
     several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
     alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
-    scaling = [_scaling(group, alone[0], results["environment"]["cores"]) for group in several if alone]
+    scaling = [_scaling(group, alone[0], results) for group in several if alone]
     apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
-    return [bits, *(_race(group) for group in several), *scaling, *(_apart(group) for group in apart if group[1])]
+    return [
+        bits,
+        *(_race(group) for group in several),
+        *scaling,
+        *_in_torch(measured),
+        *(_apart(group) for group in apart if group[1]),
+    ]
+
+
+def _in_torch(measured: list[Group]) -> list[str]:
+    """PyTorch's own kernels compute, so its speed says little of how it synchronises."""
+    found = {nranks: run for nranks, runs in measured for run in runs if run["scheme"] == TORCH}
+    speeds = [say("{rate} at N={nranks}", rate=rate(run["samples_per_s"]), nranks=n) for n, run in found.items()]
+    if not speeds:
+        return []
+    return [
+        say(
+            "{name} computes with PyTorch's kernels and so takes no part in the race; samples/s: {speeds}.",
+            name=TORCH,
+            speeds=say(", ").join(speeds),
+        )
+    ]
 
 
 def _apart(group: Group) -> str:
@@ -273,13 +312,27 @@ def _overlap(one: Run, other: Run) -> bool:
     return bool(low <= other_high and other_low <= high)
 
 
-def _scaling(group: Group, alone: Run, cores: int) -> str:
-    """The fastest of N ranks against one process alone."""
+def _peers(results: Results) -> list[str]:
+    """The schemes of other libraries that the certificate compared with ours."""
+    return list(dict.fromkeys(found["contestant"].split()[0] for found in results["certificate"].get("peers", ())))
+
+
+def _is_strong(results: Results) -> bool:
+    """Whether all ranks share one batch; earlier results don't say, and were weak."""
+    return bool(results.get("scaling") == "strong")
+
+
+def _scaling(group: Group, alone: Run, results: Results) -> str:
+    """The fastest of N ranks against one process alone, both in Paddle: PyTorch has kernels of its own."""
     nranks, runs = group
+    cores = results["environment"]["cores"]
     best = fastest(runs)
     speedup = best["samples_per_s"] / alone["samples_per_s"]
     return say(
-        "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
+        "N={nranks}: {name} makes a step of the same batch {speedup:.2f} times as fast as one process, {share:.0%} of "
+        "linear speed-up{crowded}."
+        if _is_strong(results)
+        else "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
         "scaling{crowded}.",
         nranks=nranks,
         name=series(best),
@@ -302,7 +355,15 @@ def notes(results: Results) -> list[str]:
         for found in results["certificate"].get("peers", ())
     ]
     if peers and groups(results):
-        peers.append(say("paddle exchanges gradients inside backward; its sync is the optimizer's update alone."))
+        schemes = _peers(results)
+        peers.append(
+            say(
+                "{peers} exchange gradients inside backward; their sync is the optimizer's update alone."
+                if len(schemes) > 1
+                else "{peers} exchanges gradients inside backward; its sync is the optimizer's update alone.",
+                peers=listed(schemes),
+            )
+        )
     return [
         *whole_batch,
         *peers,
@@ -351,7 +412,7 @@ def _network(results: Results) -> list[str]:
         )
     ]
     for run in results["runs"]:
-        if least := run["least_sync_ms"]:
+        if (least := run["least_sync_ms"]) and run["scheme"] not in PEERS:  # theirs hides inside backward
             blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
             share = f"{least / blocked:.0%}" if blocked > least else say("the rest is hidden behind backward")
             lines.append(
@@ -385,17 +446,21 @@ def print_terminal(results: Results, console: Console) -> None:
 
 def _certificate_table(results: Results) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    colours = {True: "green", False: "bold red", None: "dim", APART: "dim", NEAR: "dim"}
+    colours: dict[bool | str | None, str] = {True: "green", False: "bold red"}
     for line in certified(results):
-        table.add_row(Text(line.contestant), Text(in_words(line.same), style=colours[line.same]), line.digest[:12])
+        outcome = Text(in_words(line.same), style=colours.get(line.same, "dim"))
+        table.add_row(Text(line.contestant), outcome, line.digest[:12])
     return table
 
 
 def _results_table(results: Results, *, gap: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+    names = [cells(run)[0] for _, runs in groups(results) for run in runs]  # they break between words only
     for number, (head, detail) in enumerate(columns()):
         numeric = number > 0
-        table.add_column(f"{head}\n{detail}", justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        least = None if numeric else max(len(word) for words in (head, *names) for word in words.split())
+        title = f"{head}\n{detail}"
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
     for _, runs in groups(results):
         for run in runs:
             name, *figures = cells(run)

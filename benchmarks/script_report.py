@@ -12,6 +12,7 @@ from benchmarks.contestants import PADDLE_SCHEMES
 from benchmarks.figures import KNOWN, series
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
+from benchmarks.interval import in_words
 from benchmarks.language import say
 from benchmarks.plot import OTHERS, Key, Plot, axis, layout, plain
 from benchmarks.reasons import reason
@@ -63,10 +64,8 @@ def distances(results: Results) -> list[str]:
         if not any(found.values()):
             lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
             continue
-        apart = [
-            say("{apart:.1e} after {steps} (bound {bound:.0e})", apart=d, steps=after, bound=bounds[int(after)])
-            for after, d in found.items()
-        ]
+        yardstick = certificate.get("yardsticks", {}).get(peer, {})
+        apart = [_distance(d, after, bounds[int(after)], yardstick.get(after)) for after, d in found.items()]
         lines.append(
             say(
                 "Against {peer}, steps 1 to {steps}: relative difference {apart}.",
@@ -76,6 +75,19 @@ def distances(results: Results) -> list[str]:
             )
         )
     return lines
+
+
+def _distance(apart: float, steps: str, bound: float, yardstick: dict[str, float] | None) -> str:
+    """Beside the fixed bound, or where that was exceeded, beside what another order of summation does to ours."""
+    if yardstick is None:
+        return say("{apart:.1e} after {steps} (bound {bound:.0e})", apart=apart, steps=steps, bound=bound)
+    return say(
+        "{apart:.1e} after {steps} (another order of our own sums: {other:.1e}; bound {bound:.0e})",
+        apart=apart,
+        steps=steps,
+        other=yardstick["distance"],
+        bound=yardstick["bound"],
+    )
 
 
 def speedup(run: Run, runs: Sequence[Run], peer: str) -> str:
@@ -185,9 +197,9 @@ def heads() -> list[str]:
 
 def cells(run: Run, runs: Sequence[Run]) -> list[str]:
     """A run's line, in the order of `heads`."""
-    low, high = run["step_ms_interval"]
+    interval = in_words(run["step_ms_interval"], "{:.1f}".format)
     ratios = [speedup(run, runs, peer) for peer in PADDLE_SCHEMES]
-    return [run["contestant"], f"{run['step_ms']:.1f}", f"{low:.1f}–{high:.1f}", *ratios, f"{run['memory_mb']:,.0f}"]
+    return [run["contestant"], f"{run['step_ms']:.1f}", interval, *ratios, f"{run['memory_mb']:,.0f}"]
 
 
 def to_markdown(results: Results) -> str:

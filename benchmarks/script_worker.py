@@ -12,6 +12,7 @@ import json
 import runpy
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,46 +24,49 @@ from common.process_memory import pss_bytes
 __all__ = ["main", "redirect"]
 
 MEMORY_STEPS = 3  # memory is looked at in the first steps, which are warm-up: reading it takes milliseconds
-SNAPSHOTS = (5, 20)  # after so many backwards, or at the end if it comes sooner, the parameters are kept to be compared
+SNAPSHOTS = (1, 5, 20)  # after so many backwards, or at the end if it comes sooner, rank 0 writes the parameters down
 
 
 class StepClock:
-    """Notes when each outermost backward ended, the memory at the end of the third, and some states of the model."""
+    """Notes when each outermost backward ended and the memory at the end of the third, and has some states kept.
 
-    def __init__(self, memory: Callable[[], int], models: list[Any]) -> None:
+    Args:
+        keep: told after how many backwards the model is in the state that it is in now.
+    """
+
+    def __init__(self, memory: Callable[[], int], keep: Callable[[int], None]) -> None:
         self.times: list[float] = []
         self.memory_bytes = 0
-        self.snapshots: dict[int, dict[str, Any]] = {}
-        self._memory, self._models = memory, models
+        self._memory, self._keep = memory, keep
 
     def before_backward(self) -> None:
         if len(self.times) in SNAPSHOTS:
-            self.take_snapshot(len(self.times))
+            self._keep(len(self.times))
 
     def after_backward(self) -> None:
         if len(self.times) < MEMORY_STEPS:
             self.memory_bytes = self._memory()
         self.times.append(time.monotonic())
 
-    def take_snapshot(self, steps: int) -> None:
-        from common.model_arena import trainable
+    def end(self) -> None:
+        for steps in SNAPSHOTS:
+            if steps >= len(self.times):
+                self._keep(steps)
 
-        if self._models and steps not in self.snapshots:
-            self.snapshots[steps] = {name: p.numpy() for name, p in trainable(self._models[0])}
 
-
-def redirect(scheme: str) -> None:
-    """Give Paddle's distributed modules the functions of `ps` or `collective`."""
+def redirect(module: str) -> None:
+    """Give Paddle's distributed modules the functions of a scheme: of its package, or of the `surface` in a module."""
     import paddle
     from paddle.distributed import fleet
 
     from common.names import PUBLIC
 
-    module = importlib.import_module(scheme)
+    found = importlib.import_module(module)
+    surface = getattr(found, "surface", found)
     for name in PUBLIC:
         for target in (paddle.distributed, fleet):
-            setattr(target, name, getattr(module, name))
-    paddle.DataParallel = module.DataParallel
+            setattr(target, name, getattr(surface, name))
+    paddle.DataParallel = surface.DataParallel
 
 
 def leave_one_rank_alone() -> None:
@@ -70,6 +74,26 @@ def leave_one_rank_alone() -> None:
     from paddle.distributed import fleet
 
     fleet.distributed_model = lambda model: model
+
+
+def make_one_group_of_all_ranks(nranks: int) -> None:
+    """Fleet of Paddle 3.3 makes a second group of all ranks, whose Gloo finds the addresses that the first one left in
+    the store and connects to them before the new ones are there: with four ranks it fails or hangs as often as not. It
+    is given the first group instead."""
+    from paddle.base import core
+
+    gloo: Any = core.ProcessGroupGloo
+    create = gloo.create
+    of_all: list[Any] = []
+
+    def create_once(store: Any, rank: int, size: int, *rest: Any) -> Any:
+        if size != nranks:
+            return create(store, rank, size, *rest)
+        if not of_all:
+            of_all.append(create(store, rank, size, *rest))
+        return of_all[0]
+
+    gloo.create = create_once
 
 
 def note_wrapped_models() -> list[Any]:
@@ -103,11 +127,13 @@ def main() -> int:
 
     if not scheme.startswith("paddle"):
         redirect(scheme)
-    elif placement_from().nranks == 1:
+    elif (nranks := placement_from().nranks) == 1:
         leave_one_rank_alone()
+    else:
+        make_one_group_of_all_ranks(nranks)
     models = note_wrapped_models()
     memory_before = pss_bytes()
-    clock = StepClock(pss_bytes, models)
+    clock = StepClock(pss_bytes, lambda steps: write_snapshot(Path(record), steps, models))
     listen_to_backward(clock)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -120,14 +146,13 @@ def main() -> int:
         sys.last_value = exc
         print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
+    clock.end()
     write_record(Path(record), clock, clock.memory_bytes - memory_before, models)
     return 0
 
 
 def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -> None:
-    """Times, memory above that after imports, digest of this rank's parameters, and rank 0's snapshots."""
-    import numpy as np
-
+    """Times, memory above that after imports, and digest of this rank's parameters."""
     from common.model_arena import digest_of_model
     from common.placement import placement_from
 
@@ -135,10 +160,21 @@ def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -
     digest = digest_of_model(models[0]) if models else hashlib.sha256().hexdigest()
     content = {"times": clock.times, "memory_bytes": memory, "parameters_sha256": digest}
     path.with_suffix(f".{rank}.json").write_text(json.dumps(content))
-    for steps in SNAPSHOTS if rank == 0 and models else ():
-        if steps >= len(clock.times):
-            clock.take_snapshot(steps)
-        np.savez(path.with_suffix(f".{steps}.npz"), allow_pickle=False, **clock.snapshots[steps])
+
+
+def write_snapshot(path: Path, steps: int, models: list[Any]) -> None:
+    """Rank 0's parameters, one after the other, for all at once would show in the memory that is measured."""
+    import numpy as np
+
+    from common.model_arena import trainable
+    from common.placement import placement_from
+
+    if not models or placement_from().rank:
+        return
+    with zipfile.ZipFile(path.with_suffix(f".{steps}.npz"), "w") as archive:
+        for name, p in trainable(models[0]):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, p.numpy(), allow_pickle=False)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from benchmarks.figures import KNOWN
 from benchmarks.html_page import page, plot_section, section, table, verdict_box
 from benchmarks.html_page import row as line
 from benchmarks.html_report import environment_section
+from benchmarks.interval import in_words, three_digits
 from benchmarks.language import known, mark, say
 from benchmarks.peers import PEERS
 from benchmarks.plot import Key, Plot, axis, layout, plain
@@ -277,11 +278,10 @@ def _where(results: Results) -> str:
 def cells(row: Row) -> list[str]:
     """A row's line after its size, in the order of `heads`; without what makes no sense for a limit."""
     limit, link = row["backend"].endswith("-limit"), row["backend"] == "link"
-    low, high = row["time_ms_interval"]
     return [
         row["backend"],
-        f"{row['time_ms']:.3g}",
-        f"{low:.3g}-{high:.3g}",
+        three_digits(row["time_ms"]),
+        in_words(row["time_ms_interval"], three_digits),
         "" if limit else f"{row['algbw_gb_s']:.3g}",
         "" if limit or link else f"{row['busbw_gb_s']:.3g}",
         f"{row['of_limit']:.0%}" if row["of_limit"] else "",

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.worker`: a process that takes one job after the other, so that Paddle is imported once.
+"""`python -m benchmarks.worker paddle|torch`: a process that takes one job after the other, so that the library is
+imported once.
 
 A job is a line of JSON on stdin; so are its answers on stdout: a server's address once it listens, and at the end
 {"done": result} or {"error": [kind, message]}.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import sys
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +31,18 @@ def main() -> int:
     prepare_process()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever prints, prints to the log
-    import paddle  # noqa: F401  (before the first job, so that no job is timed with it)
+    importlib.import_module(sys.argv[1])  # before the first job, so that no job is timed with it
 
     def answer(**content: Any) -> None:
         answers.write(json.dumps(content) + "\n")
 
-    roles: dict[str, Any] = {"rank": take_part, "server": partial(serve, answer=answer), "evaluate": evaluate_kept}
+    roles: dict[str, Any] = {
+        "rank": take_part,
+        "server": partial(serve, answer=answer),
+        "evaluate": evaluate_kept,
+        "hand over": hand_over,
+        "torch rank": take_part_with_torch,
+    }
     answer(ready=os.getpid())
     for line in sys.stdin:
         job = json.loads(line)
@@ -98,6 +107,45 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     return {**trained.record.to_json(), "parameter_bytes": size}
 
 
+def hand_over(job: dict[str, Any]) -> str | None:
+    """Write to a file (.npz) what a process without Paddle needs to train as one with it: the initial parameters by
+    name, and int64 `batches` [nranks, steps, batch], the samples that each rank takes. Returns the data's folder."""
+    import numpy as np
+
+    from common.data import data_folder, rank_indices
+    from common.model_arena import trainable
+    from common.models import make_model
+
+    config, nranks = config_of(job), job["nranks"]
+    share = {"batch_size": config.batch_size, "nranks": nranks}
+    count = len(dataset_of(config).train)
+    steps = config.total_steps(rank_indices(count, rank=0, **share)[0])
+    batches = [list(islice(rank_indices(count, rank=rank, **share)[1], steps)) for rank in range(nranks)]
+    named: Any = {name: p.numpy() for name, p in trainable(make_model(config.model, seed=config.seed))}
+    np.savez(job["file"], allow_pickle=False, batches=np.array(batches, np.int64), **named)
+    folder = data_folder(config.dataset, config.data_dir)
+    return str(folder) if folder else None
+
+
+def take_part_with_torch(job: dict[str, Any]) -> dict[str, Any]:
+    """Be one rank of one training under PyTorch; returns its run record."""
+    import numpy as np
+
+    from benchmarks.torch_training import TorchGroup, train_with_torch
+
+    config = config_of(job)
+    with np.load(job["file"], allow_pickle=False) as stored:
+        start = {name: stored[name] for name in stored.files}
+    batches = start.pop("batches")[job["rank"]]
+    settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
+    with TorchGroup(job["rank"], job["nranks"], Path(job["rendezvous"]), config.timeout) as group:
+        trained, record = train_with_torch(config, group, start, batches, dataset_of(config), **settings)
+    if job["keep"]:
+        arrays: Any = {name: np.stack([start[name], array]) for name, array in trained.items()}
+        np.savez(job["keep"], allow_pickle=False, **arrays)
+    return {**record.to_json(), "parameter_bytes": sum(array.nbytes for array in trained.values())}
+
+
 def evaluate_kept(job: dict[str, Any]) -> list[float]:
     """The accuracy on the test split, 0..1, of some of the parameters that `Watched.save` has written."""
     import numpy as np
@@ -151,7 +199,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
         from ps.synchronizer import synchronizer_for
 
         where, mode = (job["servers"], job["rank"], job["nranks"]), parse_mode(job["mode"])
-        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode)
+        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode, priority=job["priority"])
         return synchronizer_for(client, overlap=job["training"]["overlap"])
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer

@@ -9,10 +9,10 @@ from common.rpc import check_bind_host, host_of
 from common.surface import Surface
 from common.synchronizer import Synchronizer
 
-__all__ = ["surface"]
+__all__ = ["join", "surface"]
 
 
-def join(placement: Placement) -> Synchronizer:
+def join(placement: Placement, synchronizer: type[RingSynchronizer] = RingSynchronizer) -> Synchronizer:
     if not placement.rendezvous.startswith("unix"):
         check_bind_host(host_of(placement.rendezvous), insecure=placement.insecure)
     group = connect(
@@ -26,7 +26,7 @@ def join(placement: Placement) -> Synchronizer:
         nccl_binding=placement.nccl_binding,
         timeout=placement.timeout,
     )
-    return RingSynchronizer(group, overlap=placement.overlap)
+    return synchronizer(group, overlap=placement.overlap)
 
 
 surface = Surface("collective", join)

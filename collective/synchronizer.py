@@ -96,9 +96,13 @@ class RingSynchronizer(Synchronizer):
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
-        reduce = self._group.reduce_scatter if self._sharded else self._group.all_reduce
         with self.trace.span("reduce", bucket):
-            reduce(gradients, "mean", step=self._step, bucket=bucket)
+            self._average(gradients, bucket)
+
+    def _average(self, gradients: npt.NDArray[Any], bucket: int) -> None:
+        """Replace a bucket's gradients, or this rank's chunk of them, by their mean over ranks."""
+        reduce = self._group.reduce_scatter if self._sharded else self._group.all_reduce
+        reduce(gradients, "mean", step=self._step, bucket=bucket)
 
     def _share_of(self, bucket: Bucket) -> slice:
         """What this rank updates of a bucket, in words: the chunk that reduce-scatter leaves with it."""

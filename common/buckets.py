@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 __all__ = [
@@ -85,6 +86,7 @@ def plan_buckets(
     return tuple(buckets)
 
 
+@lru_cache(1024)
 def chunk_bounds(length: int, nranks: int) -> tuple[tuple[int, int], ...]:
     """Cut `length` elements into `nranks` chunks as equal as cuts at ALIGNMENT allow; late ones may be empty.
 

@@ -83,6 +83,10 @@ class TrainingConfig:
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
                 )
 
+    def for_ranks(self, nranks: int) -> TrainingConfig:  # noqa: ARG002 - of those that share a batch
+        """What each of so many ranks is given: `batch_size` is a rank's own."""
+        return self
+
     def make_optimizer(self) -> Optimizer:
         return make_optimizer(self.optimizer, {"learning_rate": self.lr})
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from common.errors import DataError, UsageError
 
-__all__ = ["Dataset", "Split", "load_dataset", "rank_batches"]
+__all__ = ["Dataset", "Split", "data_folder", "load_dataset", "rank_batches", "rank_indices"]
 
 CLASSES = 10
+IN_PADDLES_CACHE = ("mnist", "fashion-mnist")
 SIDE = 28  # pixels; every image here is SIDE x SIDE
 
 
@@ -99,6 +100,11 @@ def load_idx(name: str, data_dir: Path | None) -> Dataset:
     return Dataset(*(to_split(images, labels, folder) for images, labels in parts.values()))
 
 
+def data_folder(name: str, data_dir: Path | None) -> Path | None:
+    """Where a data set's files lie: as given, or in Paddle's cache, which is then filled; None if it has none."""
+    return paddle_cache(name) if data_dir is None and name in IN_PADDLES_CACHE else data_dir
+
+
 def paddle_cache(name: str) -> Path:
     """The folder where Paddle keeps this data set; has Paddle download what is missing."""
     from paddle.dataset.common import DATA_HOME
@@ -177,6 +183,16 @@ def rank_batches(
 ) -> tuple[int, Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]]:
     """This rank's share of the split: how many batches an epoch has, and (images, labels) without end.
 
+    Raises:
+        UsageError: not one full batch a rank.
+    """
+    steps, batches = rank_indices(len(split), batch_size=batch_size, rank=rank, nranks=nranks)
+    return steps, ((split.images[indices], split.labels[indices]) for indices in batches)
+
+
+def rank_indices(count: int, *, batch_size: int, rank: int, nranks: int) -> tuple[int, Iterator[list[int]]]:
+    """This rank's share of `count` samples: how many batches an epoch has, and the samples of each batch without end.
+
     Paddle's DistributedBatchSampler cuts and shuffles, anew each epoch; where nranks divides the number of
     samples, the ranks' batches of a step make up the one batch that a single process would take.
 
@@ -186,17 +202,16 @@ def rank_batches(
     from paddle.io import DistributedBatchSampler
 
     sampler = DistributedBatchSampler(
-        range(len(split)), batch_size, num_replicas=nranks, rank=rank, shuffle=True, drop_last=True
+        range(count), batch_size, num_replicas=nranks, rank=rank, shuffle=True, drop_last=True
     )
     if not len(sampler):
         raise UsageError(
             f"{nranks} ranks of --batch-size {batch_size} need {nranks * batch_size:,} samples a step, "
-            f"the data set has {len(split):,}"
+            f"the data set has {count:,}"
         )
 
-    def batches() -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
+    def batches() -> Iterator[list[int]]:
         while True:
-            for indices in sampler:
-                yield split.images[indices], split.labels[indices]
+            yield from sampler
 
     return len(sampler), batches()

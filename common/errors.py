@@ -132,5 +132,5 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, options: Iterable[str], *, quote: bool = False) -> str:
     """The end of a message that names the nearest option, "; did you mean x?"; "" if none is near."""
-    near = difflib.get_close_matches(name, list(options), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return f"; did you mean {repr(near[0]) if quote else near[0]}?" if near else ""

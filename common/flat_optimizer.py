@@ -21,9 +21,9 @@ from paddle.base.framework import EagerParamBase
 from common.arena import FloatArray
 from common.errors import UsageError
 from common.optimizers import OPTIMIZERS, Optimizer
-from common.updater import Accumulator, Part, is_number, slot_of_key
+from common.updater import Accumulator, Part, Piece, is_number, slot_of_key
 
-__all__ = ["FlatOptimizer", "PartOptimizer", "as_tensor"]
+__all__ = ["FlatOptimizer", "PartOptimizer", "PieceOptimizer", "as_tensor"]
 
 CLASSES = {
     name: getattr(paddle.optimizer, kind.__name__) for name, kind in OPTIMIZERS.items()
@@ -67,6 +67,47 @@ class FlatOptimizer:
         if self._empty:
             return 0
         return sum(int(np.prod(t.shape)) for t in self._paddle.state_dict().values() if hasattr(t, "shape"))
+
+
+class PieceOptimizer:
+    """Updates pieces of `parameters` (1-D float32, kept by reference) in place, each a Paddle parameter by itself.
+
+    Of `paddle.optimizer.Optimizer.step` it calls what makes the update; the rest, which finds out which parameters have
+    gradients, takes ten times as long, as long as updating 400 KB.
+    """
+
+    def __init__(self, description: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> None:
+        self._keep_alive = parameters
+        self._parameters = {p.start: parameter_on(parameters[p.start : p.stop], f"piece{p.start}") for p in pieces}
+        self._gradients: dict[tuple[int, int], Any] = {}  # tensors, by address and size
+        self._rate: float | None = None
+        if pieces:
+            self._block = paddle.static.default_main_program().global_block()
+            with fresh_names():
+                self._paddle = make_paddle_optimizer(description, list(self._parameters.values()))
+                self._paddle._create_global_learning_rate()
+                self._paddle._create_accumulators(self._block, list(self._parameters.values()))
+            for parameter in self._parameters.values():
+                parameter.stop_gradient = True  # Paddle updates none in place that a backward may need
+
+    def set_rate(self, learning_rate: float) -> None:
+        """The learning rate of what follows."""
+        if self._parameters and learning_rate != self._rate:
+            self._paddle.set_lr(learning_rate)
+            self._rate = learning_rate
+
+    def step(self, start: int, gradients: FloatArray) -> None:
+        """Update the piece that begins at word `start`. Several threads may update pieces at the same time."""
+        mine = [(self._parameters[start], self._tensor(gradients))]
+        for pair in self._paddle.append_regularization_ops(mine, self._paddle.regularization):
+            self._paddle._append_optimize_op(self._block, pair)
+
+    def _tensor(self, gradients: FloatArray) -> Any:
+        """Making one takes as long as all else here, and gradients always come in the same few arrays."""
+        key = gradients.__array_interface__["data"][0], gradients.size
+        if key not in self._gradients:
+            self._gradients[key] = as_tensor(gradients)
+        return self._gradients[key]
 
 
 class PartOptimizer:

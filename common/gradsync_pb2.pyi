@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note")
+    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note", "timeout")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class JoinRequest(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     nranks: int
@@ -22,7 +23,8 @@ class JoinRequest(_message.Message):
     backend: str
     address: str
     note: bytes
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ...) -> None: ...
+    timeout: float
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("addresses", "token", "shard", "shards", "notes")
@@ -91,7 +93,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace")
+    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "priority")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +104,7 @@ class Register(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     slots: _containers.RepeatedCompositeFieldContainer[Slot]
@@ -112,7 +115,8 @@ class Register(_message.Message):
     parameters: Place
     mode: str
     trace: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ...) -> None: ...
+    priority: bool
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ..., priority: bool = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("epoch", "step")
@@ -147,18 +151,16 @@ class Place(_message.Message):
     def __init__(self, memory: _Optional[_Union[Memory, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Plane(_message.Message):
-    __slots__ = ("refusal", "parameters", "in_place", "gradients", "lanes")
+    __slots__ = ("refusal", "parameters", "in_place", "lanes")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
-    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     parameters: Place
     in_place: bool
-    gradients: Place
     lanes: Memory
-    def __init__(self, refusal: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., gradients: _Optional[_Union[Place, _Mapping]] = ..., lanes: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., lanes: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Slot(_message.Message):
     __slots__ = ("name", "shape", "start", "dtype")
@@ -272,12 +274,14 @@ class StatePiece(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., slot: _Optional[int] = ..., dtype: _Optional[str] = ..., size: _Optional[int] = ..., first: _Optional[int] = ..., data: _Optional[bytes] = ..., last: bool = ...) -> None: ...
 
 class Served(_message.Message):
-    __slots__ = ("epoch", "step")
+    __slots__ = ("epoch", "step", "gradients")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    gradients: Place
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., gradients: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class Gather(_message.Message):
     __slots__ = ("epoch", "sequence", "size", "data")

@@ -335,6 +335,7 @@ def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
     while not (path.exists() and (text := path.read_text()).endswith("\n")):
         job.check()
         if time.monotonic() > deadline or all(child.code is not None for child in job.children):
-            raise ProcessFailed(f"{path.name} was not ready within {timeout:g} s", 1)
+            what = f"{path.name.replace('-', ' ')} was not ready within {timeout:g} s"
+            raise ProcessFailed(f"{what}; start fewer processes, or raise --timeout", 1)
         time.sleep(POLL_S)
     return text.strip()

@@ -13,7 +13,7 @@ from common.arena import Arena, Layout, Slot, sha256_of_parameters
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
 
-__all__ = ["ModelArena", "digest_of_model", "layout_of"]
+__all__ = ["ModelArena", "digest_of_model", "layout_of", "trainable"]
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:

@@ -29,7 +29,7 @@ def make_model(name: str, *, seed: int) -> Any:
         raise UsageError(f"{kind} has no sizes to be given (got {name!r}); only mlp has, as in mlp:1024,1024")
     paddle.seed(seed)
     with paddle.utils.unique_name.guard():  # equal parameter names in every run of a process
-        return mnist_cnn() if kind == "mnist-cnn" else mlp(sizes or DEFAULT_MLP)
+        return mnist_cnn() if kind == "mnist-cnn" else mlp(sizes if colon else DEFAULT_MLP)
 
 
 def mnist_cnn() -> Any:

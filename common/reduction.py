@@ -7,7 +7,7 @@ way it travels; a parameter server and the ranks of one host do it by this modul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from common.buckets import chunk_bounds, segments
 
-__all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket"]
+__all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket", "reduce_piece"]
 
 OPS = ("sum", "mean", "max")
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
@@ -126,8 +126,37 @@ def reduce_bucket(
         return
     total, scale = Reduction.of("sum", out.dtype, nranks), mean_scale(nranks, out.dtype)
     scratch = np.empty(BLOCK, out.dtype)  # for `out` may be a source that is not the first
-    for chunk, (a, b) in enumerate(chunk_bounds(bucket_length, nranks)):
-        order = canonical_ranks(chunk, nranks)
-        for i, j in segments(max(bucket_start + a, start), min(bucket_start + b, stop), BLOCK):
+    for order, a, b in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
+        for i, j in segments(a, b, BLOCK):
             total.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i],), scratch)
             np.multiply(scratch[: j - i], scale, out=out[i:j])
+
+
+def reduce_piece(
+    sources: Sequence[npt.NDArray[Any]],
+    out: npt.NDArray[Any],
+    *,
+    bucket_start: int,
+    bucket_length: int,
+    start: int,
+    stop: int,
+) -> None:
+    """As `reduce_bucket`, but `out` (float32 or float64) has stop - start elements and is none of the sources: sums are
+    made there, all at once. Two threads that do this would wait for each other's GIL more often with smaller blocks."""
+    nranks = len(sources)
+    if nranks == 1:
+        out[...] = sources[0][start:stop]
+        return
+    mean = Reduction.of("mean", out.dtype, nranks)
+    for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
+        mean.reduce([sources[rank][i:j] for rank in order], (out[i - start : j - start],), out)
+
+
+def runs_of_chunks(
+    bucket_start: int, bucket_length: int, nranks: int, start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(ranks in the order of summation, first, last) of what lies of each chunk in start..stop."""
+    for chunk, (a, b) in enumerate(chunk_bounds(bucket_length, nranks)):
+        first, last = max(bucket_start + a, start), min(bucket_start + b, stop)
+        if first < last:
+            yield canonical_ranks(chunk, nranks), first, last

@@ -52,8 +52,8 @@ class Trace:
         """What happens within, of a bucket or of a step as a whole; by default of the step under way."""
         return NOTHING
 
-    def moment(self, name: str, bucket: int = -1) -> None:
-        """Something has happened now in the step under way."""
+    def moment(self, name: str, bucket: int = -1, *, step: int = -1) -> None:
+        """Something has happened now, by default in the step under way."""
 
     def add(self, name: str, begin: float, end: float) -> None:
         """A span of the step under way that has ended; monotonic seconds."""
@@ -102,16 +102,19 @@ class Recorder(Trace):
     def span(self, name: str, bucket: int = -1, *, step: int = -1) -> Span:
         return Span(self, name, self.step if step < 0 else step, bucket)
 
-    def moment(self, name: str, bucket: int = -1) -> None:
+    def moment(self, name: str, bucket: int = -1, *, step: int = -1) -> None:
         now = self.clock()
-        self.events.append((now, now, name, self.step, bucket))
+        self.events.append((now, now, name, self.step if step < 0 else step, bucket))
 
     def add(self, name: str, begin: float, end: float) -> None:
         self.events.append((int(begin * 1e9), int(end * 1e9), name, self.step, -1))
 
     def sending(self, messages: Iterable[M], bucket: int) -> Iterator[M]:
-        self.moment("sent", bucket)
-        yield from messages
+        def noted(step: int) -> Iterator[M]:
+            self.moment("sent", bucket, step=step)
+            yield from messages
+
+        return noted(self.step)  # which may have ended before they are drawn
 
     def name_buckets(self, sizes: Sequence[int]) -> None:
         self.buckets = list(sizes)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from common.arena import Arena
 from common.config import TrainingConfig
 from common.data import Dataset, Split, load_dataset, rank_batches
 from common.errors import LayoutMismatch, PeerError
+from common.layer_waits import LayerWaits
 from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
-from common.record import Loss, Quantiles, RunRecord
+from common.record import RunRecord
 from common.synchronizer import Synchronizer
-from common.trace import Trace
+from common.timeline import Timeline, make_record
 
 __all__ = ["TrainedModel", "evaluate", "train"]
 
@@ -32,28 +33,6 @@ FLAGS_BYTES = 256
 
 def unobserved(step: int, total: int, loss: float) -> None:
     """What `train` calls after each step unless told otherwise."""
-
-
-@dataclass
-class Timeline:
-    """One rank's moments of every step: monotonic clock readings, seconds, shared by all processes of a host."""
-
-    begin: list[float] = field(default_factory=list)
-    input_done: list[float] = field(default_factory=list)
-    forward_done: list[float] = field(default_factory=list)
-    ready: list[float] = field(default_factory=list)  # backward is done: the last bucket is final
-    end: list[float] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-
-    def tell(self, trace: Trace) -> None:
-        """Of the step under way, once it is ready."""
-        trace.add("input", self.begin[-1], self.input_done[-1])
-        trace.add("forward", self.input_done[-1], self.forward_done[-1])
-        trace.add("backward", self.forward_done[-1], self.ready[-1])
-
-    def as_array(self) -> Any:
-        """float64 [6, steps]."""
-        return np.array([self.begin, self.input_done, self.forward_done, self.ready, self.end, self.loss], np.float64)
 
 
 @dataclass(frozen=True)
@@ -91,6 +70,7 @@ def train(
     arena = Arena(layout_of(model), empty=synchronizer.empty)
     bound = ModelArena(model, arena, synchronizer.mark_final)
     synchronizer.attach(arena, config.make_optimizer())
+    waits = LayerWaits(model, arena.layout, synchronizer)
     check_same_flags(config, synchronizer)
     synchronizer.trace.read_clocks(synchronizer)
     total = config.total_steps(steps_per_epoch)
@@ -101,6 +81,7 @@ def train(
             images, labels = (paddle.to_tensor(part) for part in next(batches))
             timeline.input_done.append(time.monotonic())
             loss = functional.cross_entropy(model(images), labels)
+            timeline.awaited.append(waits.rest())
             timeline.forward_done.append(time.monotonic())
             synchronizer.announce(config.lr)
             bound.before_backward()
@@ -108,10 +89,12 @@ def train(
             bound.after_backward()
             timeline.ready.append(time.monotonic())
             timeline.tell(synchronizer.trace)
-            synchronizer.finish(config.lr)
+            end_step = synchronizer.commit if step + 1 < total else synchronizer.finish
+            end_step(config.lr)
             timeline.end.append(time.monotonic())
         timeline.loss.append(float(loss))
         on_step(step + 1, total, timeline.loss[-1])
+    waits.close()
     with naming_the_step(total - 1, total):
         synchronizer.settle()
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
@@ -161,62 +144,3 @@ def evaluate(model: Any, split: Split, synchronizer: Synchronizer) -> float:
             right += int((guess == split.labels[part]).sum())
     model.train()
     return float(synchronizer.all_gather(np.array([right], np.int64)).sum()) / len(split)
-
-
-def make_record(
-    config: TrainingConfig,
-    synchronizer: Synchronizer,
-    timeline: Timeline,
-    warmup: int,
-    accuracy: float | None,
-    digest: str,
-) -> RunRecord:
-    """Put all ranks' timelines side by side: what was waiting for others, and what was synchronisation?
-
-    Between this rank's `ready` and the last rank's (that of the step it must have made, where ranks may run apart) lies
-    waiting, from there to `end` exposed synchronisation. That compares clocks of different processes, right on one host
-    only.
-    """
-    ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
-    begin, input_done, forward_done, ready, end, _ = ranks[synchronizer.rank]
-    late = synchronizer.staleness
-    others_ready = np.full(len(ready), -np.inf)  # when all had made the step without which this one cannot end
-    if late is not None:
-        others_ready[late:] = ranks[:, 3, : max(0, len(ready) - late)].max(0)
-    all_ready = np.clip(others_ready, ready, end)
-    wait, sync = all_ready - ready, end - all_ready
-    steps = np.diff(ranks[:, 0], append=ranks[:, 4, -1:])
-    step = steps[synchronizer.rank]
-    rates = config.batch_size / np.median(steps[:, warmup:], axis=1)
-    phases = {
-        "input": input_done - begin,
-        "forward": forward_done - input_done,
-        "backward": ready - forward_done,
-        "wait": wait,
-        "sync": sync,
-    }
-    losses = ranks[:, 5].mean(0)
-    return RunRecord(
-        scheme=synchronizer.scheme,
-        backend=synchronizer.backend,
-        nranks=synchronizer.nranks,
-        servers=synchronizer.servers,
-        mode=synchronizer.mode,
-        model=config.model,
-        dataset=config.dataset,
-        batch_size=config.batch_size,
-        optimizer=config.optimizer,
-        learning_rate=config.lr,
-        seed=config.seed,
-        steps=len(begin),
-        warmup_steps=warmup,
-        samples_per_s=float(rates.sum() if late != 0 else synchronizer.nranks * rates[synchronizer.rank]),
-        step_ms=Quantiles.of(step[warmup:]),
-        sync_ms=Quantiles.of(sync[warmup:]),
-        wait_ms=Quantiles.of(wait[warmup:]),
-        phases_ms={name: Quantiles.of(values[warmup:]).p50 for name, values in phases.items()},
-        loss=Loss(float(losses[0]), float(losses[-1])),
-        accuracy=accuracy,
-        parameters_sha256=digest,
-        curve=[(float(t - begin[0]), float(x)) for t, x in zip(end, losses, strict=True)],
-    )

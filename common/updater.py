@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common.arena import FloatArray, Layout
 from common.buckets import ALIGNMENT, words
 from common.errors import UsageError
+from common.memory import aligned_empty
 from common.optimizers import Optimizer
 
 __all__ = [
@@ -21,11 +22,14 @@ __all__ = [
     "InPieces",
     "NoUpdate",
     "Part",
+    "Piece",
+    "PieceUpdater",
     "StatefulUpdater",
     "Together",
     "Updater",
     "is_number",
     "make_part_updater",
+    "make_piece_updater",
     "make_updater",
     "parts_of",
     "slot_of_key",
@@ -33,6 +37,7 @@ __all__ = [
 
 
 WORTH_HELP = 1 << 19  # words; handing half of a smaller buffer to another thread takes longer than it saves
+PIECES_WORTH_HELP = 4  # likewise
 PADDING = 2 * ALIGNMENT  # words of zeros after a slice that a part updater may use; see Part.padded_stop
 
 
@@ -74,19 +79,60 @@ class Together:
             other.result()
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Words `start`..`stop` of a slice, all of one bucket."""
+
+    bucket: int
+    start: int
+    stop: int
+
+
+class PieceUpdater(Protocol):
+    """Updates the pieces of a slice one by one, from any thread; a PieceOptimizer is one."""
+
+    def set_rate(self, learning_rate: float) -> None: ...
+
+    def step(self, start: int, gradients: FloatArray) -> None: ...
+
+
 class InPieces:
-    """Updaters of the consecutive pieces of a slice, by the word at which each begins: a piece can be updated before
-    the gradients of the others are there, once a step each."""
+    """The update of a slice piece by piece: each is averaged into a buffer that stays in a core's cache, and updated
+    from there. It can be before the gradients of the others are there, once a step each.
 
-    def __init__(self, updaters: Mapping[int, Updater]) -> None:
-        self._updaters = updaters
+    Args:
+        longest: words of the longest piece.
+        helper: a thread that takes its part of the pieces.
+    """
 
-    def step(self, learning_rate: float, used: bytes = b"") -> None:
-        for updater in self._updaters.values():
-            updater.step(learning_rate, used)
+    def __init__(self, updater: PieceUpdater, longest: int, *, helper: Executor | None = None) -> None:
+        self._updater, self._helper = updater, helper
+        self._gradients = [aligned_empty(longest) for _ in range(1 if helper is None else 2)]
 
-    def step_piece(self, start: int, learning_rate: float) -> None:
-        self._updaters[start].step(learning_rate)
+    def step(self, learning_rate: float, pieces: Sequence[Piece], average: Callable[[Piece, FloatArray], None]) -> None:
+        """Update these pieces.
+
+        Args:
+            average: writes a piece's averaged gradients to an array of its length; called from both threads.
+        """
+        self._updater.set_rate(learning_rate)
+        left = iter(pieces)  # for both threads: who is done with one takes the next
+        if self._helper is None or len(pieces) < PIECES_WORTH_HELP:
+            self._work(left, average, self._gradients[0])
+            return
+        other = self._helper.submit(self._work, left, average, self._gradients[1])
+        try:
+            self._work(left, average, self._gradients[0])
+        finally:
+            other.result()
+
+    def _work(
+        self, pieces: Iterator[Piece], average: Callable[[Piece, FloatArray], None], gradients: FloatArray
+    ) -> None:
+        for piece in pieces:
+            mine = gradients[: piece.stop - piece.start]
+            average(piece, mine)
+            self._updater.step(piece.start, mine)
 
 
 @dataclass(frozen=True)
@@ -173,6 +219,23 @@ def make_updater(
     halves = (slice(middle), slice(middle, None))
     first, second = (FlatOptimizer(optimizer, parameters[half], gradients[half]) for half in halves)
     return Together(first, second, helper)
+
+
+def make_piece_updater(
+    optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece], *, helper: Executor | None = None
+) -> InPieces:
+    """Paddle's optimizer of that description on pieces of the flat buffer; the same bits as on the whole, for pieces
+    begin at multiples of ALIGNMENT.
+
+    Raises:
+        UsageError: Paddle is not installed here.
+    """
+    try:
+        from common.flat_optimizer import PieceOptimizer
+    except ImportError as exc:
+        raise _no_paddle(optimizer) from exc
+    longest = max((piece.stop - piece.start for piece in pieces), default=0)
+    return InPieces(PieceOptimizer(optimizer, parameters, pieces), longest, helper=helper)
 
 
 def make_part_updater(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple
 from types import TracebackType
 from typing import Any
@@ -28,6 +27,7 @@ from common.gradsync_pb2 import (
     Hello,
     JoinReply,
     JoinRequest,
+    Place,
     Plane,
     Pull,
     ServerMessage,
@@ -42,9 +42,11 @@ from common.optimizers import Optimizer
 from common.rendezvous import GRACE
 from common.trace import NO_TRACE, ServerAnswer, Trace
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
+from ps.arrivals import Arrivals
 from ps.frames import Outgoing, frames, read_server, to_bytes
 from ps.lanes import Lane, Lanes
 from ps.modes import SYNC, Mode
+from ps.outbox import Outbox
 from ps.servicer import JOIN, SESSION, TRACE
 from ps.shards import Shard, plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
@@ -65,6 +67,7 @@ class Session:
         self.name = name
         self.heard_at = time.monotonic()
         self.version = -1  # how many steps the parameters that have wholly arrived are old
+        self._arrived = Arrivals()  # of the next version
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self.state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
         self._gathering = bytearray()  # what has arrived of the next one
@@ -73,12 +76,12 @@ class Session:
         self.served: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
         self.plane = Plane(refusal="not asked")  # how data travel; known when the first parameters have arrived
         self.parameters: FloatArray | None = None  # of the shard, in the server's memory, if they are to be copied
-        self.gradients: FloatArray | None = None  # likewise the average
+        self.average_at = Place()  # where the server has the average of the step that has ended, if it did so
         self._changed = changed
         self._trace_of = channel.unary_stream(
             TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
         )
-        self._outbox: queue.SimpleQueue[Iterable[TrainerMessage | Outgoing] | None] = queue.SimpleQueue()
+        self.outbox: Outbox[TrainerMessage | Outgoing] = Outbox()
         self._leaving = False
         self.welcome = threading.Event()  # until then what is served is not taken; set but for a step committed ahead
         self.welcome.set()
@@ -88,14 +91,20 @@ class Session:
             SESSION,
             request_serializer=to_bytes,
             response_deserializer=read_server,
-        )(self._outgoing())
+        )(iter(self.outbox))
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
 
-    def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
-        """Queue messages for gRPC; an iterator is drawn from only as they are about to be sent."""
+    def send(self, messages: Iterable[TrainerMessage | Outgoing], *, at: int | None = None) -> None:
+        """Queue messages for gRPC, as Outbox.put."""
         self._unanswered = True
-        self._outbox.put(messages)
+        self.outbox.put(messages, at=at)
+
+    def has(self, version: int, start: int, stop: int) -> bool:
+        """Whether what lies of words start..stop in the shard is as after so many steps: those of `version`, or one
+        more."""
+        start, stop = max(start, self.shard.start), min(stop, self.shard.stop)
+        return self.version >= version or self._arrived.cover(start, stop)
 
     def ask(self, *, events: bool, timeout: float) -> ServerAnswer:
         """What the server has to say for a trace."""
@@ -123,15 +132,11 @@ class Session:
     def close(self, goodbye: TrainerMessage) -> None:
         self._leaving = True
         self.welcome.set()
-        self._outbox.put([goodbye])
-        self._outbox.put(None)
+        self.outbox.put([goodbye])
+        self.outbox.end()
         self._listener.join(FAREWELL_S)
         self._call.cancel()
         self._listener.join()
-
-    def _outgoing(self) -> Iterator[TrainerMessage | Outgoing]:
-        while (messages := self._outbox.get()) is not None:
-            yield from messages
 
     def _listen(self) -> None:
         try:
@@ -153,7 +158,8 @@ class Session:
             return
         with self._changed:
             if kind == "served":
-                self.version = message.served.step
+                self.version, self.average_at = message.served.step, message.served.gradients
+                self._arrived.clear()
             elif kind == "plane":
                 self.plane = message.plane
             elif kind == "gathered":
@@ -175,8 +181,12 @@ class Session:
         if chunk.step != self.version + 1:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
         self.welcome.wait()  # for the commit, or for the end of the session
-        if not self._leaving:
-            self.served[chunk.start : chunk.start + data.size] = data
+        if self._leaving:
+            return
+        self.served[chunk.start : chunk.start + data.size] = data
+        with self._changed:
+            self._arrived.add(chunk.start, chunk.start + data.size)
+            self._changed.notify_all()
 
     def _note_error(self, error: GradSyncError) -> None:
         with self._changed:
@@ -193,6 +203,8 @@ class Client:
     Args:
         data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
             host; "grpc", in messages; "auto": shm with each server that can reach this process's memory.
+        priority: over gRPC, in sync mode, what lies first in the arena is sent first both ways, so that a `commit` that
+            does not wait can be followed by `wait_for` what is needed first.
 
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
@@ -207,6 +219,7 @@ class Client:
         timeout: float = 30.0,
         data_plane: str = "auto",
         mode: Mode = SYNC,
+        priority: bool = False,
     ) -> None:
         check_rank(rank, nranks)
         self._asked_plane = choose("data plane", data_plane, DATA_PLANES)
@@ -220,7 +233,10 @@ class Client:
         self.step = 0
         self._gathers = 0
         self._ahead: Commit | None = None  # how the step under way was committed ahead
-        self._may_commit_ahead = False
+        self._may_commit_ahead = self._may_hold = False
+        self._priority = priority
+        self.in_slices = False  # whether a commit need not wait; known once registered
+        self._returning = False  # the last commit has not waited for all
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
@@ -263,7 +279,7 @@ class Client:
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
         if self.mode != SYNC:
             message.mode = str(self.mode)
-        message.trace = self.trace.active
+        message.trace, message.priority = self.trace.active, self._priority
         if self._asked_plane != "grpc":
             message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
             if self.mode != SYNC:
@@ -276,12 +292,16 @@ class Client:
         self._send_parameters()
         self._wait(lambda session: session.version >= 0, "registering")
         self._share_memory()
-        over_grpc = all(session.plane.refusal for session in self._sessions)
-        self._may_commit_ahead = self.mode == SYNC and optimizer is not None and over_grpc
+        self._may_commit_ahead = self.mode == SYNC and optimizer is not None
+        self._may_hold = all(session.plane.refusal for session in self._sessions)
+        self.in_slices = self._may_commit_ahead and self._may_hold and self._priority
+        for session in self._sessions:
+            session.outbox.by_place = self.in_slices
 
     def push(self, bucket: int) -> None:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
         has returned."""
+        self.wait_for_all()
         where = self._buckets[bucket]
         if not self._told_of_gradients:
             self._tell_of_gradients()
@@ -295,21 +315,23 @@ class Client:
                 gradients = self.gradients[part.start : part.stop]
                 label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
                 messages = frames(TrainerMessage, "gradients", gradients, first=part.start, **label)
-                session.send(self.trace.sending(messages, bucket))
+                session.send(self.trace.sending(messages, bucket), at=part.start)
             else:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 self.trace.moment("sent", bucket)
                 session.note(TrainerMessage(gradients=words))
 
     def commit_ahead(self, learning_rate: float, *, hold: bool = False) -> None:
-        """Tell the servers that the step under way will end with an update at this learning rate: they then send what
-        is new while other gradients are still being pushed. Only in sync mode, with an optimizer, and where all data go
-        over gRPC; elsewhere nothing happens until `commit`.
+        """Tell the servers that the step under way will end with an update at this learning rate: they then update
+        what they average at once, and send what is new while other gradients are still being pushed. Only in sync mode
+        and with an optimizer; elsewhere nothing happens until `commit`.
 
         Args:
-            hold: parameters stay as they are until `commit`; otherwise they may change at once.
+            hold: parameters stay as they are until `commit`, which only those can that come over gRPC: elsewhere
+                nothing happens. Otherwise they may change at once.
         """
-        if self._ahead is not None or not self._may_commit_ahead:
+        self.wait_for_all()
+        if self._ahead is not None or not self._may_commit_ahead or (hold and not self._may_hold):
             return
         self._ahead = Commit(update=True, learning_rate=learning_rate)
         if hold:
@@ -317,24 +339,50 @@ class Client:
                 session.welcome.clear()
         self._send_commit(Commit(update=True, learning_rate=learning_rate, ahead=True), self._arena.parameters)
 
-    def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
+    def commit(
+        self,
+        learning_rate: float,
+        *,
+        used: bytes = b"",
+        again: bool = False,
+        replaced: bool = False,
+        wait: bool = True,
+    ) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
 
         Args:
             used: a byte for each slot, not zero if backward reached it; empty: it reached all.
             again: nothing was pushed; use the average that ended the step before.
             replaced: the arena's parameters were changed since the last step: go on from rank 0's.
+            wait: if not, and `in_slices`, it returns at once. Until `wait_for_all` has returned, gradients must stay as
+                they are and parameters change, but for what `wait_for` has returned for. Pushing, the next commit,
+                gathering and leaving well wait for all first.
         """
+        self.wait_for_all()
         if replaced:
             self._send_parameters()
         self._end_step(
             Commit(update=True, learning_rate=learning_rate, used=used, again=again, replaced=replaced),
             self._arena.parameters,
+            wait=wait or not self.in_slices,
         )
+
+    def wait_for(self, start: int, stop: int) -> None:
+        """Block until words start..stop of the arena's parameters are those after the last commit."""
+        if self._returning:
+            doing = f"waiting for words {start}..{stop} of the result of step {self.step}"
+            self._wait(lambda session: session.has(self.step + 1, start, stop), doing)
+
+    def wait_for_all(self) -> None:
+        """Block until the step is complete that the last commit ended without waiting."""
+        if self._returning:
+            self._await_result()
+            self.trace.moment("received", step=self.step - 1)
 
     def average(self) -> None:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
+        self.wait_for_all()
         self._end_step(Commit(), self.gradients)
 
     def pull(self) -> None:
@@ -406,6 +454,7 @@ class Client:
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every trainer's `values` (equal shape and dtype), stacked in rank order; not within a step."""
+        self.wait_for_all()
         mine = np.array(values, order="C")
         sequence, self._gathers = self._gathers, self._gathers + 1
         first = self._sessions[0]
@@ -425,6 +474,9 @@ class Client:
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
+        if not reason:
+            with suppress(GradSyncError):
+                self.wait_for_all()
         goodbye = TrainerMessage(goodbye=Goodbye(epoch=self.epoch, reason=reason))
         if reason and (heard := next((session.error for session in self._sessions if session.error), None)):
             goodbye.goodbye.because.kind, goodbye.goodbye.because.message = type(heard).__name__, str(heard)
@@ -464,13 +516,23 @@ class Client:
                     f"{session.name} and rank {self.rank} cannot share memory: {session.plane.refusal}; "
                     "use --data-plane auto or grpc"
                 )
-        try:
+        with self._within_servers_memory():
             for session in near if self.mode == SYNC else []:
                 session.parameters = self._others_memory.array(session.plane.parameters, session.shard.length)
-                session.gradients = self._others_memory.array(session.plane.gradients, session.shard.length)
             for session in near:
                 lanes = Lanes(self._others_memory.segment(session.plane.lanes), self.nranks)
                 session.lanes = lanes.to_server[self.rank], lanes.to_trainer[self.rank]
+        if self._landing is not None and self._landing is not self._arena.parameters:
+            for session in near:
+                session.parameters = self._landing[session.shard.start : session.shard.stop]
+        if near and all(session.plane.in_place for session in near):
+            self._have_parameters_in_common(near)
+        self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
+
+    @contextmanager
+    def _within_servers_memory(self) -> Iterator[None]:
+        try:
+            yield
         except Unreachable as exc:
             with self._changed:  # of a server that has ended meanwhile, there is no memory: it says why
                 self._changed.wait_for(lambda: any(s.error for s in self._sessions), FAREWELL_S)
@@ -479,12 +541,6 @@ class Client:
             raise UsageError(
                 f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
             ) from exc
-        if self._landing is not None and self._landing is not self._arena.parameters:
-            for session in near:
-                session.parameters = self._landing[session.shard.start : session.shard.stop]
-        if near and all(session.plane.in_place for session in near):
-            self._have_parameters_in_common(near)
-        self._copy_out(self._arena.parameters, [session.parameters for session in self._sessions])
 
     def gradients_in(self, array: FloatArray) -> None:
         """Push from this array, of the arena's length, from now on, and have averages written there."""
@@ -542,7 +598,7 @@ class Client:
                 frames(TrainerMessage, "parameters", mine, first=shard.start, epoch=self.epoch, step=self.step)
             )
 
-    def _end_step(self, commit: Commit, served: FloatArray) -> None:
+    def _end_step(self, commit: Commit, served: FloatArray, *, wait: bool = True) -> None:
         if self._ahead is None:
             self._send_commit(commit, served)
         elif commit != self._ahead:
@@ -553,10 +609,23 @@ class Client:
         self._ahead = None
         for session in self._sessions:
             session.welcome.set()
+        self._returning = not wait
+        if wait:
+            self._await_result()
+            self._copy_out(served, [s.parameters if commit.update else self._average_of(s) for s in self._sessions])
+            self.trace.moment("received")
+
+    def _await_result(self) -> None:
+        self._returning = False
         self._wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
-        self._copy_out(served, [s.parameters if commit.update else s.gradients for s in self._sessions])
-        self.trace.moment("received")
         self.step += 1
+
+    def _average_of(self, session: Session) -> FloatArray | None:
+        """The averaged gradients that ended the step, in the server's memory; None if they were sent."""
+        if session.plane.refusal:
+            return None
+        with self._within_servers_memory():
+            return self._others_memory.array(session.average_at, session.shard.length)
 
     def _send_commit(self, commit: Commit, served: FloatArray) -> None:
         """Tell all servers how the step ends; what they answer is written to `served`."""
@@ -579,7 +648,14 @@ class Client:
         call = channel.unary_unary(
             JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
         )
-        request = JoinRequest(version=__version__, rank=self.rank, nranks=self.nranks, epoch=self.epoch, backend="grpc")
+        request = JoinRequest(
+            version=__version__,
+            rank=self.rank,
+            nranks=self.nranks,
+            epoch=self.epoch,
+            backend="grpc",
+            timeout=self.timeout,
+        )
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:
@@ -617,7 +693,8 @@ class Client:
                     raise session.error
             for session in self._sessions:
                 if not done(session):
-                    raise PeerStalled(
+                    session.error = PeerStalled(  # which the other servers are told as we leave
                         f"{session.name} did not answer within {self.timeout:g} s while {doing}; "
                         "it is frozen or overloaded"
                     )
+                    raise session.error

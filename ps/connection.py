@@ -36,6 +36,7 @@ class Connection:
         self._parameters: Array | None = None  # the caller's
         self._optimizer: Optimizer | None = None
         self._arena: Arena | None = None
+        self._pushed = False  # and not pulled
         self._staging: FloatArray | None = None  # for gradients that are not from `empty`
         self._made: dict[
             int, tuple[int, FloatArray]
@@ -112,10 +113,12 @@ class Connection:
         if self._optimizer is None:
             if out is None:
                 raise UsageError("without an optimizer pull needs an array for the mean: pull(out=...)")
+            self._end_push()
             self._client.average()
             if out.ctypes.data != self._client.gradients.ctypes.data:
                 out[...] = self._view(self._client.gradients)
             return
+        self._end_push()
         self._client.commit(self._optimizer.learning_rate if learning_rate is None else learning_rate)
         for array in (parameters, out):
             if array is not None and array.ctypes.data != arena.parameters.ctypes.data:
@@ -156,6 +159,8 @@ class Connection:
     def _take(self, gradients: Array) -> None:
         """They are what is pushed next."""
         arena = self._registered()
+        if self._pushed:
+            raise UsageError("gradients were pushed already; call pull() before the next ones")
         check(gradients, "gradients", (arena.layout.slots[0].dtype,), like=self._parameters)
         flat = self._padded(gradients)
         if flat is None:
@@ -168,6 +173,12 @@ class Connection:
     def _push_all(self) -> None:
         for bucket in range(len(self._registered().buckets)):
             self._client.push(bucket)
+        self._pushed = True
+
+    def _end_push(self) -> None:
+        if not self._pushed:
+            raise UsageError("pull was called without gradients to wait for; call push(gradients) first")
+        self._pushed = False
 
     def _check_out(self, out: Array | None) -> None:
         if out is not None and self._parameters is not None:

@@ -30,7 +30,7 @@ from common.memory import SegmentPool
 from common.rendezvous import GRACE, Roster
 from common.trace import Trace
 from ps.frames import Frame, Outgoing, read_trainer, to_bytes
-from ps.training_group import Outbox, TrainingGroup, tell
+from ps.training_group import ServerOutbox, TrainingGroup, tell
 
 __all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "TRACE", "ParameterServer"]
 
@@ -134,11 +134,12 @@ class ParameterServer:
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
             remaining = context.time_remaining() or self._timeout + GRACE
-            self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
+            members = self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
         except GradSyncError as exc:
             if not self._roster.complete:  # a stray caller does not harm a group that is there
                 self._group.fail(exc)
             rpc.abort_with(context, exc)
+        self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
         self._group.expect()
         index, count = self._shard
         return JoinReply(shard=index, shards=count)
@@ -154,12 +155,12 @@ class ParameterServer:
     ) -> Iterator[ServerMessage | Outgoing]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
-        outbox = Outbox()
+        outbox = ServerOutbox()
         reader = threading.Thread(target=self._read, args=(received, outbox), name="gradsync-reader", daemon=True)
         reader.start()
         yield from outbox
 
-    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: Outbox) -> None:
+    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: ServerOutbox) -> None:
         """Feed one trainer's messages to the group until its stream ends."""
         rank = None
         try:

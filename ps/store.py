@@ -7,8 +7,8 @@ A step goes through three stages, in this order, whatever the order in which tra
     commit  once all trainers have committed, the optimizer updates the shard, and the next step begins
 
 A trainer that knows how its step will end may commit it ahead of its pushes. Once all trainers have committed, an
-updater that takes pieces updates each as soon as it is averaged, while the others are still on their way; until the
-last one the shard is partly old and partly new.
+updater that takes pieces averages and updates each as soon as all have delivered it, while the others are still on
+their way; until the last one the shard is partly old and partly new.
 
 Trainers may also agree to end a step with the average alone; a commit of the next step may then use that average
 instead of new gradients. Whatever does not fit (an old epoch, another step, a word twice, a commit with pushes
@@ -22,12 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from common.arena import FloatArray
 from common.buckets import ALIGNMENT, Bucket, segments, words
 from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
-from common.reduction import reduce_bucket
-from common.updater import PADDING, InPieces, Updater
+from common.reduction import reduce_bucket, reduce_piece
+from common.updater import PADDING, InPieces, Piece, Updater
 from ps.shards import Shard, shard_of_bucket
 
 __all__ = ["Ending", "Store"]
@@ -81,8 +83,9 @@ class Store:
 
     All positions and sizes are in words of 4 bytes.
 
-    Memory: the shard's parameters, the averaged gradients and one gradient buffer a trainer, except for those whose
-    gradients lie elsewhere (`read_in_place`); without such trainers the average takes the place of rank 0's.
+    Memory: the shard's parameters and one gradient buffer a trainer, except for those whose gradients lie elsewhere
+    (`read_in_place`). The averaged gradients, once something is averaged before it is updated; without such trainers
+    they take the place of rank 0's.
     """
 
     def __init__(
@@ -168,30 +171,24 @@ class Store:
             at = start - self.shard.start
             self.contribution(rank)[at : at + size] = data
         self._delivered[rank][bucket] += size
-        return self._delivered_by_all(bucket) > self._averaged_of[bucket]
-
-    def _delivered_by_all(self, bucket: int) -> int:
-        """So many words of a bucket's part, from its start on; whole pieces."""
         least = min(self._delivered[rank][bucket] for rank in self.ranks)
-        return least if least == self._parts[bucket].length else least - least % self.piece
+        self._there_of[bucket] = least if least == part.length else least - least % self.piece
+        return self._there_of[bucket] > self._averaged_of[bucket]
 
     def reduce(self, bucket: int) -> None:
         """Average what all trainers have delivered of a bucket."""
-        whole, part = self._buckets[bucket], self._parts[bucket]
-        word, base = words(whole.dtype), self.shard.start
-        first, last = (part.start + n for n in (self._averaged_of[bucket], self._delivered_by_all(bucket)))
-        self._averaged_of[bucket] = last - part.start
-        sources = [self.contribution(rank).view(whole.dtype) for rank in self.ranks]
-        mean = self.gradients.view(whole.dtype)
+        kind, mean = self._buckets[bucket].dtype, self.gradients
+        word, offset = words(kind), self._parts[bucket].start - self.shard.start
+        first, last = offset + self._averaged_of[bucket], offset + self._there_of[bucket]
+        self._averaged_of[bucket] = self._there_of[bucket]
 
         def reduce_between(start: int, stop: int) -> None:
             reduce_bucket(
-                sources,
-                mean,
-                bucket_start=(whole.start - base) // word,
-                bucket_length=whole.length // word,
-                start=(start - base) // word,
-                stop=(stop - base) // word,
+                [self.contribution(rank).view(kind) for rank in self.ranks],
+                mean.view(kind),
+                **self._place_of(bucket),
+                start=start // word,
+                stop=stop // word,
             )
 
         if self._helper is None or last - first < WORTH_HELP:
@@ -201,6 +198,32 @@ class Store:
         second = self._helper.submit(reduce_between, middle, last)
         reduce_between(first, middle)
         second.result()
+
+    def _place_of(self, bucket: int) -> dict[str, int]:
+        """Where a whole bucket begins, counted from the slice's start, and how long it is, both in elements."""
+        whole = self._buckets[bucket]
+        word = words(whole.dtype)
+        return {
+            "bucket_start": (whole.start - self.shard.start) // word,
+            "bucket_length": whole.length // word,
+        }
+
+    def _average_of(self, piece: Piece, out: FloatArray) -> None:
+        """Write a piece's average to `out`, of its length, whether it is known already or not."""
+        part = self._parts[piece.bucket]
+        averaged = part.start - self.shard.start + self._averaged_of[piece.bucket]
+        if self.ending.again or piece.stop <= averaged:
+            out[...] = self.gradients[piece.start : piece.stop]
+        else:
+            kind = np.dtype(self._buckets[piece.bucket].dtype)
+            word = words(kind.name)
+            reduce_piece(
+                [self.contribution(rank).view(kind) for rank in self.ranks],
+                out.view(kind),
+                **self._place_of(piece.bucket),
+                start=piece.start // word,
+                stop=piece.stop // word,
+            )
 
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
         """Take parameters that the program has given other values, in ascending order; used from the next update on,
@@ -262,6 +285,11 @@ class Store:
         return bool(self._committed)
 
     @property
+    def committed(self) -> bool:
+        """Whether all trainers have committed the step under way, some perhaps ahead."""
+        return len(self._committed) == len(self.ranks)
+
+    @property
     def ending(self) -> Ending:
         """How the step ends, once somebody has committed."""
         return next(iter(self._committed.values()))
@@ -269,41 +297,58 @@ class Store:
     def is_due(self, *, in_pieces: bool = False) -> bool:
         """Whether it is time for `update` or `average`: all trainers have committed, and pushed everything; or, with an
         updater that takes pieces, one that has not been updated."""
-        if len(self._committed) < len(self.ranks):
+        if not self.committed:
             return False
-        return (in_pieces and self._averaged_of != self._updated_of) or not self.waiting_for()
+        return (in_pieces and self._there_of != self._updated_of) or not self.waiting_for()
 
-    def update(self, updater: Updater) -> list[tuple[int, int]]:
-        """Apply averaged gradients, all of the step's or the pieces that are there; with the last the next step begins.
+    def update(self, updater: Updater | InPieces) -> list[tuple[int, int]]:
+        """Apply the gradients, all of the step's or the pieces that are there, which an updater that takes pieces has
+        averaged if `reduce` has not; with the last the next step begins.
 
         Returns:
             (start, stop) of each run of words, counted from the arena's start, that is now the next step's.
         """
-        ending, base = self.ending, self.shard.start
-        if isinstance(updater, InPieces) and not (ending.again or ending.replaced):
-            runs = self._pieces_between(self._updated_of, self._averaged_of)
-            for start, _ in runs:
-                updater.step_piece(start - base, ending.learning_rate)
-            self._updated_of[:] = self._averaged_of
-            if sum(self._updated_of) < self.shard.length:
+        ending = self.ending
+        if ending.replaced and self._replacement is not None:
+            self.parameters[...], self._replacement = self._replacement, None
+        if isinstance(updater, InPieces):
+            runs = self._update_pieces(updater)
+            if not ending.again and sum(self._updated_of) < self.shard.length:
                 return runs
         else:
-            if ending.replaced and self._replacement is not None:
-                self.parameters[...], self._replacement = self._replacement, None
             updater.step(ending.learning_rate, self._used)
-            runs = [(base, self.shard.stop)]
+            runs = [(self.shard.start, self.shard.stop)]
         self._averaged = False
         self._end_step()
         return runs
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """(start, stop) of each, in words counted from the arena's start."""
+    def averaged_with_the_update(self) -> list[int]:
+        """The buckets of which something is there that neither `reduce` nor an update has averaged."""
+        return [
+            bucket
+            for bucket, there in enumerate(self._there_of)
+            if there > max(self._averaged_of[bucket], self._updated_of[bucket])
+        ]
+
+    def _update_pieces(self, updater: InPieces) -> list[tuple[int, int]]:
+        there = [part.length for part in self._parts] if self.ending.again else self._there_of
+        updater.step(self.ending.learning_rate, self._pieces_between(self._updated_of, there), self._average_of)
+        each = zip(self._parts, self._updated_of, there, strict=True)
+        runs = [(part.start + a, part.start + b) for part, a, b in each if a < b]
+        self._updated_of[:] = there
+        return runs
+
+    def pieces(self) -> list[Piece]:
+        """All of the shard, bucket by bucket; of `self.piece` words but for the last of each."""
         return self._pieces_between([0] * len(self._parts), [part.length for part in self._parts])
 
-    def _pieces_between(self, begun: Sequence[int], done: Sequence[int]) -> list[tuple[int, int]]:
+    def _pieces_between(self, begun: Sequence[int], done: Sequence[int]) -> list[Piece]:
         """The pieces of those words of each bucket."""
-        each = zip(self._parts, begun, done, strict=True)
-        return [piece for part, a, b in each for piece in segments(part.start + a, part.start + b, self.piece)]
+        found = []
+        for bucket, (part, a, b) in enumerate(zip(self._parts, begun, done, strict=True)):
+            offset = part.start - self.shard.start
+            found += [Piece(bucket, i, j) for i, j in segments(offset + a, offset + b, self.piece)]
+        return found
 
     def average(self) -> None:
         """Leave it at the averaged gradients; the next step begins."""
@@ -329,7 +374,8 @@ class Store:
 
     def _begin_step(self) -> None:
         self._delivered = [[0] * len(self._parts) for _ in range(self.nranks)]
-        self._averaged_of = [0] * len(self._parts)  # words of each bucket's part, from its start on
+        self._there_of = [0] * len(self._parts)  # words of each bucket's part, from its start on: whole pieces of all
+        self._averaged_of = [0] * len(self._parts)  # likewise, by `reduce`
         self._updated_of = [0] * len(self._parts)  # likewise, by an updater that takes pieces
         self._committed: dict[int, Ending] = {}
         self._ahead: set[int] = set()  # who has committed ahead

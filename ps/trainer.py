@@ -28,9 +28,16 @@ def run(config: TrainerConfig) -> None:
     from ps.synchronizer import ServerSynchronizer, synchronizer_for
 
     def join() -> ServerSynchronizer:
-        servers, plane = parse_addresses(config.servers), config.data_plane
-        timeout, mode = config.timeout, config.consistency
-        client = Client(servers, config.rank, config.nranks, timeout=timeout, data_plane=plane, mode=mode)
+        servers = parse_addresses(config.servers)
+        client = Client(
+            servers,
+            config.rank,
+            config.nranks,
+            timeout=config.timeout,
+            data_plane=config.data_plane,
+            mode=config.consistency,
+            priority=config.priority,
+        )
         return synchronizer_for(client, overlap=config.overlap)
 
     run_training(config, join)

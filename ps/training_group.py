@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from common.arena import FloatArray, Layout
 from common.buckets import Bucket
@@ -39,14 +38,22 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
-from common.optimizers import Optimizer
-from common.rpc import CHUNK_BYTES
 from common.semaphore import Semaphore
 from common.trace import NO_TRACE, Recorder, Trace
-from common.updater import InPieces, StatefulUpdater, Updater, make_part_updater, make_updater, parts_of
+from common.updater import (
+    InPieces,
+    NoUpdate,
+    StatefulUpdater,
+    Updater,
+    make_part_updater,
+    make_piece_updater,
+    make_updater,
+    parts_of,
+)
 from ps.frames import Outgoing, frames
 from ps.lanes import Lane, Lanes, lanes_bytes
 from ps.modes import SYNC, parse_mode
+from ps.outbox import Outbox
 from ps.pace import Pace
 from ps.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
 from ps.shards import plan_shards
@@ -54,30 +61,14 @@ from ps.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.store import Ending, Store
 from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 
-__all__ = ["Outbox", "TrainingGroup", "tell"]
+__all__ = ["ServerOutbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
-PIECE = CHUNK_BYTES // 4  # words that are averaged, updated and sent at a time: a message
+PIECE = 1 << 18  # words that are averaged and updated at a time: 1 MiB, a message; the L2 cache of a core may hold it
+ServerOutbox = Outbox[ServerMessage | Outgoing]
 
 
-class Outbox:
-    """Messages for one trainer, in order; some are made only when they are about to be sent."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Iterable[ServerMessage | Outgoing] | None] = queue.SimpleQueue()
-
-    def put(self, messages: Iterable[ServerMessage | Outgoing]) -> None:
-        self._queue.put(messages)
-
-    def end(self) -> None:
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[ServerMessage | Outgoing]:
-        while (messages := self._queue.get()) is not None:
-            yield from messages
-
-
-def tell(outbox: Outbox, error: GradSyncError) -> None:
+def tell(outbox: ServerOutbox, error: GradSyncError) -> None:
     """The last message of a session that failed."""
     outbox.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
     outbox.end()
@@ -108,17 +99,18 @@ class TrainingGroup:
         self._others_memory = OthersMemory()
         self._planes: dict[int, Plane] = {}  # how data travel to and from each trainer
         self._parameters_at: Place | None = None  # in rank 0's memory
+        self._average_at: Place | None = None  # in our memory
         self._landings: dict[int, FloatArray] = {}  # trainers' memory, where what is served to them is written
         self._lanes: Lanes | None = None
         self._open: dict[int, tuple[Lane, Lane]] = {}  # from and to the trainers that use them
         self.steps = 0
         self._mode = SYNC
         self._lock = threading.Condition()
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, ServerOutbox] = {}
         self._registered: set[int] = set()
         self._first: Register | None = None
         self._store: Store | RelaxedStore | None = None
-        self._updater: Updater | None = None
+        self._updater: Updater | InPieces | None = None
         self._configuration: Configure | None = None  # of a user's optimizer
         self._configured: set[int] = set()
         self._part_updater: StatefulUpdater | None = None  # the same object as _updater, if that is one
@@ -137,7 +129,7 @@ class TrainingGroup:
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
         self._watchdog.start()
 
-    def enter(self, message: TrainerMessage, outbox: Outbox) -> int:
+    def enter(self, message: TrainerMessage, outbox: ServerOutbox) -> int:
         """A trainer's first message; returns its rank."""
         hello = message.hello
         with self._lock:
@@ -247,7 +239,9 @@ class TrainingGroup:
                 self._fail(error)
 
     def close(self) -> None:
-        """Give trainers' memory back, when nobody is heard any longer."""
+        """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
+        with self._lock:
+            self._store = self._updater = self._part_updater = None
         self._others_memory.close()
 
     def wait(self) -> None:
@@ -268,6 +262,7 @@ class TrainingGroup:
                 raise ProtocolError(f"rank {rank} registered for mode {self._mode} without an optimizer")
             self._store = self._make_store(*layout_of(register))
         self._planes[rank] = self._plane_for(rank, register)
+        self._outboxes[rank].by_place = register.priority
         self._registered.add(rank)
         self._someone_waits()
         self._begin_if_ready()
@@ -325,29 +320,19 @@ class TrainingGroup:
         if isinstance(store, RelaxedStore):
             self._begin_relaxed(store)
             return
-        self._updater = self._updater_for(store, optimizer_of(self._first))
+        optimizer = optimizer_of(self._first)
+        self._updater = NoUpdate()
+        if optimizer is not None:  # all that trainers can name work element by element
+            self._updater = make_piece_updater(optimizer, store.parameters, store.pieces(), helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
             if not plane.refusal and self._pool is not None:
                 plane.parameters.CopyFrom(self._parameters_at or place_of(store.parameters, self._pool))
                 plane.in_place = self._parameters_at is not None
-                plane.gradients.CopyFrom(place_of(store.gradients, self._pool))
             outbox.put([ServerMessage(plane=plane)])
         self._serve(store.parameters, store.shard.start, store.step)
-        self._answer_all(store)
+        self._answer_all(Served(epoch=self.epoch, step=store.step))
         self._open_lanes()
-
-    def _updater_for(self, store: Store, optimizer: Optimizer | None) -> Updater:
-        """One of the whole shard; where it is sent, one of each piece, sent while others are still being pushed.
-        All optimizers that trainers can name work element by element."""
-
-        def updater_of(start: int, stop: int) -> Updater:
-            run = slice(start - store.shard.start, stop - store.shard.start)
-            return make_updater(optimizer, store.parameters[run], store.gradients[run], helper=self._helper)
-
-        if optimizer is None or not any(plane.refusal for plane in self._planes.values()):
-            return updater_of(store.shard.start, store.shard.stop)
-        return InPieces({start - store.shard.start: updater_of(start, stop) for start, stop in store.pieces()})
 
     def _begin_relaxed(self, store: RelaxedStore) -> None:
         assert self._first is not None
@@ -446,12 +431,16 @@ class TrainingGroup:
         data = words if words is not None else chunk.size or data_of(chunk)
         self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
         complete = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
-        if complete:
+        if complete and not self._is_reduced_with_the_update(store):
             with self.trace.span("reduce", chunk.bucket, step=chunk.step):
                 store.reduce(chunk.bucket)
         self._still_alive()
         if isinstance(store, Store) and (complete or store.has_finished(rank)):
             self._go_on(rank, store)
+
+    def _is_reduced_with_the_update(self, store: Store | RelaxedStore) -> bool:
+        """Whether what has come is averaged only as it is updated, in the cache, for nobody needs to wait with that."""
+        return isinstance(self._updater, InPieces) and isinstance(store, Store) and store.committed
 
     def _commit(self, rank: int, message: TrainerMessage) -> None:
         commit, store = message.commit, self._running(rank)
@@ -477,22 +466,33 @@ class TrainingGroup:
     def _advance(self, store: Store) -> None:
         """Update and serve what is there of a step that all have committed; with the last of it the step ends."""
         step, base = store.step, store.shard.start
+        served = Served(epoch=self.epoch, step=step + 1)
         if store.ending.update and self._updater:
-            with self.trace.span("update", step=step):
+            with self.trace.span("update", step=step), ExitStack() as averaging:
+                for bucket in store.averaged_with_the_update() if isinstance(self._updater, InPieces) else ():
+                    averaging.enter_context(self.trace.span("reduce", bucket, step=step))
                 runs = store.update(self._updater)
             for start, stop in runs:
                 self._serve(store.parameters[start - base : stop - base], start, step + 1)
         else:
             store.average()
             self._serve(store.averaged(), base, step + 1)
+            served.gradients.CopyFrom(self._place_of_average(store))
         if store.step > step:
             self.steps = store.step
-            self._answer_all(store)
+            self._answer_all(served)
+
+    def _place_of_average(self, store: Store) -> Place:
+        """Where trainers of this host find it; made with the first step that ends so."""
+        if self._average_at is None:
+            self._average_at = place_of(store.gradients, self._pool) if self._pool else Place()
+        return self._average_at
 
     def _commit_relaxed(self, rank: int, commit: Commit, ending: Ending, store: RelaxedStore) -> None:
         """Those who may go on do so with the parameters as they are; the rest waits."""
         if self._updater is None:
             raise ProtocolError(f"rank {rank} committed step {commit.step} before all had registered")
+        assert not isinstance(self._updater, InPieces)  # which are made in sync mode only
         with self.trace.span("commit", step=commit.step):
             released = store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater)
         for each in released:
@@ -578,13 +578,13 @@ class TrainingGroup:
         for rank, outbox in self._outboxes.items():
             if self._planes[rank].refusal:
                 self._pace.served[rank] += served.nbytes
-                outbox.put(frames(ServerMessage, "parameters", served, first=first, epoch=self.epoch, step=step))
+                messages = frames(ServerMessage, "parameters", served, first=first, epoch=self.epoch, step=step)
+                outbox.put(messages, at=first)
 
-    def _answer_all(self, store: Store) -> None:
+    def _answer_all(self, served: Served) -> None:
         """Tell all trainers that everything has been served."""
-        served = ServerMessage(served=Served(epoch=self.epoch, step=store.step))
         for rank in self._outboxes:
-            self._answer(rank, served)
+            self._answer(rank, ServerMessage(served=served))
         self._nobody_waits()
         if self._stop:
             self._fail(self._stop)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.certificate import WHOLE_BATCH_BOUND, certify, relative_difference, require_identical
+from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
+from benchmarks.measure import measure
 from common.config import TrainingConfig
-from common.errors import CertificateFailed
+from common.errors import CertificateFailed, UsageError
 
 PS = Contestant("ps", "grpc", 2, 1)
 RING = Contestant("ring", "shm", 2)
@@ -25,13 +27,16 @@ class PoolDouble:
         self.changes, self.lying_rank = changes, lying_rank
         self.configs: list[TrainingConfig] = []
 
-    def run(self, contestant: Contestant, config: TrainingConfig, *, keep: Path, **_: Any) -> list[dict[str, Any]]:
+    def run(
+        self, contestant: Contestant, config: TrainingConfig, *, keep: Path | None = None, **_: Any
+    ) -> list[dict[str, Any]]:
         self.configs.append(config)
         random = np.random.default_rng(7)
         arrays = {name: random.random((2, *shape), np.float32) for name, shape in SHAPES.items()}
         name, amount = self.changes.get(contestant.name, ("0.bias", 0.0))
         arrays[name][1].flat[3] += np.float32(amount)
-        np.savez(keep, **arrays)
+        if keep:
+            np.savez(keep, **arrays)
         digest = f"digest {name} {amount}" if amount else "digest"
         return [
             {"parameters_sha256": "another" if rank == self.lying_rank else digest} for rank in range(contestant.nranks)
@@ -79,6 +84,23 @@ def test_it_takes_few_steps_and_the_whole_batch_for_one_process(tmp_path: Path) 
     assert [c.batch_size for c in pool.configs] == [8, 8, 16]
 
 
+def test_with_strong_scaling_ranks_share_the_batch(tmp_path: Path) -> None:
+    pool = PoolDouble({})
+    config = CompareConfig(batch_size=8, nranks="1,2", scaling="strong")
+    one = Contestant("local", "none", 1)
+    assert certify(pool, [one, PS, RING], config, tmp_path, on_run=lambda what: None)["passed"]  # type: ignore[arg-type]
+    assert [c.batch_size for c in pool.configs] == [8, 4, 4, 8]
+    assert {c.steps for c in pool.configs} == {5}
+    measure(pool, [one, PS], config, repetitions=1, warmup_steps=0, on_run=lambda what: None)  # type: ignore[arg-type]
+    assert [c.batch_size for c in pool.configs[4:]] == [8, 4]
+    with pytest.raises(
+        UsageError, match=r"^--scaling strong shares --batch-size 8 equally, which 3 ranks cannot; give a "
+    ):
+        CompareConfig(batch_size=8, nranks="1,2,3", scaling="strong")
+    with pytest.raises(UsageError, match="unknown scaling 'stron'; did you mean 'strong'"):
+        CompareConfig(scaling="stron")
+
+
 @pytest.mark.parametrize(("parameter", "bucket"), [("2.bias", 0), ("2.weight", 0), ("0.bias", 0), ("0.weight", 1)])
 def test_one_changed_element_is_found_and_placed(tmp_path: Path, parameter: str, bucket: int) -> None:
     found = certificate(PoolDouble({RING.name: (parameter, 0.25)}), tmp_path)
@@ -121,16 +143,17 @@ def test_measured_runs_must_agree_in_every_repetition() -> None:
     require_identical({Contestant("ps", "shm", 2, 1, "geo:2"): [good, bad], RING: [good]})
 
 
+@pytest.mark.parametrize("peer", ["paddle", "torch-ddp"])
 @pytest.mark.parametrize(("change", "passed"), [(0.0, True), (1e-3, True), (50.0, False)])
-def test_paddle_must_come_near_ours(tmp_path: Path, change: float, passed: bool) -> None:
-    paddle = Contestant("paddle", "gloo", 2)
-    pool = PoolDouble({paddle.name: ("0.weight", change)})
+def test_other_libraries_must_come_near_ours(tmp_path: Path, peer: str, change: float, passed: bool) -> None:
+    library = Contestant(peer, "gloo", 2)
+    pool = PoolDouble({library.name: ("0.weight", change)})
     config = TrainingConfig(steps=100, batch_size=8)
-    found = certify(pool, [PS, RING, paddle], config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
-    (peer,) = found["peers"]
-    assert (peer["contestant"], peer["reference"], peer["within"]) == ("paddle N=2", "ps/grpc N=2", passed)
-    assert (peer["difference"] > 0) == (change > 0)
+    found = certify(pool, [PS, RING, library], config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+    (near,) = found["peers"]
+    assert (near["contestant"], near["reference"], near["within"]) == (f"{peer} N=2", "ps/grpc N=2", passed)
+    assert (near["difference"] > 0) == (change > 0)
     assert found["identical"]
     assert found["passed"] == passed
     assert found["groups"][0]["contestants"] == ["ps/grpc N=2", "ring/shm N=2"]
-    require_identical({paddle: [{"parameters_sha256": "a", "steps": 1}, {"parameters_sha256": "b", "steps": 1}]})
+    require_identical({library: [{"parameters_sha256": "a", "steps": 1}, {"parameters_sha256": "b", "steps": 1}]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 
 from benchmarks.cluster import why_no_cluster
+from benchmarks.contestants import PEERS
 from benchmarks.diff import load
 from tests.traces import check_causes, check_trace, read_trace
 
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes
 
+TORCH = importlib.util.find_spec("torch") is not None
 TINY = ["--model", "mlp:16", "--steps", "4", "--warmup-steps", "1", "--repetitions", "1", "--batch-size", "8"]
 
 
@@ -29,8 +32,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
-    schemes = ["--schemes", "local,ps,ring,paddle", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
-    schemes.append("--shard-optimizer")
+    schemes = ["--schemes", "local,ps,ring,paddle,torch-ddp", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
+    schemes += ["--shard-optimizer", "--priority"]
     folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
     return run("compare", *TINY, *schemes, *folders, "--lang", "zh"), out
 
@@ -44,7 +47,9 @@ def results(finished: tuple[subprocess.CompletedProcess[str], Path]) -> dict[str
 def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     done, out = finished
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Certificate: the parameters after 5 steps")
+    certificate = "Certificate: the parameters after 5 steps"
+    absent = "absent: torch-ddp: PyTorch is not installed (pip install torch)\n"
+    assert done.stdout.startswith(certificate if TORCH else absent + certificate)
     assert (out / "report.md").read_text().startswith("## GradSync 比较报告")
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
     assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history", "traces"}
@@ -56,7 +61,7 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
 def test_every_contestant_leaves_a_trace(
     finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
 ) -> None:
-    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"] if r["scheme"] != "paddle"}
+    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"] if r["scheme"] not in PEERS}
     traces = {path.stem: read_trace(path) for path in (finished[1] / "traces").iterdir()}
     assert traces.keys() == names
     for name, trace in traces.items():
@@ -64,24 +69,35 @@ def test_every_contestant_leaves_a_trace(
         if "N=3" in name and "geo" not in name:
             servers = 0 if "ring" in name else 2 if "S=2" in name else 1
             check_trace(trace, nranks=3, servers=servers, steps=range(4), buckets=1)
-    check_causes(traces["ps-grpc_N=3"], nranks=3, steps=range(4), buckets=1)
+    for name in ("ps-grpc_N=3", "ps-grpc_N=3_priority"):
+        check_causes(traces[name], nranks=3, steps=range(4), buckets=1)
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 13
+    assert len(certificate["schemes"]) == 14 + 2 * TORCH
     assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
-    others = ("geo", "paddle")
+    others = ("geo", "paddle", "torch")
     in_step = {v for n, v in certificate["schemes"].items() if "N=3" in n and not any(other in n for other in others)}
     assert len(in_step) == 1
-    assert [peer["contestant"] for peer in certificate["peers"]] == ["paddle N=1", "paddle N=3"]
+    peers = {peer["contestant"]: peer for peer in certificate["peers"]}
+    assert list(peers) == [f"{peer} N={n}" for n in (1, 3) for peer in ("paddle", *["torch-ddp"] * TORCH)]
     assert certificate["schemes"]["paddle N=1"] == certificate["schemes"]["local N=1"]
-    assert 0 < certificate["peers"][1]["difference"] < 1e-5
+    assert all(0 < peer["difference"] < 1e-5 for name, peer in peers.items() if "N=3" in name)
     assert "ps/shm N=3 ssp:0" in certificate["groups"][1]["contestants"]
     assert certificate["other_order"] == ["ps/shm N=3 geo:2"]
     assert certificate["groups"][1]["whole_batch"]["within"]
+
+
+def test_who_is_absent_is_told_with_the_reason(
+    finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
+) -> None:
+    absent = {} if TORCH else {"torch-ddp": "PyTorch is not installed (pip install torch)"}
+    assert results["missing"] == absent
+    told = "torch-ddp 未参测：没有安装 PyTorch（pip install torch）。" in (finished[1] / "report.md").read_text()
+    assert told == (not TORCH)
 
 
 def test_every_run_is_whole(results: dict[str, Any]) -> None:
@@ -112,6 +128,7 @@ def test_the_environment_is_told(results: dict[str, Any]) -> None:
         (["compare", "--schemes", "local", "--nranks", "2"], "nobody takes part"),
         (["compare", "--steps", "2", "--warmup-steps", "2"], "--steps more than --warmup-steps"),
         (["compare", "--backends", "shmem"], "did you mean 'shm'"),
+        (["compare", "--priority", "--data-planes", "shm"], "--priority needs ps over grpc in mode sync with 2 ranks"),
         (["compare", "--hosts", "2", "--backends", "shm"], "shm does not reach other hosts"),
         (["compare", "--latency", "1ms"], "--latency is for emulated hosts; give --hosts too"),
     ],

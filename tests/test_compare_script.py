@@ -8,15 +8,27 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("paddle")
-from benchmarks.compare_script import ProgramFailed, distance, reason_in, run_once, summarise
-from benchmarks.contestants import Contestant
+from benchmarks.compare_script import (
+    PADDLE_BOUNDS,
+    YARDSTICK_MULTIPLE,
+    ProgramFailed,
+    certificate,
+    distance,
+    reason_in,
+    run_once,
+    summarise,
+)
+from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.diff import load
 from benchmarks.script_config import CompareScriptConfig
-from benchmarks.script_worker import leave_one_rank_alone
+from benchmarks.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -51,13 +63,16 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     assert (tmp_path / "script.md").read_text().startswith("## 一个程序在各方案下的表现")
     found = json.loads((tmp_path / "script.json").read_text())
     assert found["certificate"]["identical"]
-    assert found["certificate"]["against_paddle"] == {"paddle N=2": {"5": 0.0, "20": 0.0}}
+    assert found["certificate"]["against_paddle"] == {"paddle N=2": {"1": 0.0, "5": 0.0, "20": 0.0}}
+    assert found["certificate"]["yardsticks"] == {}  # not measured where it is not needed
     assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
     assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
     (kept,) = (tmp_path / "history").iterdir()
     assert "-script-" in kept.name
     assert load(kept) == found
+    other = run_once(Contestant(OTHER_ORDER, "shm", 2), CompareScriptConfig(), [str(PROGRAM)], tmp_path)
+    assert other["parameters_sha256"] == found["certificate"]["schemes"]["ring/shm N=2"]
 
 
 @pytest.mark.processes
@@ -134,9 +149,62 @@ def test_step_times_are_differences_after_warm_up() -> None:
     assert found["step_ms_interval"] == pytest.approx([100, 200])
 
 
-def test_distance_is_relative() -> None:
-    import numpy as np
+def certified(
+    folder: Path, apart: tuple[float, ...], yardstick: tuple[float, ...], nranks: int = 4
+) -> tuple[dict[str, Any], int]:
+    """The certificate where paddle is so far away after 1, 5 and 20 backwards, and how often a yardstick was asked."""
+    ours = [Contestant("ps", "shm", nranks, 1), Contestant("ring", "shm", nranks)]
+    theirs = [Contestant(scheme, "gloo", nranks) for scheme in PADDLE_SCHEMES]
+    for steps, away in zip(PADDLE_BOUNDS, apart, strict=True):
+        for contestant in (*ours, *theirs):
+            values = np.array([1.0 if contestant in ours else 1 / (1 + away)])
+            np.savez(folder / f"{contestant.stem}.{steps}.npz", w=values)
+    asked = []
 
+    def by_rounding(contestant: Contestant) -> dict[int, float]:
+        asked.append(contestant)
+        return dict(zip(PADDLE_BOUNDS, yardstick, strict=False))
+
+    runs = {c: [{"parameters_sha256": "a" if c in ours else "b"}] for c in (*ours, *theirs)}
+    return certificate(list(runs), runs, {}, folder, by_rounding), len(asked)
+
+
+@pytest.mark.parametrize(
+    ("apart", "yardstick", "passed", "asked"),
+    [
+        ((1e-8, 4e-8, 3e-4), (), True, 0),  # within the fixed bounds
+        ((5e-8, 1.8e-3, 6.9e-3), (4e-8, 2.1e-3, 7e-3), True, 1),  # rounding does as much to our own sums
+        ((5e-8, 1.8e-3, 0.3), (4e-8, 2.1e-3, 7e-3), False, 1),  # but not so much
+        ((1e-3, 1.8e-3, 6.9e-3), (4e-8, 2.1e-3, 7e-3), False, 1),  # a wrong mean shows in the first step
+        ((5e-8, 1.8e-3, 6.9e-3), (0, 0, 0), False, 1),  # then the fixed bounds are left
+        ((5e-8, 1.8e-3, 6.9e-3), (), False, 1),  # the run for it failed
+    ],
+)
+def test_paddle_may_be_as_far_away_as_rounding_takes_a_training(
+    apart: tuple[float, ...], yardstick: tuple[float, ...], passed: bool, asked: int, tmp_path: Path
+) -> None:
+    found, times = certified(tmp_path, apart, yardstick)
+    assert (found["passed"], times) == (passed, asked)
+    assert found["identical"]
+    assert found["against_paddle"]["paddle N=4"] == pytest.approx(
+        dict(zip(PADDLE_BOUNDS, apart, strict=True)), rel=1e-3
+    )
+    assert list(found["yardsticks"]) == (["paddle N=4", "paddle-default N=4"] if yardstick else [])
+    if yardstick:
+        told = found["yardsticks"]["paddle N=4"]
+        assert [told[n]["distance"] for n in PADDLE_BOUNDS] == list(yardstick)
+        assert [told[n]["bound"] for n in PADDLE_BOUNDS] == [
+            max(bound, YARDSTICK_MULTIPLE * d) for bound, d in zip(PADDLE_BOUNDS.values(), yardstick, strict=True)
+        ]
+
+
+def test_two_ranks_need_no_yardstick(tmp_path: Path) -> None:
+    found, asked = certified(tmp_path, (1e-5, 1e-5, 1e-5), (1.0, 1.0, 1.0), nranks=2)
+    assert not found["passed"]
+    assert asked == 0
+
+
+def test_distance_is_relative() -> None:
     assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)
 
 
@@ -147,3 +215,15 @@ def test_fleet_leaves_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_one_rank_alone()
     model = object()
     assert fleet.distributed_model(model) is model
+
+
+def test_paddles_fleet_has_one_group_of_all_ranks_and_others_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle.base import core
+
+    gloo = SimpleNamespace(create=lambda store, rank, size, number=0: [store, rank, size, number])
+    monkeypatch.setattr(core, "ProcessGroupGloo", gloo)
+    make_one_group_of_all_ranks(4)
+    whole = gloo.create("store", 1, 4)
+    assert whole == ["store", 1, 4, 0]
+    assert gloo.create("store", 1, 4, 14) is whole
+    assert gloo.create("store", 1, 2, 15) == ["store", 1, 2, 15]

@@ -181,6 +181,8 @@ WRONG: dict[str, tuple[Callable[[Connection], object], type[Exception], str]] = 
         r"gradients must have the parameters' shape \(2, 3\) \(got \(6,\)\)",
     ),
     "registered twice": (lambda c: (c.register(ones), c.register(ones)), UsageError, "one connection synchronises one"),
+    "pull first": (lambda c: (c.register(ones, ps.SGD()), c.pull()), UsageError, r"call push\(gradients\) first"),
+    "pushed twice": (lambda c: (c.register(ones), c.push(ones), c.push(ones)), UsageError, r"call pull\(\) before"),
     "nowhere to go": (lambda c: (c.register(ones), c.push(ones), c.pull()), UsageError, r"pull needs an array"),
 }
 

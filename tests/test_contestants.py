@@ -44,11 +44,26 @@ def test_paddle_takes_part_once_but_need_not_have_the_same_bits() -> None:
     assert [c.name for c in found if c.in_step and not c.exact] == ["paddle N=1", "paddle N=2"]
 
 
+def test_pytorch_takes_part_as_paddle_does() -> None:
+    found = line_up(["ring", "torch-ddp"], [2, 1], ["shm", "tcp"], [1], ["shm"])
+    assert [c.name for c in found] == ["ring/shm N=1", "torch-ddp N=1", "ring/shm N=2", "ring/tcp N=2", "torch-ddp N=2"]
+    assert [(c.name, c.backend) for c in found if not c.exact] == [("torch-ddp N=1", "gloo"), ("torch-ddp N=2", "gloo")]
+    with pytest.raises(UsageError, match="unknown scheme 'torch-dpp'; did you mean 'torch-ddp'"):
+        line_up(["torch-dpp"], [1], ["shm"], [1], ["shm"])
+
+
 def test_a_sharded_optimizer_takes_part_with_the_first_back_end_and_several_ranks() -> None:
     found = line_up(["ps", "ring"], [1, 2], ["shm", "tcp"], [1], ["shm"], shard_optimizer=True)
     names_of_rings = [c.name for c in found if c.scheme == "ring"]
     assert names_of_rings == ["ring/shm N=1", "ring/shm N=2", "ring/tcp N=2", "ring/shm N=2 sharded"]
     assert all(c.exact for c in found)
+
+
+def test_priority_takes_part_beside_the_same_without_it() -> None:
+    found = line_up(["ps"], [1, 2], ["shm"], [1, 2], ["shm", "grpc"], ["sync", "async"], priority=True)
+    after_the_usual = ["ps/shm N=2", "ps/shm N=2 S=2", "ps/grpc N=2", "ps/grpc N=2 priority", "ps/shm N=2 async"]
+    assert [c.name for c in found] == ["ps/shm N=1", *after_the_usual]
+    assert [c.name for c in found if c.exact] == ["ps/shm N=1", *after_the_usual[:-1]]
 
 
 def test_local_has_one_rank_only() -> None:

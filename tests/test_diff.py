@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.diff import Change, DiffConfig, Figure, changes, diff, figures, load
+from benchmarks.agreement import Figure
+from benchmarks.diff import Change, DiffConfig, changes, diff, figures, job_of, load
 from benchmarks.result_files import check_history, write_results
-from common.errors import DataError, GradSyncError
+from common.errors import DataError, GradSyncError, UsageError
 
 MACHINE = {"cpu": "Some CPU", "cores": 2}
 TOP = {"schema": 1, "created": "2026-01-01T00:00:00+00:00", "command": "c", "environment": MACHINE}
@@ -60,14 +61,15 @@ def test_verdicts(after: tuple[float, float, float], verdict: str, factor: str) 
 
 def test_figures_of_each_kind() -> None:
     found = figures(sweep(row("tcp", 10, 9, 11), row("gloo", 5, 4, 6), row("link", 5, 4, 6)))
+    race = "N=4 100 MB"
     assert found == {
-        "tcp N=4 100 MB": Figure(10, 9, 11),
-        "gloo N=4 100 MB": Figure(5, 4, 6, ours=False),
-        "link N=4 100 MB": Figure(5, 4, 6, ours=False),
+        "tcp N=4 100 MB": Figure(10, 9, 11, race=race),
+        "gloo N=4 100 MB": Figure(5, 4, 6, ours=False, race=race),
+        "link N=4 100 MB": Figure(5, 4, 6, ours=False, race=race),
     }
-    assert figures(compare(("ps N=2", 1000, 500, 2000))) == {"ps N=2": Figure(1000, 500, 2000)}
-    script = {**TOP, "runs": [{"contestant": "ps N=2", "scheme": "ps", "step_ms": 7, "step_ms_interval": [6, 8]}]}
-    assert figures(script) == {"ps N=2": Figure(7, 6, 8)}
+    assert figures(compare(("ps N=2", 1000, 500, 2000))) == {"ps N=2": Figure(1000, 500, 2000, race="N=2")}
+    run = {"contestant": "ps N=2", "nranks": 2, "scheme": "ps", "step_ms": 7, "step_ms_interval": [6, 8]}
+    assert figures({**TOP, "runs": [run]}) == {"ps N=2": Figure(7, 6, 8, race="N=2")}
 
 
 def accuracy(*seconds: float | None, target: float = 0.97) -> dict[str, Any]:
@@ -81,8 +83,19 @@ def accuracy(*seconds: float | None, target: float = 0.97) -> dict[str, Any]:
 
 
 def test_of_accuracy_the_time_to_the_target_counts_where_every_seed_reached_it() -> None:
-    assert figures(accuracy(2.0, 4.0, 3.0)) == {"ps/shm async, rank 1 slowed 3x": Figure(3000, 2000, 4000)}
+    expected = Figure(3000, 2000, 4000, race="rank 1 slowed 3x")
+    assert figures(accuracy(2.0, 4.0, 3.0)) == {"ps/shm async, rank 1 slowed 3x": expected}
     assert figures(accuracy(2.0, None, 3.0)) == {}
+
+
+def test_with_strong_scaling_one_job_is_one_batch_of_all_ranks() -> None:
+    whole = {**compare(("ps N=2", 2, 1, 3), ("ps N=4", 2, 1, 3)), "scaling": "strong"}
+    for run, nranks in zip(whole["runs"], (2, 4), strict=True):
+        run.update(nranks=nranks, batch_size=64 // nranks)
+    assert job_of(whole) == "model mlp, dataset digits, batch_size 64, optimizer adam; strong scaling"
+    assert job_of({**whole, "runs": whole["runs"][:1]}) == job_of(whole)
+    weak = compare(("ps N=2", 2, 1, 3))
+    assert job_of({**weak, "scaling": "weak"}) == job_of(weak)
 
 
 def test_only_what_both_have_is_compared() -> None:
@@ -110,8 +123,8 @@ def crossover(ring: tuple[float, float, float], ps: tuple[float, float, float]) 
 
 def test_figures_of_a_crossover_map() -> None:
     assert figures(crossover((10, 9, 11), (5, 4, 6))) == {
-        "ring N=4 1gbit 1 MB": Figure(10, 9, 11),
-        "ps N=4 S=2 1gbit 1 MB": Figure(5, 4, 6),
+        "ring N=4 1gbit 1 MB": Figure(10, 9, 11, race="N=4 1gbit 1 MB"),
+        "ps N=4 S=2 1gbit 1 MB": Figure(5, 4, 6, race="N=4 1gbit 1 MB"),
         "plain stream N=4 1gbit 1 MB": Figure(10, 5, 20, ours=False),
     }
 
@@ -156,7 +169,8 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
     assert lines[5].split()[0] == "shm"
     assert lines[-1] == "1 slower, 1 faster"
     assert run(before, before).returncode == 0
-    assert run(before, before).stdout == "2 within noise\n"
+    agreed = "8 of 8 medians (100%) lie in the other run's interval; 0 of 6 pairs have another winner\n"
+    assert run(before, before).stdout == agreed + "2 within noise\n"
     assert run(write("c", sweep(row("tcp", 20, 19, 22), slow_limit)), before).returncode == 0
 
 
@@ -169,6 +183,11 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             compare(("ps", 1, 1, 1)),
             compare(("ps", 1, 1, 1), model="cnn"),
             "they measured different things: model mlp, dataset digits, batch_size 32, optimizer adam / model cnn",
+        ),
+        (
+            compare(("ps", 1, 1, 1)),
+            {**compare(("ps", 1, 1, 1)), "scaling": "strong"},
+            "batch_size 32, optimizer adam / model mlp, dataset digits, batch_size 64, optimizer adam; strong scaling",
         ),
         (
             accuracy(1.0),
@@ -194,8 +213,8 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     ("content", "kind", "text"),
     [
         ("{", DataError, "is not JSON: "),
-        ([1], DataError, "holds no results of compare, script, sweep, crossover, accuracy"),
-        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover, accuracy"),
+        ([1], DataError, "holds no results of compare, script, sweep, crossover, accuracy, suite"),
+        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover, accuracy, suite"),
         (
             {**sweep(), "schema": 2},
             DataError,
@@ -238,3 +257,30 @@ def test_runs_of_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*/nothing.json: No such file or directory"):
         load(tmp_path / "nothing.json")
+
+
+def test_two_jobs_part_by_part(write: Callable[[str, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+    def job(*parts: tuple[str, str, Any]) -> dict[str, Any]:
+        return {
+            **TOP,
+            "kind": "suite",
+            "parts": [dict(zip(("name", "status", "results"), p, strict=True)) for p in parts],
+        }
+
+    def rows(shm: float, tcp: float, wait: float) -> dict[str, Any]:
+        return sweep(row("shm", shm, shm - 1, shm + 1), row("tcp", tcp, tcp - 1, tcp + 1), row("mpi", wait, wait, wait))
+
+    before = write("a", job(("sums", "done", rows(10, 20, 5)), ("cnn", "failed", None)))
+    after = write("b", job(("sums", "done", rows(20.5, 17, 5)), ("cnn", "done", compare(("ps", 9, 8, 10)))))
+    assert diff(DiffConfig(before=Path(before), after=Path(after))) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "only after: cnn: ps"
+    assert lines[-3:] == [
+        "0 of 4 medians (0%) lie in the other run's interval; 1 of 1 pairs have another winner",
+        "another winner: sums: shm N=4 100 MB / sums: tcp N=4 100 MB",
+        "1 slower, 1 faster",
+    ]
+    assert diff(DiffConfig(before=Path(before), after=Path(before))) == 0
+    other = write("c", job(("sums", "done", {**rows(2, 3, 4), "op": "broadcast"})))
+    with pytest.raises(UsageError, match="they measured different things: all_reduce / broadcast"):
+        diff(DiffConfig(before=Path(before), after=Path(other)))

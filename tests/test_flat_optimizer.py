@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 paddle = pytest.importorskip("paddle")
 
 from common.arena import Arena, FloatArray, Layout  # noqa: E402
+from common.buckets import segments  # noqa: E402
 from common.errors import UsageError  # noqa: E402
 from common.flat_optimizer import FlatOptimizer, PartOptimizer, as_tensor  # noqa: E402
 from common.memory import aligned_empty  # noqa: E402
@@ -23,9 +25,12 @@ from common.updater import (  # noqa: E402
     PADDING,
     WORTH_HELP,
     Accumulator,
+    InPieces,
     NoUpdate,
+    Piece,
     Together,
     is_number,
+    make_piece_updater,
     make_updater,
     parts_of,
 )
@@ -137,6 +142,26 @@ def test_slices_give_the_bits_of_the_whole(case: tuple[Optimizer, Make], cuts: l
     description, _ = case
     for sliced, whole in zip(trained_flat(description, cuts), trained_flat(description, []), strict=True):
         assert sliced.tobytes() == whole.tobytes()
+
+
+def test_pieces_give_the_bits_of_the_whole(case: tuple[Optimizer, Make]) -> None:
+    """Taken by two threads, in any order; the last one is shorter."""
+    description, _ = case
+    arena = arena_at_start()
+    pieces = [Piece(0, a, b) for a, b in segments(0, LAYOUT.length, 48)]
+    assert len(pieces) > 4
+    assert LAYOUT.length % 48
+
+    def average(piece: Piece, out: FloatArray) -> None:
+        out[...] = arena.gradients[piece.start : piece.stop]
+
+    with ThreadPoolExecutor(1) as helper:
+        updater = make_piece_updater(description, arena.parameters, pieces, helper=helper)
+        for step, (rate, whole) in enumerate(zip(RATES, trained_flat(description, []), strict=True)):
+            fill(arena.gradients, values_of(step))
+            updater.step(rate, pieces[:2], average)
+            updater.step(rate, pieces[:1:-1], average)
+            assert arena.parameters.tobytes() == whole.tobytes()
 
 
 def test_padding_stays_zero_and_parameters_change(case: tuple[Optimizer, Make]) -> None:
@@ -426,6 +451,47 @@ def test_two_halves_at_the_same_time_give_the_same_bits(name: str) -> None:
                 updater.step(0.01 / (1 + step))
     assert arrays[0][0].tobytes() == arrays[1][0].tobytes()
     assert (arrays[0][0] != start).any()
+
+
+class Nothing:
+    """An updater of pieces."""
+
+    def set_rate(self, learning_rate: float) -> None:
+        pass
+
+    def step(self, start: int, gradients: FloatArray) -> None:
+        pass
+
+
+PIECES = [Piece(0, 16 * n, 16 * n + 16) for n in range(6)]
+
+
+def test_two_threads_share_the_pieces() -> None:
+    both, seen = threading.Barrier(2, timeout=30), []
+
+    def average(piece: Piece, out: FloatArray) -> None:
+        if piece in PIECES[:2]:  # each thread has one of them
+            both.wait()
+        seen.append((piece.start, id(out.base if out.base is not None else out)))
+
+    with ThreadPoolExecutor(1) as helper:
+        InPieces(Nothing(), 16, helper=helper).step(0.1, PIECES, average)
+    assert sorted(start for start, _ in seen) == [piece.start for piece in PIECES]
+    assert len({buffer for _, buffer in seen}) == 2
+
+
+@pytest.mark.parametrize("fails", ["gradsync-helper_0", threading.main_thread().name])
+def test_an_error_in_either_thread_is_raised(fails: str) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def average(piece: Piece, out: FloatArray) -> None:
+        if piece in PIECES[:2]:
+            both.wait()
+        if threading.current_thread().name == fails:
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1, "gradsync-helper") as helper, pytest.raises(ZeroDivisionError):
+        InPieces(Nothing(), 16, helper=helper).step(0.1, PIECES, average)
 
 
 def test_an_error_in_either_half_is_raised() -> None:

@@ -45,7 +45,7 @@ PADDLE_FREE = (
     *("ps", "ps.run", "ps.store", "ps.servicer", "ps.client", "ps.config"),
     *("common", "common.rendezvous", "common.launch", "common.config", "common.data", "common.entry"),
     *("common.local", "common.overlap", "common.process", "common.cli", "common.optimizers", "common.rpc"),
-    *("common.addresses", "common.hosts", "common.trace", "common.trace_file", "common.tracing"),
+    *("common.addresses", "common.hosts", "common.trace", "common.trace_file", "common.tracing", "common.timeline"),
 )
 
 

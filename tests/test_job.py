@@ -79,6 +79,11 @@ def test_data_sets_come_from_the_folder_or_are_synthetic(tmp_path: Path) -> None
         (SWEEP + 'script = "x.py"', 'script is for verb = "compare" with a script'),
         ('[[part]]\nname = "a"\nverb = "compare"\narguments = []', 'arguments is for verb = "compare" with a script'),
         ('[[part]]\nname = "a"\nverb = "compare"\nscript = "x.py"', "no such script: "),
+        (
+            '[[part]]\nname = "a"\nverb = "compare"\nflags = { nranks = [1, 2] }\n'
+            'matrix = { scaling = ["weak", "strong"], batch-size = [5] }',
+            "part a: --scaling strong shares --batch-size 5 equally, which 2 ranks cannot; give a multiple of 2",
+        ),
         (SWEEP + SWEEP, "two parts are called a; give them different names"),
     ],
 )

@@ -34,6 +34,7 @@ from common.errors import (
 from common.gradsync_pb2 import (
     Chunk,
     Failure,
+    Gather,
     Hello,
     JoinReply,
     JoinRequest,
@@ -45,40 +46,23 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import Segment, aligned_empty
-from common.optimizers import SGD, Adam, Optimizer
-from common.updater import Updater, make_updater
+from common.optimizers import SGD, Adam
 from ps.client import Client
 from ps.lanes import NOTE_BYTES
 from ps.servicer import JOIN, SERVICE, SESSION, ParameterServer
 from ps.shared_memory import OthersMemory, Unreachable, probe_of
 from ps.training_group import TrainingGroup
 from tests.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
+from tests.numpy_updater import numpy_piece_updater
 
 DEADLINE_S = 20.0
 SHAPES = [("a.weight", (7, 9)), ("a.bias", (9,)), ("b.weight", (9, 33)), ("b.bias", (1,))]
 RATE = 0.05
 
 
-class NumpySGD:
-    """p -= lr * g."""
-
-    def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
-        self.parameters, self.gradients = parameters, gradients
-
-    def step(self, learning_rate: float, used: bytes = b"") -> None:
-        self.parameters -= np.float32(learning_rate) * self.gradients
-
-
-def numpy_updater(
-    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: object = None
-) -> Updater:
-    """Stands in for `make_updater`, so that no Paddle is needed."""
-    return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
-
-
 @pytest.fixture(autouse=True)
 def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.training_group.make_updater", numpy_updater)
+    monkeypatch.setattr("ps.training_group.make_piece_updater", numpy_piece_updater)
 
 
 @pytest.fixture(autouse=True)
@@ -148,12 +132,10 @@ def as_trainer(
     rank: int,
     nranks: int,
     body: Callable[[Client, Arena], Any],
-    *,
-    timeout: float = 30.0,
-    data_plane: str = "auto",
+    **options: Any,
 ) -> Any:
     """Join, register, call `body`, and leave; after an error with the reason, as training does."""
-    client, arena = Client(servers, rank, nranks, timeout=timeout, data_plane=data_plane), make_arena(rank)
+    client, arena = Client(servers, rank, nranks, **options), make_arena(rank)
     try:
         client.register(arena, SGD())
         result = body(client, arena)
@@ -730,6 +712,18 @@ def test_a_step_committed_ahead_cannot_end_in_another_way(end: Callable[[Client]
         as_trainer([server.address], 0, 1, body, data_plane="grpc")
 
 
+def test_nothing_is_committed_ahead_through_shared_memory_where_parameters_are_to_be_held() -> None:
+    """They may be the server's own, which it writes to."""
+
+    def body(client: Client, arena: Arena) -> None:
+        client.commit_ahead(2 * RATE, hold=True)
+        take_step(client, arena)
+        assert_same_bits(arena.parameters, expected_after(1, 1, make_arena(0)))
+
+    with serving(1) as (server,):
+        as_trainer([server.address], 0, 1, body, data_plane="shm")
+
+
 def test_who_vanishes_after_committing_ahead_is_named_within_a_second() -> None:
     """While the others still push, or hold what is served."""
     vanished: list[float] = []
@@ -794,6 +788,61 @@ def test_leaving_while_parameters_are_held_takes_no_time_and_changes_none() -> N
         assert on_threads(2, body) == [True, True]
 
 
+# ---- the front first --------------------------------------------------------------------------------------------
+
+
+def without_waiting(client: Client, arena: Arena) -> None:
+    """A step whose parameters are on their way."""
+    arena.gradients.fill(1)
+    for bucket in range(len(arena.buckets)):
+        client.push(bucket)
+    client.commit(RATE, wait=False)
+
+
+def test_who_waits_for_the_front_waits_for_no_more() -> None:
+    """And whoever goes on waits for the rest first."""
+    size, front_is_there = make_arena(0).layout.length, threading.Event()
+
+    def answers(said: Iterator[TrainerMessage]) -> Iterator[ServerMessage]:
+        def heard(kind: str) -> bool:
+            return any(message.WhichOneof("kind") == kind for message in said)
+
+        yield from (ServerMessage(plane=Plane(refusal="no")), parameters(0, size), served(0))
+        assert heard("commit")
+        yield parameters(48, size - 48, step=1)
+        yield parameters(0, 16, step=1)
+        assert front_is_there.wait(DEADLINE_S)
+        yield parameters(16, 32, step=1)
+        yield from (served(1), ServerMessage(gathered=Gather(size=1, data=b"x")))
+        assert heard("commit")
+        yield from (parameters(0, size, step=2), served(2))
+        assert heard("goodbye")
+
+    with lying(answers) as address, Client([address], 0, 1, data_plane="grpc", priority=True) as client:
+        arena = make_arena(0)
+        client.register(arena, SGD())
+        arena.parameters.fill(7)
+        without_waiting(client, arena)
+        client.wait_for(0, 16)
+        client.wait_for(64, 80)
+        assert (client.step, np.flatnonzero(arena.parameters).tolist()) == (0, list(range(16, 48)))
+        front_is_there.set()
+        assert client.all_gather(np.zeros(1, np.uint8)).size == 1
+        assert (client.step, arena.parameters.any()) == (1, False)
+        without_waiting(client, arena)
+    assert client.step == 2
+
+
+def test_without_priority_or_over_shared_memory_a_commit_waits_for_all() -> None:
+    def body(client: Client, arena: Arena) -> int:
+        without_waiting(client, arena)
+        return client.step
+
+    for options in ({"data_plane": "grpc"}, {"data_plane": "shm", "priority": True}):
+        with serving(1) as (server,):
+            assert as_trainer([server.address], 0, 1, body, **options) == 1
+
+
 # ---- somebody is lost -------------------------------------------------------------------------------------------
 
 
@@ -838,7 +887,9 @@ def test_a_trainer_that_has_fewer_steps_is_named() -> None:
         assert_all([errors[0], failure_of(server)], PeerLost, "rank 1 finished at step 2 while others go on")
 
 
-def test_a_silent_trainer_is_named_to_all_within_the_limit() -> None:
+@pytest.mark.parametrize(("servers", "trainers"), [(0.5, 30.0), (30.0, 0.5)])
+def test_a_silent_trainer_is_named_to_all_within_the_limit(servers: float, trainers: float) -> None:
+    """The shorter one of those that were given, wherever."""
     stop = threading.Event()
 
     def body(client: Client, arena: Arena) -> None:
@@ -852,23 +903,36 @@ def test_a_silent_trainer_is_named_to_all_within_the_limit() -> None:
             stop.set()
         assert time.monotonic() - begin < 5.0
 
-    with serving(2, timeout=0.5) as (server,):
-        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    with serving(2, timeout=servers) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, timeout=trainers))
         text = "rank 0 did not take part in step 1 for 0.5 s"
         assert_all([*errors, failure_of(server)], PeerStalled, text)
 
 
-def close_server_1_in_mid_training() -> tuple[str, list[BaseException | None]]:
+def wait_for_a_slice(client: Client, arena: Arena) -> None:
+    """Of server 1, where there are two."""
+    without_waiting(client, arena)
+    client.wait_for(arena.layout.length - 16, arena.layout.length)
+
+
+whichever_wait = pytest.mark.parametrize(
+    ("step", "options"), [(take_step, {}), (wait_for_a_slice, {"data_plane": "grpc", "priority": True})]
+)
+
+
+def close_server_1_in_mid_training(
+    step: Callable[[Client, Arena], None] = take_step, **options: Any
+) -> tuple[str, list[BaseException | None]]:
     """The closed server's name, and what its two trainers and server 0 raise."""
 
     def body(client: Client, arena: Arena) -> None:
         take_step(client, arena)
         if client.rank == 1:
             group[1].close()
-        take_step(client, arena)
+        step(client, arena)
 
     with serving(2, 2) as group:
-        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body, **options))
         return f"server 1 at {group[1].address}", [*errors, failure_of(group[0])]
 
 
@@ -878,13 +942,17 @@ def test_a_server_that_closes_in_mid_training_fails_all() -> None:
     assert isinstance(errors[-1], PeerLost)
 
 
-def test_a_server_that_closes_in_mid_training_is_named() -> None:
-    name, errors = close_server_1_in_mid_training()
+@whichever_wait
+def test_a_server_that_closes_in_mid_training_is_named(step: Any, options: dict[str, Any]) -> None:
+    name, errors = close_server_1_in_mid_training(step, **options)
     assert all(isinstance(error, PeerError) for error in errors), errors
     assert all(name in str(error) for error in errors[:2]), errors
 
 
-def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@whichever_wait
+def test_a_server_that_does_not_answer_is_named(
+    step: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ps.client.GRACE", 0.0)
     stop = threading.Event()
 
@@ -894,15 +962,15 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
             return
         client.timeout = 0.3  # the server itself would wait much longer
         try:
-            take_step(client, arena)
+            step(client, arena)
         finally:
             stop.set()
 
     with serving(2) as (server,):
-        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
-    assert isinstance(errors[0], PeerStalled)
-    text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for the result of step 0"
-    assert text in str(errors[0])
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, **options))
+        what = "words 384..400 of the result" if options else "the result"
+        text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for {what} of step 0"
+        assert_all(errors[:1], PeerStalled, text)
 
 
 def test_closing_twice_is_no_error() -> None:
@@ -1038,13 +1106,13 @@ def test_an_oversize_message_of_a_trainer_ends_its_session_and_names_it() -> Non
 
 
 @contextmanager
-def lying(answers: Iterable[ServerMessage]) -> Iterator[str]:
-    """The address of a server that says `answers` once it has heard who is there and what it registers, whatever that
-    is, then ends the stream."""
+def lying(answers: Iterable[ServerMessage] | Callable[..., Iterable[ServerMessage]]) -> Iterator[str]:
+    """The address of a server that says `answers`, or what they are to all else that it hears, once it has heard who is
+    there and what it registers, whatever that is, then ends the stream."""
 
     def session(messages: Iterator[TrainerMessage], context: grpc.ServicerContext) -> Iterator[ServerMessage]:
         next(messages), next(messages)
-        yield from answers
+        yield from answers(messages) if callable(answers) else answers
 
     handlers = {
         "Join": grpc.unary_unary_rpc_method_handler(
@@ -1061,6 +1129,10 @@ def lying(answers: Iterable[ServerMessage]) -> Iterator[str]:
         yield address
     finally:
         server.stop(0).wait()
+
+
+def served(step: int) -> ServerMessage:
+    return ServerMessage(served=Served(step=step))
 
 
 def parameters(start: int, size: int, *, step: int = 0) -> ServerMessage:
@@ -1149,9 +1221,7 @@ def test_of_memory_that_is_gone_the_server_says_why_if_it_has_failed(
         raise Unreachable("it is gone")
 
     def answers() -> Iterator[ServerMessage]:
-        yield ServerMessage(
-            plane=Plane(parameters=Place(memory=Memory(size=64)), gradients=Place(memory=Memory(size=64)))
-        )
+        yield ServerMessage(plane=Plane(parameters=Place(memory=Memory(size=64))))
         yield ServerMessage(served=Served(step=0))
         assert tried.wait(5)
         yield from last

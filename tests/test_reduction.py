@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.reduction import BLOCK, DTYPES, OPS, Reduction, canonical_ranks, mean_scale, reduce_bucket
+from common.buckets import segments
+from common.reduction import BLOCK, DTYPES, OPS, Reduction, canonical_ranks, mean_scale, reduce_bucket, reduce_piece
 
 ORDERS = {
     1: [(0,)],
@@ -47,6 +48,18 @@ def reduce_whole(sources: list[np.ndarray], out: np.ndarray, length: int) -> Non
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [1, 16, 100, 257])
+def test_pieces_have_the_bits_of_the_whole(length: int, nranks: int, dtype: str) -> None:
+    sources = gradients_of(nranks, length, dtype)
+    expected = naive_mean(sources, length)
+    for a, b in segments(0, length, 48):
+        out = np.empty(b - a, dtype)
+        reduce_piece(sources, out, bucket_start=PADDING, bucket_length=length, start=PADDING + a, stop=PADDING + b)
+        assert same_bits(out, expected[a:b])
 
 
 @pytest.mark.parametrize("nranks", ORDERS)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.figures import plots
 from benchmarks.html_report import to_html
-from benchmarks.report import certified, groups, print_terminal, to_markdown, verdict
+from benchmarks.report import certified, groups, print_terminal, to_markdown, verdict, workload
 
 Results = dict[str, Any]
 
@@ -86,6 +86,19 @@ def results_of(*runs: dict[str, Any]) -> Results:
         "runs": list(runs),
         "missing": {},
     }
+
+
+def strong() -> Results:
+    """One batch of 64 shared by the ranks, and two other libraries within the bound."""
+    results = results_of(a_run("local N=1", 1000), a_run("ps/shm N=2", 1500), a_run("ring/shm N=2", 1600))
+    peers = [a_run(name, rate) for name, rate in (("paddle N=2", 1200), ("torch-ddp N=2", 1300))]
+    results["runs"] += peers
+    for run in results["runs"]:
+        run["batch_size"] = 64 // run["nranks"]
+    results["certificate"]["schemes"] |= {peer["contestant"]: "e" * 64 for peer in peers}
+    near = {"reference": "ps/shm N=2", "difference": 2e-7, "bound": 1e-4, "within": True}
+    results["certificate"]["peers"] = [{"contestant": peer["contestant"], **near} for peer in peers]
+    return {**results, "scaling": "strong"}
 
 
 def digest_of(nranks: int) -> str:
@@ -400,3 +413,26 @@ def test_paddle_may_differ_a_little_and_too_much_fails(good: Results) -> None:
     for text in all_outputs(good).values():
         assert "the parameters of paddle N=4 differ" in " ".join(text.split())
         assert "samples/s" not in text
+
+
+def test_strong_scaling_is_one_batch_for_all_and_speed_up(good: Results) -> None:
+    results = strong()
+    results["runs"][-1].update(samples_per_s=1700, samples_per_s_interval=[1695, 1705])  # kernels of its own
+    results["missing"] = {"mpi-ddp": "PyTorch is not installed (pip install torch)"}
+    first, race, scaling, in_torch = verdict(results)
+    assert first.endswith(" paddle.DataParallel and torch DistributedDataParallel come within the bound of them.")
+    assert race.startswith("N=2: ring/shm (1,600 samples/s) is the fastest, ")
+    assert in_torch == (
+        "torch-ddp computes with PyTorch's kernels and so takes no part in the race; samples/s: 1,700 at N=2."
+    )
+    told = "N=2: ring/shm makes a step of the same batch 1.60 times as fast as one process, 80% of linear speed-up."
+    assert scaling == told
+    assert workload(results).startswith(
+        "mnist-cnn on digits, batch 64 shared by all ranks (strong scaling), adam 0.001"
+    )
+    assert workload(good).startswith("mnist-cnn on digits, batch 32 a rank, adam")
+    for text in all_outputs(results).values():
+        plain = " ".join(text.replace("&#x27;", "'").split())
+        assert "paddle and torch-ddp exchange gradients inside backward; their sync is" in plain
+        assert "mpi-ddp is absent: PyTorch is not installed (pip install torch)." in plain
+        assert "– absent" in plain

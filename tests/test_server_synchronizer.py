@@ -59,11 +59,12 @@ between_ranks = pytest.mark.parametrize(("nranks", "servers", "plane"), BETWEEN)
 
 @contextmanager
 def job(nranks: int, servers: int, plane: str, *, overlap: bool = True, mode: Mode = SYNC) -> Iterator[Make]:
-    """Data plane "mixed": rank 1 has none but grpc."""
+    """Data plane "mixed": rank 1 has none but grpc; "priority": grpc, the front first."""
+    of_rank = {"mixed": ("shm", "grpc", "shm"), "priority": ("grpc",) * 3}.get(plane, (plane,) * 3)
 
     def make(rank: int, nranks: int) -> ServerSynchronizer:
-        mine = plane if plane != "mixed" else "grpc" if rank == 1 else "shm"
-        return synchronizer_for(Client(addresses, rank, nranks, data_plane=mine, mode=mode), overlap=overlap)
+        client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode, priority=plane == "priority")
+        return synchronizer_for(client, overlap=overlap)
 
     with serving(nranks, servers) as addresses:
         yield make
@@ -90,6 +91,13 @@ def test_contract_under_ssp_with_a_bound_of_zero(check: Check, nranks: int, serv
 def test_contract_between_ranks(check: Check, nranks: int, servers: int, plane: str) -> None:
     with job(nranks, servers, plane) as make:
         check(make, nranks)
+
+
+@pytest.mark.parametrize("check", [*CHECKS, *BETWEEN_RANKS], ids=name_of)
+def test_contract_with_priority(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.training_group.PIECE", 1024)
+    with job(2, 2, "priority") as make:
+        check(make, 2)
 
 
 @everywhere
@@ -125,7 +133,8 @@ def train(synchronizer: Synchronizer, optimizer: Optimizer) -> list[FloatArray]:
                 arena.gradients[slot.start : slot.stop] = sample(synchronizer.rank, slot.size, "float32", seed=step)
             for bucket in reversed(range(len(arena.buckets))):
                 synchronizer.mark_final(bucket)
-            synchronizer.finish(optimizer.learning_rate / (1 + step))
+            synchronizer.commit(optimizer.learning_rate / (1 + step))
+            synchronizer.wait_for(0, arena.layout.length)
             seen.append(arena.parameters.copy())
     return seen
 
@@ -148,7 +157,9 @@ def assert_same(got: list[list[FloatArray]], expected: list[FloatArray]) -> None
             assert mine.tobytes() == theirs.tobytes(), f"rank {rank} after {step} steps"
 
 
-@everywhere
+@pytest.mark.parametrize(
+    ("nranks", "servers", "plane"), [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN, (3, 2, "priority")]
+)
 @pytest.mark.parametrize("mode", [SYNC, Mode("ssp", 0)], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_servers_and_ring_give_the_same_bits(
@@ -481,7 +492,7 @@ def test_ranks_that_differ_are_told(name: str, servers: int) -> None:
 
 
 class NotingClient:
-    rank, nranks, servers, data_plane, mode = 0, 1, ("nowhere:1",), "none", SYNC
+    rank, nranks, servers, data_plane, mode, in_slices = 0, 1, ("nowhere:1",), "none", SYNC, False
 
     def __init__(self) -> None:
         self.notes: list[object] = []

@@ -52,20 +52,24 @@ class NumpySGD:
 
 
 class PieceSGD:
-    """As NumpySGD, of words a..b of a store, all of one dtype."""
+    """As NumpySGD, of one piece at a time."""
 
-    def __init__(self, store: Store, a: int, b: int) -> None:
-        base = store.shard.start
-        (dtype,) = {bucket.dtype for bucket in store._buckets if bucket.start <= a < b <= bucket.stop}
-        self.parameters = store.parameters[a - base : b - base].view(dtype)
-        self.gradients = store.gradients[a - base : b - base].view(dtype)
+    def __init__(self, store: Store) -> None:
+        self.parameters, self.pieces = store.parameters, {piece.start: piece for piece in store.pieces()}
+        self.dtypes = [bucket.dtype for bucket in store._buckets]
 
-    def step(self, learning_rate: float, used: bytes = b"") -> None:
-        self.parameters -= self.parameters.dtype.type(learning_rate) * self.gradients
+    def set_rate(self, learning_rate: float) -> None:
+        self.rate = learning_rate
+
+    def step(self, start: int, gradients: FloatArray) -> None:
+        piece = self.pieces[start]
+        parameters = self.parameters[start : piece.stop].view(self.dtypes[piece.bucket])
+        parameters -= parameters.dtype.type(self.rate) * gradients.view(parameters.dtype)
 
 
-def in_pieces(store: Store) -> InPieces:
-    return InPieces({a - store.shard.start: PieceSGD(store, a, b) for a, b in store.pieces()})
+def in_pieces(store: Store, helper: ThreadPoolExecutor | None = None) -> InPieces:
+    longest = max((piece.stop - piece.start for piece in store.pieces()), default=0)
+    return InPieces(PieceSGD(store), longest, helper=helper)
 
 
 def rate_of(step: int) -> float:
@@ -654,12 +658,13 @@ def test_a_replacement_of_another_time_is_refused(epoch: int, step: int, kind: t
 def test_pieces_are_updated_as_they_come_once_all_have_committed() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
     updater, before, after = in_pieces(store), initial_parameters(LENGTH), parameters_after(1, 2, PLAN, LENGTH)
-    assert store.pieces() == [(48, 64), (64, 70), (16, 32), (32, 48), (0, 16)]
+    assert [(p.start, p.stop) for p in store.pieces()] == [(48, 64), (64, 70), (16, 32), (32, 48), (0, 16)]
 
     def push(rank: int, bucket: int, start: int, stop: int) -> list[tuple[int, int]]:
         """What is updated with it."""
         if store.push(rank, EPOCH, 0, bucket, start, gradients_of(rank, 0, LENGTH)[start:stop]):
-            store.reduce(bucket)
+            if not store.committed:
+                store.reduce(bucket)
             return store.update(updater) if store.is_due(in_pieces=True) else []
         return []
 
@@ -676,7 +681,7 @@ def test_pieces_are_updated_as_they_come_once_all_have_committed() -> None:
     assert push(1, 2, 0, 16) == []
     assert push(1, 1, 33, 48) == [(32, 48)]
     assert (store.waiting_for(), store.begun, store.step) == ([0], True, 0)
-    assert push(0, 0, 48, 70) == [(48, 64), (64, 70)]
+    assert push(0, 0, 48, 70) == [(48, 70)]
     assert push(0, 2, 0, 8) == []
     assert push(0, 2, 8, 16) == [(0, 16)]
     assert (store.waiting_for(), store.begun, store.step) == ([0, 1], False, 1)
@@ -712,7 +717,7 @@ def test_an_updater_of_pieces_uses_an_average_again() -> None:
     for rank in range(2):
         store.commit(rank, EPOCH, 1, AGAIN)
     assert store.is_due(in_pieces=True)
-    assert store.update(in_pieces(store)) == [(0, LENGTH)]
+    assert store.update(in_pieces(store)) == [(48, 70), (16, 48), (0, 16)]
     assert_same_bits(store.parameters, updated(initial_parameters(LENGTH), 0, 0.1, 2, PLAN))
 
 
@@ -883,7 +888,8 @@ class StoreMachine(RuleBasedStateMachine):
         there = least if least == part.length else least // self.piece * self.piece
         assert complete == (there > self.averaged[server][bucket])
         if complete:
-            store.reduce(bucket)
+            if not (self.takes_pieces and store.committed):
+                store.reduce(bucket)
             self.averaged[server][bucket] = there
         self.go_on(server)
 

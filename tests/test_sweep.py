@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import pytest
 from benchmarks.cluster import ClusterConfig, OneHost
 from benchmarks.diff import load
 from benchmarks.measured_group import MeasuredGroup
-from benchmarks.peers import PEERS, load_peer
+from benchmarks.peers import PEERS, RATE, load_peer
 from benchmarks.sweep import Measured, measure_all, row_of, rows_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
 from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
-from benchmarks.sweep_worker import measure
+from benchmarks.sweep_worker import BLOCK, measure, wrong_parameters
 from common.errors import GradSyncError, UsageError
 from common.launch import Job
 from common.process_memory import ProcessMemory
@@ -295,7 +296,7 @@ def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
         "mpi is absent: no <mpirun>.",
     ]
     text = to_markdown(found)
-    assert "| 100 MB | shm | 200 | 100-400 | 0.5 | 0.75 | 50% | 0 |" in text
+    assert "| 100 MB | shm | 200 | 100–400 | 0.5 | 0.75 | 50% | 0 |" in text
     (plot,) = plots(found)
     lines = {line["text"][0].partition(",")[0]: line for line in plot.figure["data"]}
     assert lines["shm"]["x"] == [4096, 1 << 20, 10**8]
@@ -445,3 +446,16 @@ def test_backends_of_another_operation_are_refused() -> None:
         SweepConfig(op="broadcast", backends="nccl")
     with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
         SweepConfig(op="push_pull", backends="gloo")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 3 * BLOCK + 5])
+@pytest.mark.parametrize("broken", [0, 2])
+def test_the_check_of_a_round_counts_what_is_wrong(size: int, broken: int) -> None:
+    peer = SimpleNamespace(array=np.zeros(size, np.float32), parameters=np.ones(size, np.float32))
+
+    def push_pull() -> None:  # of four ranks, this one has rank 2
+        peer.parameters -= np.float32(RATE) * (peer.array - np.float32(0.5))
+        peer.parameters[size - broken :] += 1
+
+    peer.push_pull = push_pull
+    assert wrong_parameters(peer, 2, 4) == min(broken, size)

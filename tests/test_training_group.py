@@ -42,36 +42,22 @@ from common.gradsync_pb2 import (
 )
 from common.memory import SegmentPool
 from common.optimizers import SGD, Adam, Momentum, Optimizer
-from common.updater import Accumulator, Part, StatefulUpdater, Updater, make_updater
+from common.updater import Accumulator, InPieces, Part, StatefulUpdater
 from ps.frames import Outgoing, to_bytes
 from ps.lanes import Lanes
 from ps.shards import plan_shards, shard_of_bucket
 from ps.shared_memory import OthersMemory, place_of, probe_of
-from ps.training_group import Outbox, TrainingGroup
+from ps.store import Store
+from ps.training_group import ServerOutbox, TrainingGroup
 from ps.wire import data_of, describe, optimizer_message, state_of, state_pieces
+from tests.groups import assert_same_bits
+from tests.numpy_updater import numpy_piece_updater
 
 SHAPES = [("w", (5, 9)), ("b", (9,)), ("v", (3,))]
 LAYOUT = Layout.of(SHAPES)  # 48 + 16 + 16 elements
 BUCKETS = (Bucket(64, 80), Bucket(0, 64))
 RATE = 0.25
 DEADLINE_S = 5.0  # of what is done at once, or after a limit of 0.3 s
-
-
-class NumpySGD:
-    """p -= lr * g."""
-
-    def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
-        self.parameters, self.gradients = parameters, gradients
-
-    def step(self, learning_rate: float, used: bytes = b"") -> None:
-        self.parameters -= np.float32(learning_rate) * self.gradients
-
-
-def numpy_updater(
-    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: object = None
-) -> Updater:
-    """Stands in for `make_updater`, so that no Paddle is needed."""
-    return NumpySGD(parameters, gradients) if optimizer else make_updater(None, parameters, gradients)
 
 
 class NumpyMomentum:
@@ -111,7 +97,7 @@ def numpy_part_updater(
 @pytest.fixture(autouse=True, scope="module")
 def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ps.training_group.make_updater", numpy_updater)
+        patch.setattr("ps.training_group.make_piece_updater", numpy_piece_updater)
         patch.setattr("ps.training_group.make_part_updater", numpy_part_updater)
         patch.setattr("ps.training_group.PIECE", 32)
         yield
@@ -137,7 +123,7 @@ def expected_after(steps: int, nranks: int) -> FloatArray:
     return parameters
 
 
-def enter(group: TrainingGroup, message: TrainerMessage, outbox: Outbox) -> None:
+def enter(group: TrainingGroup, message: TrainerMessage, outbox: ServerOutbox) -> None:
     """Say hello and register."""
     hello = Hello(epoch=message.register.epoch, rank=message.register.rank)
     group.handle(group.enter(TrainerMessage(hello=hello), outbox), message)
@@ -187,7 +173,7 @@ def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
     return [ServerMessage.FromString(to_bytes(message)) for message in messages]
 
 
-class Inbox(Outbox):
+class Inbox(ServerOutbox):
     """Takes messages at once, as a trainer on a fast line would."""
 
     def __init__(self) -> None:
@@ -195,7 +181,7 @@ class Inbox(Outbox):
         self.received: list[ServerMessage] = []
         self.ended = 0
 
-    def put(self, messages: Iterable[ServerMessage | Outgoing]) -> None:
+    def put(self, messages: Iterable[ServerMessage | Outgoing], *, at: int | None = None) -> None:
         self.received += drawn(messages)
 
     def end(self) -> None:
@@ -373,7 +359,7 @@ def test_whole_lives_in_any_order_of_messages(nranks: int, shard: tuple[int, int
 
 
 def test_a_plain_outbox_gives_messages_in_order_and_ends() -> None:
-    group, outbox = TrainingGroup(1), Outbox()
+    group, outbox = TrainingGroup(1), ServerOutbox()
     enter(group, register_message(0), outbox)
     group.handle(0, parameters_message(0, parameters_of(0)))
     group.handle(0, gather_message(0, b"abc"))
@@ -426,7 +412,7 @@ def test_without_an_optimizer_averaged_gradients_are_served() -> None:
 
 def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
     """Rank 0 goes on and pushes the next step before rank 1 has drawn what was served."""
-    group, slow = TrainingGroup(2), Outbox()
+    group, slow = TrainingGroup(2), ServerOutbox()
     setting = Setting(group, [Inbox(), Inbox()])
     enter(group, register_message(0, optimizer=None), setting.inboxes[0])
     enter(group, register_message(1, optimizer=None), slow)
@@ -485,10 +471,10 @@ def test_another_learning_rate_within_a_step_fails_all() -> None:
 
 
 def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray, *, helper: object) -> Updater:
+    def refuse(optimizer: Optimizer, parameters: FloatArray, pieces: object, *, helper: object) -> InPieces:
         raise UsageError("Paddle is not installed here")
 
-    monkeypatch.setattr("ps.training_group.make_updater", refuse)
+    monkeypatch.setattr("ps.training_group.make_piece_updater", refuse)
     setting = open_group(1)
     enter(setting.group, register_message(0), setting.inboxes[0])
     with pytest.raises(UsageError) as caught:
@@ -519,7 +505,7 @@ def update_message(step: int, **fields: object) -> TrainerMessage:
     return TrainerMessage(commit=Commit(step=step, learning_rate=RATE, update=True, **fields))
 
 
-def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[Outbox] = ()) -> Setting:
+def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerOutbox] = ()) -> Setting:
     """As `running`, but with the optimizer still to be named."""
     setting = Setting(TrainingGroup(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
     for rank in range(nranks):
@@ -528,7 +514,7 @@ def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[Outbox] 
     return setting
 
 
-def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[Outbox] = ()) -> Setting:
+def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerOutbox] = ()) -> Setting:
     setting = registered(nranks, timeout=timeout, inboxes=inboxes)
     for rank in reversed(range(nranks)):
         setting.say(rank, configure_message(rank))
@@ -699,7 +685,7 @@ def test_the_state_is_told_to_whoever_asks_whenever_it_asks() -> None:
 
 
 def test_a_state_told_is_that_of_its_moment_for_a_slow_reader() -> None:
-    setting = configured(2, inboxes=[Inbox(), Outbox()])
+    setting = configured(2, inboxes=[Inbox(), ServerOutbox()])
     update(setting, 0)
     expected = Momenta()
     expected.update(0)
@@ -805,7 +791,7 @@ def test_parameters_sent_again_are_those_that_the_update_begins_with() -> None:
 
 def test_parameters_sent_again_do_not_change_those_that_a_slow_trainer_still_reads() -> None:
     """Rank 0 goes on, replaces them and commits before rank 1 has drawn what was served."""
-    setting = configured(2, inboxes=[Inbox(), Outbox()])
+    setting = configured(2, inboxes=[Inbox(), ServerOutbox()])
     update(setting, 0)
     expected = Momenta()
     expected.update(0)
@@ -1250,6 +1236,31 @@ def test_what_has_come_from_all_is_served_while_the_rest_is_on_its_way() -> None
         assert inbox.version == 1
 
 
+@pytest.mark.parametrize(("priority", "order"), [(False, [64, 0]), (True, [0, 64])])
+def test_parameters_that_wait_are_sent_front_first_to_those_who_ask_for_it(priority: bool, order: list[int]) -> None:
+    """Buckets become ready from the back to the front; the other trainer, who takes them at once, has them so."""
+    setting = Setting(TrainingGroup(2), [Inbox(), ServerOutbox()])  # type: ignore[list-item]
+    for rank in range(2):
+        message = register_message(rank)
+        message.register.priority = priority and rank == 1
+        enter(setting.group, message, setting.inboxes[rank])
+    setting.say(0, parameters_message(0, parameters_of(0)))
+    for rank in range(2):
+        setting.say(rank, commit_message(0, ahead=True))
+    for bucket in range(len(BUCKETS)):
+        for rank in range(2):
+            push_bucket(setting, rank, bucket)
+    assert [m.parameters.start for m in setting.inboxes[0].of_kind("parameters")] == [0, 64, 0]
+    for rank in range(2):
+        setting.say(rank, goodbye_message())
+    messages = drawn(setting.inboxes[1])
+    kinds = [m.WhichOneof("kind") for m in messages]
+    assert kinds == ["plane", "parameters", "served", *["parameters"] * 2, "served"]
+    assert [m.parameters.start for m in messages[3:5]] == order
+    after = np.concatenate([data_of(m.parameters) for m in sorted(messages[3:5], key=lambda m: m.parameters.start)])
+    assert after.tobytes() == expected_after(1, 2).tobytes()
+
+
 def test_who_committed_ahead_and_fell_silent_is_named() -> None:
     setting = committed_ahead(3, timeout=0.3)
     push_bucket(setting, 2, 0)
@@ -1374,6 +1385,26 @@ def test_a_step_of_notes_alone_is_answered_by_notes() -> None:
         assert [group.heard(rank).served.step for rank in range(3)] == [1, 1, 1]
         assert [inbox.version for inbox in group.setting.inboxes] == [0, 0, 0]  # not over gRPC
         assert group.setting.group.steps == 1
+
+
+def test_what_is_committed_ahead_needs_no_memory_for_the_average_until_a_step_ends_with_it() -> None:
+    """Of the last step the average is read where the server says that it is."""
+    with neighbours(2) as group, OthersMemory() as memory:
+        store = group.setting.group._store
+        for step, (ahead, update) in enumerate([(True, True), (True, True), (False, False)]):
+            for rank in range(2):
+                note = commit_message(step, ahead=ahead, update=update)
+                pushes = [notice_message(bucket, step=step) for bucket in range(len(BUCKETS))]
+                for message in [note, *pushes] if ahead else [*pushes, note]:
+                    group.note(rank, message)
+            served = [group.heard(rank).served for rank in range(2)]
+            assert [each.step for each in served] == [step + 1] * 2
+            assert (vars(store).keys() >= {"padded_gradients"}) == (not update)
+            assert [each.HasField("gradients") for each in served] == [not update] * 2
+        mean = (gradients_of(0, 0) + gradients_of(1, 0)) / np.float32(2)
+        assert isinstance(store, Store)
+        assert_same_bits(store.parameters, parameters_of(0) - np.float32(RATE) * mean - np.float32(RATE) * mean)
+        assert_same_bits(memory.array(served[0].gradients, LAYOUT.length), mean)
 
 
 def test_a_message_does_not_overtake_the_notes_before_it() -> None:

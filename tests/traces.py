@@ -105,7 +105,7 @@ def check_servers(
         if reductions:  # its shard has a part of the bucket
             (reduction,), updates = reductions, spans(trace, pid=pid, name="update", step=step)
             assert max(t["sent"] for t in times) <= reduction["ts"] + slack_us
-            assert reduction["ts"] + reduction["dur"] <= max(u["ts"] for u in updates) + slack_us
+            assert reduction["ts"] + reduction["dur"] <= max(u["ts"] + u["dur"] for u in updates) + slack_us
             assert max(u["ts"] + u["dur"] for u in updates) <= min(t["received"] for t in times) + slack_us
             holders += 1
     assert holders

@@ -5,7 +5,6 @@ Each size is a training of its own: the server's k-th listens k ports after the 
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.peers import RATE
+from benchmarks.worker import give_memory_back
 from common.addresses import address_after
 from common.errors import PeerError
 from common.memory import aligned_empty
@@ -79,7 +79,7 @@ def main() -> int:
     leave_memory(Path(memory))
     for number in itertools.count():
         serve(address_after(address, number), shard, int(nranks))
-        gc.collect()  # a server is part of cycles, and keeps its memory until they are found
+        give_memory_back()
     return 0
 
 
