@@ -83,10 +83,10 @@ MARGIN = 54_000_000  # less than an array, so that none can be superfluous; the 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("plane", "arrays"), [("grpc", 1 + 2 + 2), ("shm", 2 + 1)])
+@pytest.mark.parametrize(("plane", "arrays"), [("grpc", 1 + 2 + 2), ("shm", 2)])
 def test_a_server_needs_its_data_and_little_more(plane: str, arrays: int) -> None:
-    """Parameters, Adam's two moments and a buffer for each trainer; or, of the gradients, only the mean, where the rest
-    lies in the trainers' memory."""
+    """Parameters, Adam's two moments and a buffer for each trainer; or the moments alone, where the rest lies in the
+    trainers' memory."""
     pytest.importorskip("paddle")
     with Job() as job:
         (address,) = start_servers(job, 1, nranks=2, timeout=60.0)
