@@ -373,6 +373,16 @@ def notes(results: Results) -> list[str]:
 
 
 def _distance(who: str, check: dict[str, Any]) -> str:
+    if check["within"] and (first := check.get("first_gradient")):
+        return say(
+            "{who}: relative difference {difference:.1e}, beyond the bound of {bound:.0e}, but of the first gradients "
+            "{first:.1e}, within theirs of {near:.0e}: this training multiplies rounding.",
+            who=who,
+            difference=check["difference"],
+            bound=check["bound"],
+            first=first["difference"],
+            near=first["bound"],
+        )
     return say(
         "{who}: relative difference {difference:.1e}, within the bound of {bound:.0e}."
         if check["within"]

@@ -132,6 +132,9 @@ def comparisons() -> Iterator[Results]:
     far = suite.a_compare()
     far["certificate"]["passed"] = far["certificate"]["groups"][1]["whole_batch"]["within"] = False
     yield far
+    multiplied = suite.a_compare()
+    multiplied["certificate"]["groups"][1]["whole_batch"]["first_gradient"] = {"difference": 3e-7, "bound": 1e-5}
+    yield multiplied
 
 
 def programs() -> Iterator[Results]:

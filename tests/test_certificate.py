@@ -23,14 +23,18 @@ SHAPES = {"0.weight": (600, 700), "0.bias": (700,), "2.weight": (700, 10), "2.bi
 class PoolDouble:
     """Trains nothing: every run ends in the same parameters, except where told otherwise."""
 
-    def __init__(self, changes: dict[str, tuple[str, float]], lying_rank: int | None = None) -> None:
-        self.changes, self.lying_rank = changes, lying_rank
+    def __init__(
+        self, changes: dict[str, tuple[str, float]], lying_rank: int | None = None, *, first_too: bool = True
+    ) -> None:
+        self.changes, self.lying_rank, self.first_too = changes, lying_rank, first_too
         self.configs: list[TrainingConfig] = []
 
     def run(
         self, contestant: Contestant, config: TrainingConfig, *, keep: Path | None = None, **_: Any
     ) -> list[dict[str, Any]]:
         self.configs.append(config)
+        if config.steps == 1 and not self.first_too:
+            contestant = RING  # and so as the others
         random = np.random.default_rng(7)
         arrays = {name: random.random((2, *shape), np.float32) for name, shape in SHAPES.items()}
         name, amount = self.changes.get(contestant.name, ("0.bias", 0.0))
@@ -124,6 +128,21 @@ def test_whole_batch_outside_the_bound_fails(tmp_path: Path) -> None:
     assert found["identical"]
     assert not found["passed"]
     assert found["groups"][0]["whole_batch"]["within"] is False
+    assert found["groups"][0]["whole_batch"]["first_gradient"]["difference"] > 1e-5
+
+
+@pytest.mark.parametrize("name", ["local N=1", "paddle N=2"])
+def test_where_a_training_multiplies_rounding_its_first_gradients_decide(name: str, tmp_path: Path) -> None:
+    pool = PoolDouble({name: ("0.weight", 50.0)}, first_too=False)
+    contestants = [PS, RING, Contestant("paddle", "gloo", 2)]
+    config = TrainingConfig(steps=100, batch_size=8)
+    found = certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+    assert found["passed"]
+    (one,) = [each for each in (found["groups"][0]["whole_batch"], *found["peers"]) if "first_gradient" in each]
+    assert one["difference"] > WHOLE_BATCH_BOUND
+    assert (one["within"], one["first_gradient"]) == (True, {"difference": 0.0, "bound": 1e-5})
+    assert [(c.optimizer, c.lr) for c in pool.configs if c.steps == 1] == [("sgd", 1e6)] * 2
+    assert {c.batch_size for c in pool.configs if c.steps == 1} == ({8, 16} if name.startswith("local") else {8})
 
 
 def test_relative_difference_is_the_distance_by_the_way_moved() -> None:
