@@ -12,7 +12,7 @@ far apart, therefore, the first gradients decide, which nothing has multiplied y
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,8 @@ def _judged(
     ends = []
     for number, (contestant, config) in enumerate(both):
         file = folder / f"first-gradient-{number}.npz"
-        once = replace(config, steps=1, optimizer="sgd", lr=1e6)
+        trained = {each.name: getattr(config, each.name) for each in fields(TrainingConfig)}  # no flags of a comparison
+        once = TrainingConfig(**{**trained, "steps": 1, "optimizer": "sgd", "lr": 1e6})
         pool.run(contestant, once, warmup_steps=0, evaluate=False, keep=file)
         ends.append(_load(file))
     first = relative_difference(*ends)

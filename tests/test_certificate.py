@@ -135,7 +135,7 @@ def test_whole_batch_outside_the_bound_fails(tmp_path: Path) -> None:
 def test_where_a_training_multiplies_rounding_its_first_gradients_decide(name: str, tmp_path: Path) -> None:
     pool = PoolDouble({name: ("0.weight", 50.0)}, first_too=False)
     contestants = [PS, RING, Contestant("paddle", "gloo", 2)]
-    config = TrainingConfig(steps=100, batch_size=8)
+    config = CompareConfig(steps=100, batch_size=8)
     found = certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
     assert found["passed"]
     (one,) = [each for each in (found["groups"][0]["whole_batch"], *found["peers"]) if "first_gradient" in each]
