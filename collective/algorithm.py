@@ -17,6 +17,7 @@ __all__ = [
     "BARRIER",
     "BROADCAST",
     "GATHER_CHUNKS",
+    "HAVE_IN_COMMON",
     "OPERATIONS",
     "REDUCE_SCATTER",
     "Algorithm",
@@ -26,7 +27,7 @@ __all__ = [
 Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
 
 # A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS = range(len(CALLS))
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS, HAVE_IN_COMMON = range(len(CALLS))
 
 
 class Algorithm(ABC):
@@ -85,6 +86,11 @@ class Algorithm(ABC):
     @abstractmethod
     def barrier(self, label: Label) -> None:
         """Block until every rank has called it."""
+
+    def have_in_common(self, flat: Array, label: Label) -> bool:  # noqa: ARG002 - those that can use them
+        """Map rank 0's memory in the place of every rank's 1-D array, whose elements are equal; whether that was done,
+        on all ranks or on none."""
+        return False
 
     @abstractmethod
     def close(self, reason: str = "") -> None:

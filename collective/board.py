@@ -99,6 +99,15 @@ class Board:
         """The memory that `rank` located so, as a 1-D array; waits until it is mapped."""
         return self._segments.of(self._ranks[rank], number).array(offset, count, dtype)
 
+    def whole_segment(self, array: Array) -> int | None:
+        """The number of the segment that this array is; None if it lies elsewhere, or beside something."""
+        where = self.locate(array)
+        return where[0] if where and where[1] == 0 and self._segments.size_of(where[0]) == array.nbytes else None
+
+    def have_in_common(self, number: int, rank: int, theirs: int) -> None:
+        """See SharedSegments."""
+        self._segments.have_in_common(number, self._ranks[rank], theirs)
+
     def exchange(self, note: bytes) -> list[bytes]:
         """Meet, and return every rank's note, of NOTE_BYTES, in rank order."""
         turn = self.turn

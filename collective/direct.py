@@ -37,6 +37,7 @@ from collective.algorithm import (
     BARRIER,
     BROADCAST,
     GATHER_CHUNKS,
+    HAVE_IN_COMMON,
     OPERATIONS,
     REDUCE_SCATTER,
     Algorithm,
@@ -133,6 +134,16 @@ class DirectAlgorithm(Algorithm):
 
     def barrier(self, label: Label) -> None:
         self._agree(label, BARRIER, 0)
+
+    def have_in_common(self, flat: Array, label: Label) -> bool:
+        number = self._board.whole_segment(flat)
+        place = ELSEWHERE if number is None else PLACE.pack(number, 0)
+        notes = self._agree(label, HAVE_IN_COMMON + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
+        places = [note[-PLACE.size :] for note in notes]
+        if number is None or ELSEWHERE in places:
+            return False
+        self._board.have_in_common(number, 0, PLACE.unpack(places[0])[0])
+        return True
 
     def close(self, reason: str = "") -> None:
         self._board.close(reason)

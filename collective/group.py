@@ -142,6 +142,19 @@ class Group:
         with self._one_call():
             self._algorithm.barrier(self._label(None, 0))
 
+    def have_in_common(self, array: Array) -> bool:
+        """Make an array whose elements are equal on all ranks one memory of them all: what one rank writes, all have,
+        once they have met (`barrier`). No other call may be given it then. When the group is closed, each rank has its
+        elements to itself.
+
+        Returns:
+            whether, on all ranks, this was done: on one host, over shared memory, where the array is the whole of what
+            `empty` made.
+        """
+        with self._one_call():
+            _, view, flat = self._prepared(array, "sum")
+            return view.flags.c_contiguous and self._algorithm.have_in_common(flat, self._label(None, 0))
+
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
         self._closed = True

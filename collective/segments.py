@@ -24,6 +24,7 @@ class SharedSegments:
         self.create, self.empty, self.locate = self._mine.create, self._mine.empty, self._mine.locate
         self._theirs: dict[tuple[int, int], Segment] = {}
         self._shared: set[tuple[int, int]] = set()  # (rank, number of mine)
+        self._common: list[tuple[Segment, int]] = []  # and where it is mapped
 
     def share(self, number: int, ranks: Iterable[int]) -> None:
         """Let other ranks map a segment of this one's; sent once to each."""
@@ -46,8 +47,29 @@ class SharedSegments:
             self._theirs[rank, number] = Segment(nbytes, descriptor=descriptor)
         return self._theirs[rank, number]
 
+    def size_of(self, number: int) -> int:
+        """Of a segment of this rank, in bytes."""
+        return self._mine.segments[number].nbytes
+
+    def have_in_common(self, number: int, rank: int, theirs: int) -> None:
+        """Map a segment of `rank` (perhaps this one) in the place of this rank's `number`, of the same size: what views
+        that has the other's memory from now on. `locate` no longer finds it.
+
+        Raises:
+            PeerLost, PeerStalled: the owner did not share it.
+        """
+        segment, address = self.of(rank, theirs), self._mine.segments[number].address
+        if rank != self._mesh.rank:
+            segment.lay_over(address)
+        self._mine.forget(number)
+        self._common.append((segment, address))
+
     def close(self) -> None:
-        """Give all descriptors back; arrays that are still used keep their memory."""
+        """Give all descriptors back; arrays that are still used keep their memory, and what was in common is this
+        process's own from now on."""
+        while self._common:
+            segment, address = self._common.pop()
+            segment.lay_over(address, private=True)
         self._mine.close()
         for segment in self._theirs.values():
             segment.close()

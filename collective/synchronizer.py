@@ -28,7 +28,8 @@ class RingSynchronizer(Synchronizer):
 
     Args:
         shard_optimizer: each bucket is only reduce-scattered; a rank updates its chunk of every bucket, and then the
-            chunks are gathered. The same bits; optimizer time and state divided by nranks.
+            chunks are gathered; ranks that can have one copy of the parameters in common need not gather them. The
+            same bits; optimizer time and state divided by nranks.
     """
 
     scheme = "ring"
@@ -46,6 +47,7 @@ class RingSynchronizer(Synchronizer):
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
+        self._common = self._sharded and optimizer is not None and self._group.have_in_common(arena.parameters)
         self._arena = arena
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         if self._sharded and optimizer is None:
@@ -66,6 +68,8 @@ class RingSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
             self._attached().finish()
+            if self._common:
+                self._group.barrier()  # nobody's backward reads parameters any longer
             if self._updaters:
                 with self.trace.span("update"):
                     for updater in self._updaters:
@@ -89,6 +93,9 @@ class RingSynchronizer(Synchronizer):
         return self._runner
 
     def _gather_parameters(self) -> None:
+        if self._common:
+            self._group.barrier()
+            return
         for number, bucket in enumerate(self._arena.buckets):
             parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
             self._group.gather_chunks(parameters, step=self._step, bucket=number)

@@ -21,7 +21,7 @@ SEGMENT_BYTES = 256 * 1024  # of the largest message, unless a transport says ot
 
 
 # What ranks call, by the number that messages carry (collective/algorithm.py).
-CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "", "gather_chunks")
+CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "", "gather_chunks", "have_in_common")
 REDUCING = ("all_reduce", "reduce_scatter")
 OPERATIONS = 8
 EQUAL = "arrays must be of equal size and dtype on all ranks"

@@ -33,6 +33,7 @@ __all__ = [
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
 SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
+CULPRIT_S = 5.0  # how long whoever has failed may take to end, after those who report it
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 TAIL_LINES = 12
 FIRST_PORT = 6170  # in the names of ranks, as Paddle has it
@@ -207,10 +208,14 @@ class Job:
                 child.ended_at = time.monotonic()
 
     def _let_the_others_notice(self) -> None:
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline and any(c.code is None for c in self.children):
-            self._mark_ended()
+        begin = time.monotonic()
+        while running := [child for child in self.children if child.code is None]:
+            unexplained = all(child.code == PeerError.exit_code for child in self.children if child.code)
+            patience = CULPRIT_S if unexplained and not any(map(is_frozen, running)) else SETTLE_S
+            if time.monotonic() > begin + patience:
+                return
             time.sleep(POLL_S)
+            self._mark_ended()
 
     def _end_all(self) -> None:
         running = [c.process for c in self.children if c.process.poll() is None]
@@ -230,6 +235,15 @@ class Job:
                 if pipe:
                     with suppress(BrokenPipeError):
                         pipe.close()
+
+
+def is_frozen(child: Child) -> bool:
+    """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself (proc(5))."""
+    try:
+        stat = Path(f"/proc/{child.process.pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 def remove_folders_of_the_dead() -> None:

@@ -160,6 +160,10 @@ class SegmentPool:
         offset = address - start
         return (number, offset) if offset + array.nbytes <= self.segments[number].nbytes else None
 
+    def forget(self, number: int) -> None:
+        """Have `locate` no longer find arrays in this segment."""
+        self._by_address.remove((self.segments[number].address, number))
+
     def close(self) -> None:
         """Give all descriptors back; arrays that are still used keep their memory."""
         for segment in self.segments:

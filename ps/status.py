@@ -88,7 +88,9 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
     from rich.console import Group
     from rich.table import Table
 
-    servers = Table("server", "address", "steps", "MB", "state", box=None, pad_edge=False, header_style="bold")
+    servers = Table(
+        "server", "address", "steps", "parameters MB", "state", box=None, pad_edge=False, header_style="bold"
+    )
     for address, reply in zip(addresses, replies, strict=True):
         of = f"{reply.shard}/{reply.shards}"
         servers.add_row(of, address, f"{reply.steps:,}", f"{reply.parameters * 4e-6:.1f}", reply.state)

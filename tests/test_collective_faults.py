@@ -28,7 +28,7 @@ KILLED_S = 1.0  # K of the fault matrix
 LIMIT_S = 2.0  # the timeout of the frozen cases
 STALLED_S = LIMIT_S + 1.5  # the fault matrix allows one second; the rest is for a loaded machine
 SLOW_S = 2.0
-WAITING_CPU = 0.03  # of a core, for each rank that waits
+WAITING_CPU = 0.2  # of a core, for each rank that waits; one that spins uses what there is, on two cores two thirds
 SIZE = 300_001  # several segments a chunk, in shared memory where the backend has it
 
 backends = pytest.mark.parametrize("backend", PROCESSES)

@@ -620,6 +620,20 @@ def test_operations_may_follow_each_other_in_any_mix(groups, backend):
     assert groups.run(backend, 3, body) == [(2.0 * 3**10, 2)] * 3
 
 
+def test_an_array_is_had_in_common_by_all_or_by_none():
+    def body(group):
+        whole, other = group.empty(1000), np.zeros(1000, np.float32)
+        part = group.empty(1000 + 16)[:1000]
+        kinds = [whole, other, part]
+        found = [group.have_in_common(kinds[kind if group.rank == 1 else 0]) for kind in (1, 2, 0)]
+        whole[group.rank] = 7 + group.rank
+        group.barrier()
+        return found, whole[:2].tolist()
+
+    with opened("shm", 2) as groups:
+        assert on_ranks(groups, body) == [([False, False, True], [7, 8])] * 2
+
+
 @pytest.mark.parametrize(
     ("array", "op", "error", "text"),
     [

@@ -124,6 +124,17 @@ def test_who_only_reports_anothers_failure_is_not_blamed() -> None:
     assert str(failure).startswith("rank 1 ended with exit code 7")
 
 
+def test_nobody_waits_long_for_a_culprit_that_is_frozen() -> None:
+    begin = time.monotonic()
+    with Job() as job:
+        frozen = start(job, 0, PAUSE)
+        frozen.send_signal(signal.SIGSTOP)
+        start(job, 1, "raise SystemExit(4)")
+        failure = failure_of(job)
+        assert time.monotonic() - begin < launch.CULPRIT_S
+    assert str(failure).startswith("rank 1 ended with exit code 4")
+
+
 def test_a_peer_error_alone_is_blamed() -> None:
     with Job() as job:
         start(job, 0, "pass")

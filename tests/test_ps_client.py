@@ -464,9 +464,9 @@ def test_a_rank_given_twice_fails_all() -> None:
 
 
 def test_a_missing_rank_is_named_to_all() -> None:
-    with serving(3, timeout=0.5) as (server,):
+    with serving(3, timeout=2.0) as (server,):
         errors = errors_of(2, lambda rank: Client([server.address], rank, 3))
-        text = "2 of 3 ranks joined within 0.5 s; missing: rank 2"
+        text = "2 of 3 ranks joined within 2 s; missing: rank 2"
         assert_all([*errors, failure_of(server)], RendezvousError, text)
 
 
@@ -907,6 +907,34 @@ def test_a_silent_trainer_is_named_to_all_within_the_limit(servers: float, train
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, timeout=trainers))
         text = "rank 0 did not take part in step 1 for 0.5 s"
         assert_all([*errors, failure_of(server)], PeerStalled, text)
+
+
+def test_the_other_servers_hear_from_trainers_who_is_frozen() -> None:
+    """Server 1 itself would have waited for half a minute."""
+    told = threading.Event()
+
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 0:
+            assert told.wait(DEADLINE_S)
+        take_step(client, arena)
+
+    def trainer_or_server(which: int) -> None:
+        if which < 2:
+            as_trainer(addresses(group), which, 2, body)
+        try:
+            group[1].wait()
+        finally:
+            told.set()
+
+    with (
+        ParameterServer("127.0.0.1:0", 2, shard=(0, 2), timeout=2.0) as first,
+        ParameterServer("127.0.0.1:0", 2, shard=(1, 2), timeout=30.0) as second,
+    ):
+        group = [first, second]
+        errors = errors_of(3, trainer_or_server)
+        text = "rank 0 did not take part in step 1 for 2 s"
+        assert_all([*errors[1:], failure_of(first)], PeerStalled, text)
 
 
 def wait_for_a_slice(client: Client, arena: Arena) -> None:

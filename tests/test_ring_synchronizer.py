@@ -12,7 +12,7 @@ pytest.importorskip("paddle")
 from collective.synchronizer import RingSynchronizer
 from common.errors import PeerLost, UsageError
 from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
-from tests.groups import BACKENDS, CANONICAL, DEADLINE_S, mesh_groups, on_threads
+from tests.groups import BACKENDS, CANONICAL, DEADLINE_S, assert_same_bits, mesh_groups, on_threads
 from tests.synchronizer_contract import (
     BETWEEN_RANKS,
     BUCKETS,
@@ -76,6 +76,36 @@ def test_a_sharded_optimizer_gives_the_same_bits_with_less_state(optimizer):
     powers = 2 * BUCKETS if optimizer.name.startswith("adam") else 0  # of beta: two for each bucket
     uneven = 2 * 16 * BUCKETS  # chunks are cut at multiples of 16 elements; two moments at most
     assert max(state for _, state in sharded) <= whole[0][1] / 3 + powers + uneven
+
+
+@pytest.mark.parametrize(("backend", "common"), [("shm", True), ("shm-ring", False), ("tcp", False)])
+def test_ranks_of_one_host_have_parameters_in_common_while_they_train(backend, common):
+    """Each writes one of its own chunk, which the others then see; and when they have left, nobody sees the others'."""
+    groups = mesh_groups(backend, 3)
+
+    def one_rank(rank):
+        with RingSynchronizer(groups[rank], shard_optimizer=True) as synchronizer:
+            arena = new_arena(synchronizer)
+            synchronizer.attach(arena, SGD())
+            arena.gradients[:] = 1
+            synchronizer.finish(0.25)
+            before = arena.parameters.copy()
+            groups[rank].barrier()
+            arena.parameters[rank] = 10 + rank
+            groups[rank].barrier()
+            seen = arena.parameters[:3].copy()
+            groups[rank].barrier()
+        arena.parameters[rank] = 20 + rank
+        return before, seen, arena
+
+    (before, seen, arena), *others = on_threads(3, one_rank)
+    for rank, (theirs, saw, left) in enumerate([(before, seen, arena), *others]):
+        assert_same_bits(theirs, before)
+        expected = np.array([10, 11, 12], np.float32) if common else before[:3].copy()
+        expected[rank] = 10 + rank
+        assert_same_bits(saw, expected)
+        expected[rank] = 20 + rank
+        assert_same_bits(left.parameters[:3], expected)
 
 
 def test_sharding_must_be_everyones():

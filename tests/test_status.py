@@ -139,7 +139,7 @@ def rendered(*replies: StatusReply) -> list[str]:
 
 def test_the_table_has_a_line_for_each_server_and_trainer() -> None:
     lines = rendered(status())
-    assert lines[0].split() == ["server", "address", "steps", "MB", "state"]
+    assert lines[0].split() == ["server", "address", "steps", "parameters", "MB", "state"]
     assert lines[1].split() == ["0/1", "127.0.0.1:8500", "1,234", "100.0", "training"]
     assert lines[3].split() == ["rank", "data", "steps", "last", "in", "lag", "ms", "pushed", "MB", "served", "MB"]
     assert lines[4].split() == ["0", "shm", "1,234", "0%", "0.0", "123,400.0", "0.0"]
