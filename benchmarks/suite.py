@@ -99,6 +99,7 @@ def run_suite(config: SuiteConfig) -> None:
     Raises:
         CertificateFailed: in some part, whose speed is then not shown.
         GradSyncError: a part failed.
+        UsageError: nothing of what there is can be resumed; it is left as it is.
     """
     check_writable("out", config.out / "suite.json")
     job = config.job()
@@ -113,8 +114,11 @@ def run_suite(config: SuiteConfig) -> None:
         "synthetic": job.synthetic,
         "environment": describe_environment(),
     }
+    prints = {each.part.name: fingerprint(each.part) for each in outcomes}
+    if config.resume:
+        resume(outcomes, prints, config)
     try:
-        run_parts(outcomes, suite, config, console)
+        run_parts(outcomes, prints, suite, config, console)
     finally:
         write_report(suite, outcomes, config)
         print_summary({**suite, "parts": [each.to_json() for each in outcomes]}, console)
@@ -127,11 +131,25 @@ def run_suite(config: SuiteConfig) -> None:
             raise error(f"{', '.join(names)} {what}; see {config.out / 'suite.md'}")
 
 
-def run_parts(outcomes: list[Outcome], suite: dict[str, Any], config: SuiteConfig, console: Console) -> None:
+def resume(outcomes: list[Outcome], prints: dict[str, str], config: SuiteConfig) -> None:
+    """Take up what can be.
+
+    Raises:
+        UsageError: parts are complete, but none can be taken up.
+    """
+    others = [each for each in outcomes if not take_up(each, folder_of(each.part, config), prints[each.part.name])]
+    if others and all(each.status != "done" for each in outcomes):
+        names = ", ".join(each.part.name for each in others)
+        raise UsageError(
+            f"--out {config.out} holds {names} of another command, other sources of GradSync or another machine, so "
+            "nothing can be resumed; give another --out to keep it, or leave out --resume to measure all anew"
+        )
+
+
+def run_parts(
+    outcomes: list[Outcome], prints: dict[str, str], suite: dict[str, Any], config: SuiteConfig, console: Console
+) -> None:
     """One after the other; the report is written anew after each."""
-    prints = {each.part.name: fingerprint(each.part) for each in outcomes}
-    for outcome in outcomes if config.resume else ():
-        take_up(outcome, folder_of(outcome.part, config), prints[outcome.part.name])
     for outcome in outcomes:
         if (reason := why_absent(outcome.part)) and outcome.status == "missing":
             outcome.status, outcome.reason = "absent", reason
@@ -231,15 +249,19 @@ def keep(outcome: Outcome, folder: Path, print_of_part: str) -> None:
     (folder / "part.json").write_text(json.dumps(content) + "\n")
 
 
-def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> None:
-    """What an earlier run has measured well, with the same command, sources and machine."""
+def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> bool:
+    """What an earlier run has measured well with the same command, sources and machine; False if with others."""
     try:
         kept = json.loads((folder / "part.json").read_text())
     except (OSError, ValueError):
-        return
+        return True
     results = load_results(folder)
-    if results is not None and (kept.get("status"), kept.get("fingerprint")) == ("done", print_of_part):
-        outcome.status, outcome.reason, outcome.seconds, outcome.results = "done", "", kept["seconds"], results
+    if results is None or kept.get("status") != "done":
+        return True
+    if kept.get("fingerprint") != print_of_part:
+        return False
+    outcome.status, outcome.reason, outcome.seconds, outcome.results = "done", "", kept["seconds"], results
+    return True
 
 
 def fingerprint(part: Part) -> str:

@@ -100,6 +100,13 @@ def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> 
     assert [line.partition(":")[0] for line in out.splitlines() if ": done in" in line] == ["late", "broken"]
     assert results(tmp_path)["parts"][2]["results"]["created"] == first
 
+    whole = (tmp_path / "out" / "suite.json").read_bytes()
+    (tmp_path / "job.toml").write_text(part("good", sizes="8KiB"))
+    code, _, err = run(tmp_path, "--resume")
+    assert code == 2
+    assert err.startswith(f"benchmarks compare: UsageError: --out {tmp_path}/out holds good of another command, other ")
+    assert (tmp_path / "out" / "suite.json").read_bytes() == whole
+
 
 def test_what_is_taken_up(tmp_path: Path) -> None:
     """Only what is complete, ended well, and was made by the same command, sources and machine."""
@@ -116,9 +123,10 @@ def test_what_is_taken_up(tmp_path: Path) -> None:
         keep(Outcome(one, "", status, seconds=2.0), tmp_path, kept)
         (tmp_path / "sweep.json").write_text(content)
         outcome = Outcome(one, "")
-        take_up(outcome, tmp_path, fingerprint(one))
+        made_so = take_up(outcome, tmp_path, fingerprint(one))
         assert (outcome.status, outcome.seconds) == (("done", 2.0) if taken else ("missing", 0.0))
-    take_up(outcome, tmp_path / "nothing", fingerprint(one))
+        assert made_so == (kept == fingerprint(one))
+    assert take_up(outcome, tmp_path / "nothing", fingerprint(one))
     assert outcome.status == "missing"
 
 
