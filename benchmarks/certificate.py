@@ -6,7 +6,7 @@ design (ssp, async, geo) are run too; their ranks must agree with one another in
 Paddle's own DataParallel and PyTorch's must agree within the same bound as the whole batch. Some trainings multiply
 rounding beyond any bound: where a ReLU's input is nearly zero, one order of the sums may switch a unit on that another
 leaves off, and an optimizer that divides by the gradient's size makes that a whole step. Where the parameters are too
-far apart, therefore, the first gradients decide, which nothing has multiplied yet.
+far apart, but no farther than such steps take them, the first gradients decide, which nothing has multiplied yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ largest seen was 1.2e-5, over 6 optimizers, 2 data sets, 2 models, N = 2 and 4, 
 million parameters under Adam."""
 FIRST_GRADIENT_BOUND = 1e-5
 """Largest accepted distance between the means of the first gradients, relative to their size (L2 norms), where that is
-exceeded. A rank's gradient left out of four, or counted twice, is some 0.1."""
+exceeded. Of four that are alike, one left out of the sum changes it by a quarter."""
+MULTIPLIED_BOUND = 0.1
+"""Largest distance between parameters that first gradients can excuse; the largest seen was 2e-2. Farther apart,
+perhaps another optimizer was at work, or other batches after the first, of which first gradients know nothing."""
 
 Parameters = dict[str, npt.NDArray[np.float32]]  # name -> [2, *shape]: before and after training
 
@@ -172,13 +175,13 @@ def _whole_batch(
 def _judged(
     difference: float, pool: WorkerPool, both: Sequence[tuple[Contestant, TrainingConfig]], folder: Path
 ) -> dict[str, Any]:
-    """Whether two trainings are near enough: after all steps, or else, as `first_gradient`, before any.
+    """Whether two trainings are near enough: after all steps, or, if not by much, in their `first_gradient`.
 
     What one step of SGD changes is the mean gradient; at a rate that large, the parameters themselves leave no mark.
     """
     found: dict[str, Any] = {"difference": difference, "bound": WHOLE_BATCH_BOUND}
-    if difference <= WHOLE_BATCH_BOUND:
-        return {**found, "within": True}
+    if not WHOLE_BATCH_BOUND < difference <= MULTIPLIED_BOUND:
+        return {**found, "within": difference <= WHOLE_BATCH_BOUND}
     ends = []
     for number, (contestant, config) in enumerate(both):
         file = folder / f"first-gradient-{number}.npz"

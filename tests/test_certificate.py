@@ -128,12 +128,16 @@ def test_whole_batch_outside_the_bound_fails(tmp_path: Path) -> None:
     assert found["identical"]
     assert not found["passed"]
     assert found["groups"][0]["whole_batch"]["within"] is False
+    found = certificate(PoolDouble({"local N=1": ("0.weight", 10.0)}), tmp_path)
+    assert not found["passed"]
     assert found["groups"][0]["whole_batch"]["first_gradient"]["difference"] > 1e-5
+    far = certificate(PoolDouble({"local N=1": ("0.weight", 50.0)}, first_too=False), tmp_path)
+    assert not far["passed"]  # whatever the first gradients
 
 
 @pytest.mark.parametrize("name", ["local N=1", "paddle N=2"])
 def test_where_a_training_multiplies_rounding_its_first_gradients_decide(name: str, tmp_path: Path) -> None:
-    pool = PoolDouble({name: ("0.weight", 50.0)}, first_too=False)
+    pool = PoolDouble({name: ("0.weight", 10.0)}, first_too=False)
     contestants = [PS, RING, Contestant("paddle", "gloo", 2)]
     config = CompareConfig(steps=100, batch_size=8)
     found = certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
