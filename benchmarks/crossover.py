@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -101,51 +103,120 @@ def measure_ranks(nranks: int, config: CrossoverConfig, cells: list[Cell], on_ru
 
         link = start("link")
         schemes = {RING: start("tcp-sgd"), **{count: start("ps-grpc", count) for count in config.servers_of(nranks)}}
-        for cluster in clusters:
-            hosts.limit(cluster.links())
-            for nbytes in config.bytes:
-                cells += measure_cells(schemes, link, cluster, nbytes, config, on_run)
+        measure_settings(schemes, link, clusters, config, hosts.limit, cells, on_run)
         groups.close()  # their ends of the sockets tell the workers to leave
 
 
-def measure_cells(
+@dataclass
+class Setting:
+    """A link and a size, and what was measured there.
+
+    Args:
+        fresh: whether the groups come to it with another size, so that their first step touches new memory.
+        steps, warmups: of a round, by scheme.
+        rates: of a plain stream over the link, bytes/s, one a round.
+        times: the median of each round in seconds, by scheme.
+    """
+
+    cluster: ClusterConfig
+    nbytes: int
+    fresh: bool
+    steps: dict[int, int] = field(default_factory=dict)
+    warmups: dict[int, int] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def where(self, nranks: int) -> str:
+        return f"N={nranks}, {self.cluster.link}, {size_in_words(self.nbytes)}"
+
+    def cells(self, nranks: int) -> list[Cell]:
+        """One for each number of servers that was measured beside the ring."""
+        ring = self.times[RING]
+        measured = [(servers, times) for servers, times in self.times.items() if servers != RING and times and ring]
+        return [
+            cell(self.cluster, nranks, servers, self.nbytes, self.rates, ring, times)
+            for servers, times in sorted(measured)
+        ]
+
+
+def measure_settings(
     schemes: dict[int, MeasuredGroup],
     link: MeasuredGroup,
-    cluster: ClusterConfig,
-    nbytes: int,
+    clusters: Sequence[ClusterConfig],
     config: CrossoverConfig,
+    limit: Callable[[Sequence[float]], None],
+    cells: list[Cell],
     on_run: Callable[[str, int], None],
-) -> list[Cell]:
-    """The cells of one link and size, one for each number of servers.
+) -> None:
+    """Add the cells of all links and sizes, also if this is ended early. Each is measured once a round, so that a
+    machine that drifts does so within every interval.
 
     Args:
         schemes: by number of servers; RING is the ring.
+        clusters: one for each link, the slowest first.
+        limit: gives the links their rates.
     """
-    nranks, stream = schemes[RING].nranks, link_bytes(cluster)
-    where = f"N={nranks}, {cluster.link}, {size_in_words(nbytes)}"
-    link.measure(stream, 1, warmup=0)  # the first touches memory
-    steps, warmups = {}, {}
+    nranks = schemes[RING].nranks
+    fastest = clusters[-1]  # first, for what a group of another size begins with passes through the link too
+    rounds = [
+        Setting(cluster, nbytes, fresh=cluster is fastest) for nbytes in config.bytes for cluster in reversed(clusters)
+    ]
+    try:
+        for setting in rounds:
+            limit(setting.cluster.links())
+            check(setting, schemes, config, on_run)
+        for repetition in range(config.repetitions):
+            for setting in rounds:
+                limit(setting.cluster.links())
+                measure_round(setting, repetition, schemes, link, config, on_run)
+    finally:
+        order = [(cluster, nbytes) for cluster in clusters for nbytes in config.bytes]
+        rounds.sort(key=lambda setting: order.index((setting.cluster, setting.nbytes)))
+        cells += [each for setting in rounds for each in setting.cells(nranks)]
+
+
+def check(
+    setting: Setting,
+    schemes: dict[int, MeasuredGroup],
+    config: CrossoverConfig,
+    on_run: Callable[[str, int], None],
+) -> None:
+    """Whether every scheme's parameters are right; how many steps it makes in a round follows from how long that took.
+
+    Raises:
+        CertificateFailed: they are not.
+    """
+    cluster, nbytes, nranks = setting.cluster, setting.nbytes, schemes[RING].nranks
     for servers, group in schemes.items():
-        on_run(f"{where}: checking {name_of(servers)}", seconds(cluster, nbytes, nranks, servers, 2))
+        on_run(f"{setting.where(nranks)}: checking {name_of(servers)}", seconds(cluster, nbytes, nranks, servers, 2))
         trial, wrong = group.measure(nbytes, 1, warmup=0)
         if wrong:
-            raise CertificateFailed(f"{where}: {wrong} parameters are wrong after a step of {name_of(servers)}")
-        steps[servers] = max(1, min(MOST, int(config.seconds / trial[0])))
-        warmups[servers] = int(trial[0] < SLOW_S)
-    times: dict[int, list[float]] = {servers: [] for servers in schemes}
-    rates = []
-    for repetition in range(config.repetitions):
-        rates.append(stream / median(link.measure(stream, 1, warmup=0)[0]))
-        for servers in schemes if repetition % 2 == 0 else reversed(schemes):
-            about = seconds(cluster, nbytes, nranks, servers, steps[servers])
-            on_run(f"{where}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}", about)
-            found, _ = schemes[servers].measure(nbytes, steps[servers], warmup=warmups[servers], check=False)
-            times[servers].append(median(found))
-    return [
-        cell(cluster, nranks, servers, nbytes, rates, times[RING], times[servers])
-        for servers in schemes
-        if servers != RING
-    ]
+            raise CertificateFailed(
+                f"{setting.where(nranks)}: {wrong} parameters are wrong after a step of {name_of(servers)}"
+            )
+        setting.steps[servers] = max(1, min(MOST, int(config.seconds / trial[0])))
+        setting.warmups[servers] = int(setting.fresh or trial[0] < SLOW_S)
+
+
+def measure_round(
+    setting: Setting,
+    repetition: int,
+    schemes: dict[int, MeasuredGroup],
+    link: MeasuredGroup,
+    config: CrossoverConfig,
+    on_run: Callable[[str, int], None],
+) -> None:
+    """A plain stream, then every scheme in turn, every other time backwards."""
+    cluster, nbytes, nranks = setting.cluster, setting.nbytes, schemes[RING].nranks
+    stream = link_bytes(cluster)
+    setting.rates.append(stream / median(link.measure(stream, 1, warmup=1)[0]))
+    for servers in schemes if repetition % 2 == 0 else reversed(schemes):
+        about = seconds(cluster, nbytes, nranks, servers, setting.steps[servers])
+        words = f"{setting.where(nranks)}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}"
+        on_run(words, about)
+        steps, warmup = setting.steps[servers], setting.warmups[servers]
+        found, _ = schemes[servers].measure(nbytes, steps, warmup=warmup, check=False)
+        setting.times[servers].append(median(found))
 
 
 def cell(

@@ -48,8 +48,8 @@ class CrossoverConfig:
             self.clusters(count)
         if self.repetitions < 1 or not self.seconds > 0:
             raise UsageError("--repetitions must be at least 1, --seconds positive")
-        if (trainings := len(self.bytes) * len(self.clusters(2))) > PORTS_EACH:
-            raise UsageError(f"--links times --sizes must be at most {PORTS_EACH} (got {trainings})")
+        if len(self.bytes) > 1 and (trainings := len(self.bytes) * (1 + self.repetitions)) > PORTS_EACH:
+            raise UsageError(f"--sizes times 1 + --repetitions must be at most {PORTS_EACH} (got {trainings})")
 
     @property
     def bytes(self) -> list[int]:

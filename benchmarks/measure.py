@@ -23,14 +23,16 @@ def measure(
     warmup_steps: int,
     on_run: Callable[[str], None],
 ) -> dict[Contestant, list[dict[str, Any]]]:
-    """Rank 0's run record of every repetition. Every other round goes backwards, so that nobody is always last."""
+    """Rank 0's run record of every repetition, the first with the model's accuracy, which is the same in all. Every
+    other round goes backwards, so that nobody is always last."""
     records: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
     for repetition in range(repetitions):
         for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
             on_run(f"round {repetition + 1} of {repetitions}: {contestant.name}")
             trace = config.trace if repetition == repetitions - 1 else None
-            training = config.for_ranks(contestant.nranks)
-            records[contestant].append(pool.run(contestant, training, warmup_steps=warmup_steps, trace=trace)[0])
+            training, evaluate = config.for_ranks(contestant.nranks), repetition == 0
+            run = pool.run(contestant, training, warmup_steps=warmup_steps, evaluate=evaluate, trace=trace)
+            records[contestant].append(run[0])
     return records
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.cluster import ClusterConfig, why_no_cluster
-from benchmarks.crossover import cell, cost, measure_cells, run_crossover
+from benchmarks.crossover import cell, cost, measure_settings, run_crossover
 from benchmarks.crossover_config import CrossoverConfig
 from benchmarks.crossover_report import plots, print_terminal, sections, to_html, to_markdown, verdict, winner
 from benchmarks.diff import load
@@ -48,7 +48,7 @@ def test_flags() -> None:
         ({"links": "1gbit,fast"}, "--link must be a number and kbit, mbit, gbit, as in 1gbit (got 'fast')"),
         ({"sizes": "1"}, "'1' is not a size such as 4KiB or 100MB"),
         ({"repetitions": 0}, "--repetitions must be at least 1, --seconds positive"),
-        ({"sizes": ",".join(f"{n}KB" for n in range(1, 36))}, "--links times --sizes must be at most 100 (got 105)"),
+        ({"repetitions": 50}, "--sizes times 1 + --repetitions must be at most 100 (got 102)"),
     ],
 )
 def test_flags_that_cannot_be(flags: dict[str, Any], text: str) -> None:
@@ -97,28 +97,74 @@ class GroupDouble:
         return [self.seconds] * iterations, self.wrong if check else 0
 
 
+def measured(config: CrossoverConfig, schemes: Any, link: Any, cells: list[Any], calls: list[Any]) -> None:
+    def limit(links: list[float]) -> None:
+        calls.append(("limit", links[0]))
+
+    measure_settings(schemes, link, config.clusters(4), config, limit, cells, lambda *_: None)
+
+
 def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
     calls: list[tuple[Any, ...]] = []
+    cells: list[Any] = []
     schemes: Any = {0: GroupDouble("ring", 0.09, calls), 1: GroupDouble("one", 0.5, calls)}
-    link: Any = GroupDouble("link", 0.25, calls)
-    cluster, config = ClusterConfig(hosts=4, link="100mbit"), CrossoverConfig(repetitions=3)
-    (found,) = measure_cells(schemes, link, cluster, MB, config, lambda *_: None)
-    stream = ("link", 2_500_000, 1, 0, True)
-    ring, one = ("ring", MB, 3, 1, False), ("one", MB, 1, 0, False)  # 0.3 s of steps; only quick ones are warmed up
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=2)
+    measured(config, schemes, GroupDouble("link", 0.25, calls), cells, calls)
+    fast, slow = ("limit", 12.5e6), ("limit", 1.25e6)
     checks = [("ring", MB, 1, 0, True), ("one", MB, 1, 0, True)]
-    assert calls == [stream, *checks, stream, ring, one, stream, one, ring, stream, ring, one]
+    streams = {fast: ("link", 2_500_000, 1, 1, True), slow: ("link", 250_000, 1, 1, True)}
+    # 0.3 s of steps; warmed up are quick ones, and all on the first link, where the size is another than before
+    ring, one, first_one = ("ring", MB, 3, 1, False), ("one", MB, 1, 0, False), ("one", MB, 1, 1, False)
+    there = [fast, streams[fast], ring, first_one, slow, streams[slow], ring, one]
+    back = [fast, streams[fast], first_one, ring, slow, streams[slow], one, ring]
+    assert calls == [fast, *checks, slow, *checks, *there, *back]
+    assert [(each["link"], each["servers"]) for each in cells] == [("10mbit", 1), ("100mbit", 1)]
+    found = cells[1]
     assert found["stream_bytes_per_s"] == pytest.approx(10e6)
     assert found["ring"]["bound_ms"] == pytest.approx(1e3 * 1.5 * MB / 10e6)
     assert found["ps"]["bound_ms"] == pytest.approx(1e3 * 3 * MB / 10e6)  # the server is beside one of four ranks
     assert found["ratio"] == pytest.approx(0.18)
 
 
+def test_every_round_is_over_all_sizes_and_links() -> None:
+    calls: list[tuple[Any, ...]] = []
+    cells: list[Any] = []
+    schemes: Any = {0: GroupDouble("ring", 0.3, calls), 1: GroupDouble("one", 0.3, calls)}
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB,2MB", servers="1", repetitions=2)
+    measured(config, schemes, GroupDouble("link", 0.25, calls), cells, [])
+    timed = [call[1] for call in calls if call[0] == "ring"]
+    assert timed == [MB, MB, 2 * MB, 2 * MB] * 3
+    at = [(each["link"], each["bytes"]) for each in cells]
+    assert at == [(link, size * MB) for link in ("10mbit", "100mbit") for size in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "call", "kept"), [(0, 4, ["100mbit"]), (1, 4, ["100mbit"]), (1, 5, ["10mbit", "100mbit"])]
+)
+def test_what_both_schemes_had_measured_when_it_was_interrupted_is_kept(
+    scheme: int, call: int, kept: list[str]
+) -> None:
+    class Interrupted(GroupDouble):
+        def measure(self, *args: Any, **kwargs: Any) -> tuple[list[float], int]:
+            if len(self.calls) == call - 1:
+                raise KeyboardInterrupt
+            return super().measure(*args, **kwargs)
+
+    schemes: Any = {each: (Interrupted if each == scheme else GroupDouble)("-", 0.1, []) for each in (0, 1)}
+    cells: list[Any] = []
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=3)
+    with pytest.raises(KeyboardInterrupt):
+        measured(config, schemes, GroupDouble("link", 0.25, []), cells, [])
+    assert [each["link"] for each in cells] == kept  # each was called twice for checks, then once a link
+
+
 def test_wrong_parameters_are_no_result() -> None:
     schemes: Any = {0: GroupDouble("ring", 0.1, []), 4: GroupDouble("ps", 0.1, [], wrong=3)}
-    link: Any = GroupDouble("link", 0.1, [])
+    cells: list[Any] = []
     with pytest.raises(CertificateFailed) as caught:
-        measure_cells(schemes, link, ClusterConfig(hosts=4), MB, CrossoverConfig(), lambda *_: None)
+        measured(CrossoverConfig(links="1gbit"), schemes, GroupDouble("link", 0.1, []), cells, [])
     assert str(caught.value) == "N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of 4 servers"
+    assert cells == []
 
 
 def test_where_parameters_were_wrong_nothing_is_shown_or_written(
@@ -127,8 +173,8 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
     def measure(nranks: int, config: CrossoverConfig, cells: list[Any], on_run: Any) -> None:
         cells.append(made("1gbit", 1, MB, 1.0, 2.0, nranks=nranks))
         schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
-        link: Any = GroupDouble("link", 0.1, [])
-        measure_cells(schemes, link, ClusterConfig(hosts=nranks), MB, config, on_run)
+        one_link = CrossoverConfig(links="1gbit")
+        measured(one_link, schemes, GroupDouble("link", 0.1, []), cells, [])
 
     monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
     monkeypatch.setattr("benchmarks.crossover.measure_ranks", measure)

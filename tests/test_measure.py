@@ -14,9 +14,11 @@ A, B = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2)
 class PoolDouble:
     def __init__(self) -> None:
         self.order: list[str] = []
+        self.evaluated: list[str] = []
 
-    def run(self, contestant: Contestant, config: TrainingConfig, **_: Any) -> list[dict[str, Any]]:
+    def run(self, contestant: Contestant, config: TrainingConfig, *, evaluate: bool, **_: Any) -> list[dict[str, Any]]:
         self.order.append(contestant.name)
+        self.evaluated += [contestant.name] * evaluate
         return [{"number": len(self.order)}, {"number": "of another rank"}]
 
 
@@ -43,6 +45,7 @@ def test_rounds_alternate_in_direction() -> None:
     )
     assert pool.order == [A.name, B.name, B.name, A.name, A.name, B.name]
     assert [r["number"] for r in records[A]] == [1, 4, 5]
+    assert pool.evaluated == [A.name, B.name]  # once: all repetitions end in the same bits
     assert told[0] == "round 1 of 3: ps/grpc N=2"
     assert len(told) == 6
 
