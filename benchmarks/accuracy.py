@@ -32,7 +32,7 @@ from benchmarks.environment import describe_environment
 from benchmarks.kinds import write_report
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
 from benchmarks.watched import Straggler, Watch
 from common.entry import check_writable
 from common.errors import CertificateFailed
@@ -47,12 +47,16 @@ def accuracy(config: AccuracyConfig) -> None:
     """Measure, print the verdict, and write `accuracy.json`, `accuracy.md` and `accuracy.html` to `config.out`.
 
     Raises:
-        CertificateFailed: contestants that must compute the same bits did not; nothing is written then.
+        CertificateFailed: contestants that must compute the same bits did not; nothing is left in `config.out` then.
     """
     check_writable("out", config.out / "accuracy.json")
     check_history(config.history)
     console = Console(highlight=False)
-    results = run_all(config, console)
+    try:
+        results = run_all(config, console)
+    except CertificateFailed:
+        withdraw(config.out, "accuracy.json", "accuracy.md", "accuracy.html")
+        raise
     write_results(results, config.out / "accuracy.json", config.history)
     write_report(results, config.out, "accuracy", config.lang)
     for sentence in verdict(results):

@@ -26,7 +26,7 @@ from common.buckets import plan_buckets
 from common.config import TrainingConfig
 from common.errors import CertificateFailed
 
-__all__ = ["WHOLE_BATCH_BOUND", "certify", "require_identical"]
+__all__ = ["WHOLE_BATCH_BOUND", "certify", "require_identical", "require_same_on_all_ranks"]
 
 CERTIFICATE_STEPS = 5
 WHOLE_BATCH_BOUND = 1e-4
@@ -116,6 +116,21 @@ def require_identical(runs: dict[Contestant, list[dict[str, Any]]]) -> None:
                 raise CertificateFailed(
                     f"after {record['steps']} measured steps {contestant.name} has other parameters than {name}"
                 )
+
+
+def require_same_on_all_ranks(contestant: Contestant, records: Sequence[dict[str, Any]]) -> None:
+    """Of one training.
+
+    Raises:
+        CertificateFailed: naming the first rank that has other parameters.
+    """
+    first = records[0]
+    for rank, record in enumerate(records):
+        if record["parameters_sha256"] != first["parameters_sha256"]:
+            raise CertificateFailed(
+                f"after {first['steps']} measured steps rank {rank} of {contestant.name} has other parameters than its "
+                "rank 0"
+            )
 
 
 def _between_ranks(contestant: Contestant, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

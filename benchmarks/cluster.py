@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from common.errors import UsageError
 from common.launch import abstract_address
+from common.process import Terminated
 
 __all__ = ["BIT_UNITS", "Cluster", "ClusterConfig", "Hosts", "OneHost", "quantity", "why_no_cluster"]
 
@@ -394,4 +395,4 @@ def _remove(namespace: str) -> None:
 
 
 def _exit_on_sigterm(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+    raise Terminated

@@ -23,7 +23,7 @@ from benchmarks.measure import measure, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
 from benchmarks.report import print_terminal
-from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
 
@@ -36,12 +36,16 @@ def compare(config: CompareConfig) -> None:
     Raises:
         UsageError: all who were asked for are absent.
         CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
-            no speed.
+            no speed; or a measured training did not, and nothing is left in `config.out`.
     """
     check_history(config.history)
     check_writable("out", config.out / "results.json")
     console = Console(highlight=False)
-    results = run_all(config, console)
+    try:
+        results = run_all(config, console)
+    except CertificateFailed:
+        withdraw(config.out, "results.json", "report.md", "report.html")
+        raise
     write_results(results, config.out / "results.json", config.history)
     write_report(results, config.out, "report", config.lang)
     print_terminal(results, console)

@@ -181,6 +181,10 @@ def run_once(
     ranks = [json.loads(file.read_text()) for file in files]
     for file in files:
         file.unlink()  # the next repetition writes its own
+    if not all(r["models"] for r in ranks):
+        raise ProgramFailed("no model was given to DataParallel or distributed_model, so there is nothing to compare")
+    if (made := len(ranks[0]["times"])) < config.warmup_steps + 2:
+        raise ProgramFailed(f"{made} backwards leave no step to time after --warmup-steps {config.warmup_steps}")
     if len({r["parameters_sha256"] for r in ranks}) > 1:
         raise CertificateFailed("ranks ended with different parameters")
     return dict(ranks[0])

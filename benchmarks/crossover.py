@@ -31,7 +31,7 @@ from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
 from benchmarks.sweep_config import size_in_words
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
@@ -53,7 +53,7 @@ def run_crossover(config: CrossoverConfig) -> int:
 
     Raises:
         UsageError: this machine cannot emulate hosts, and why.
-        CertificateFailed: a scheme's parameters were wrong; nothing is written.
+        CertificateFailed: a scheme's parameters were wrong; nothing is left in `config.out`.
         GradSyncError: a scheme failed.
     """
     if reason := why_no_cluster():
@@ -77,6 +77,9 @@ def run_crossover(config: CrossoverConfig) -> int:
         with progress(console, sum(cost(nranks, config) for nranks in config.counts())) as on_run:
             for nranks in config.counts():
                 measure_ranks(nranks, config, cells, on_run)
+    except CertificateFailed:
+        withdraw(config.out, *(f"crossover.{end}" for end in ("json", "md", "html")))
+        raise
     except KeyboardInterrupt:
         if not cells:
             raise

@@ -18,13 +18,13 @@ from benchmarks.accuracy_figures import entries, straggler_words
 from benchmarks.agreement import Figure, agreement
 from benchmarks.contestants import PEERS
 from benchmarks.interval import three_digits
+from benchmarks.peers import OURS
 from benchmarks.result_files import SCHEMA, kind_of, problem
 from benchmarks.sweep_config import size_in_words
 from common.errors import DataError, GradSyncError, UsageError
 
 __all__ = ["Change", "DiffConfig", "changes", "diff", "figures", "load"]
 
-OURS = ("shm", "shm-copied", "tcp", "tcp-sgd", "ps-shm", "ps-grpc")  # backends of a sweep
 COMPARED = ("compare", "script", "sweep", "crossover", "accuracy")
 JOB = "suite"  # of parts, each one of those
 COLOURS = {"slower": "red", "faster": "green"}

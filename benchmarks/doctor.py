@@ -27,7 +27,7 @@ __all__ = ["CHECKS", "DoctorConfig", "Finding", "doctor"]
 PYTHONS = ((3, 10), (3, 13))
 IMPORT_S = 60.0  # for another Python process to import something; a broken driver may hang it
 PACKAGES = ("numpy", "grpcio", "protobuf")
-PORTS = {8500: "ps.server --port", 8600: "collective.run --rendezvous"}  # the defaults, and what chooses another one
+PORTS = {8500: "ps.server --port", 8600: "collective.trainer --rendezvous"}  # the defaults, and what sets another
 FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd")
 SHM_BYTES = 1 << 30
 SHARED_GPU = 23000  # NCCL 2.30.0, as NCCL numbers it: since then several ranks may share a GPU
@@ -155,11 +155,11 @@ def gpu() -> Finding:
 
 def cupy_and_nccl() -> Finding:
     if find_spec("cupy") is None:
-        mend = "pip install cupy-cuda12x nvidia-nccl-cu12"
+        mend = "pip install cupy-cuda12x nvidia-nccl-cu12 pynccl"
         return Finding("CuPy, NCCL", False, "CuPy is not installed", mend)
     said, usable = imported(CUPY)
     if not usable:
-        return Finding("CuPy, NCCL", False, said, "pip install cupy-cuda12x nvidia-nccl-cu12")
+        return Finding("CuPy, NCCL", False, said, "pip install cupy-cuda12x nvidia-nccl-cu12 pynccl")
     cupy, cuda, devices, nccl = said.split()
     version = nccl_version(int(nccl))
     words = f"CuPy {cupy}, CUDA {int(cuda) // 1000}.{int(cuda) % 1000 // 10}, {devices} GPU(s), NCCL {version}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.certificate import require_same_on_all_ranks
 from benchmarks.contestants import Contestant
 from benchmarks.interval import interval
 from benchmarks.pool import WorkerPool
@@ -24,7 +25,11 @@ def measure(
     on_run: Callable[[str], None],
 ) -> dict[Contestant, list[dict[str, Any]]]:
     """Rank 0's run record of every repetition, the first with the model's accuracy, which is the same in all. Every
-    other round goes backwards, so that nobody is always last."""
+    other round goes backwards, so that nobody is always last.
+
+    Raises:
+        CertificateFailed: the ranks of a training ended with different parameters.
+    """
     records: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
     for repetition in range(repetitions):
         for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
@@ -32,6 +37,7 @@ def measure(
             trace = config.trace if repetition == repetitions - 1 else None
             training, evaluate = config.for_ranks(contestant.nranks), repetition == 0
             run = pool.run(contestant, training, warmup_steps=warmup_steps, evaluate=evaluate, trace=trace)
+            require_same_on_all_ranks(contestant, run)
             records[contestant].append(run[0])
     return records
 

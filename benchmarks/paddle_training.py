@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from common.data import Dataset
 
 __all__ = ["PaddleGroup", "train_with_paddle"]
 
@@ -45,7 +48,9 @@ class PaddleGroup:
         return np.stack([each.numpy() for each in gathered])
 
 
-def train_with_paddle(config: TrainingConfig, group: Any, *, warmup_steps: int, evaluate_model: bool) -> Any:
+def train_with_paddle(
+    config: TrainingConfig, group: Any, data: Dataset, *, warmup_steps: int, evaluate_model: bool
+) -> Any:
     """As common.training.train does it, but that paddle.DataParallel exchanges the gradients, inside backward.
 
     So what a step blocks for the exchange counts as backward, and `sync` is the optimizer's update alone.
@@ -53,14 +58,13 @@ def train_with_paddle(config: TrainingConfig, group: Any, *, warmup_steps: int, 
     import paddle
     from paddle.nn import functional
 
-    from common.data import load_dataset, rank_batches
+    from common.data import rank_batches
     from common.flat_optimizer import make_paddle_optimizer
     from common.model_arena import digest_of_model, trainable
     from common.models import make_model
     from common.timeline import Timeline, make_record
     from common.training import TrainedModel, evaluate
 
-    data = load_dataset(config.dataset, config.data_dir, seed=config.seed)
     steps_per_epoch, batches = rank_batches(
         data.train, batch_size=config.batch_size, rank=group.rank, nranks=group.nranks
     )

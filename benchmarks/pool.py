@@ -98,13 +98,13 @@ class WorkerPool:
             self._servers = [self._start(f"server {i}", ranks + i) for i in range(servers)]
             for worker in [*self._ranks, *self._servers]:
                 worker.hear("ready")
-        except BaseException:
-            self._job.__exit__()
+        except BaseException as exc:
+            self._job.__exit__(type(exc), exc, exc.__traceback__)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._job.__exit__()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._job.__exit__(kind, error, traceback)
 
     def run(
         self,

@@ -16,7 +16,7 @@ from jsonschema.exceptions import best_match
 
 from common.errors import GradSyncError, UsageError
 
-__all__ = ["SCHEMA", "check_history", "kind_of", "problem", "write_results"]
+__all__ = ["SCHEMA", "check_history", "kind_of", "problem", "withdraw", "write_results"]
 
 SCHEMA = 1  # the version that every kind has so far
 EVERY_KIND = "results"  # the schema of what all kinds have in common
@@ -61,6 +61,12 @@ def check_history(folder: Path | None) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as exc:
         raise UsageError(f"cannot write to --history {folder}: {exc.strerror}") from exc
+
+
+def withdraw(folder: Path, *names: str) -> None:
+    """Remove what an earlier run has left: this one computed the wrong thing, so its speed is not to be believed."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_results(results: dict[str, Any], path: Path, history: Path | None) -> None:

@@ -58,14 +58,18 @@ def distances(results: Results) -> list[str]:
     """From Paddle's own DataParallel, a sentence for each of its contestants."""
     certificate = results["certificate"]
     bounds = {int(steps): bound for steps, bound in certificate["bounds"].items()}
+    made = {run["contestant"]: run["steps"] for run in results["runs"] if "steps" in run}
     lines = []
     for peer, found in certificate["against_paddle"].items():
-        steps = max(map(int, found))
+        last = max(map(int, found))
+        steps = min(made.get(peer, last), last)
         if not any(found.values()):
             lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
             continue
         yardstick = certificate.get("yardsticks", {}).get(peer, {})
-        apart = [_distance(d, after, bounds[int(after)], yardstick.get(after)) for after, d in found.items()]
+        apart = [
+            _distance(d, min(steps, int(after)), bounds[int(after)], yardstick.get(after)) for after, d in found.items()
+        ]
         lines.append(
             say(
                 "Against {peer}, steps 1 to {steps}: relative difference {apart}.",
@@ -77,7 +81,7 @@ def distances(results: Results) -> list[str]:
     return lines
 
 
-def _distance(apart: float, steps: str, bound: float, yardstick: dict[str, float] | None) -> str:
+def _distance(apart: float, steps: int, bound: float, yardstick: dict[str, float] | None) -> str:
     """Beside the fixed bound, or where that was exceeded, beside what another order of summation does to ours."""
     if yardstick is None:
         return say("{apart:.1e} after {steps} (bound {bound:.0e})", apart=apart, steps=steps, bound=bound)
@@ -111,15 +115,18 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
     winner = {"nranks": nranks, "name": series(first), "step_ms": first["step_ms"]}
     if not others:
         return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
-    told = []
+    told, clear = [], True
     for run in others:
         near = run["step_ms_interval"][0] <= first["step_ms_interval"][1]
+        clear = clear and not near
         once = say(", noise unknown") if min(run["repetitions"], first["repetitions"]) < 2 else ""
         slower = run["step_ms"] / first["step_ms"] - 1
         behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
         told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run["step_ms"], behind=behind))
     return say(
-        "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}.",
+        "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}."
+        if clear
+        else "N={nranks}: {name} has the least median, {step_ms:.1f} ms a step; {others}.",
         **winner,
         others=say(", ").join(told),
     )

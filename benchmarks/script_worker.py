@@ -158,7 +158,7 @@ def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -
 
     rank = placement_from().rank
     digest = digest_of_model(models[0]) if models else hashlib.sha256().hexdigest()
-    content = {"times": clock.times, "memory_bytes": memory, "parameters_sha256": digest}
+    content = {"times": clock.times, "memory_bytes": memory, "parameters_sha256": digest, "models": len(models)}
     path.with_suffix(f".{rank}.json").write_text(json.dumps(content))
 
 

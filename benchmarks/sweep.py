@@ -21,11 +21,11 @@ from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
-from benchmarks.peers import PEERS, load_peer
+from benchmarks.peers import OURS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
 from benchmarks.sweep_config import SweepConfig, size_in_words
-from benchmarks.sweep_report import OURS, TITLES, WAITING, cells, wrong_backends
+from benchmarks.sweep_report import TITLES, WAITING, cells, wrong_backends
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import Job
@@ -114,15 +114,21 @@ def measure_ranks(
             group.close()  # its ends of the sockets tell the workers to leave
 
     restless = restless_among(backends, config.op)
+    measured = Measured()
     with Job() as job, ExitStack() as groups:
-        started = [groups.enter_context(group_of(name, job)) for name in backends if name not in restless]
+        started = []
+        for name in (each for each in backends if each not in restless):
+            with leaving(name, measured), ExitStack() as mine:
+                of_its_own = job if name in OURS else mine.enter_context(Job())  # so that only it is blamed for it
+                started.append(mine.enter_context(group_of(name, of_its_own)))
+                groups.enter_context(mine.pop_all())
         link = (
             groups.enter_context(MeasuredGroup(job, "link", hosts, config.cluster.slowest()))
             if hosts.emulated
             else None
         )
         started_anew = {name: partial(alone, name) for name in restless}
-        measured = measure_all(started, link, config, on_run_here, restless=started_anew)
+        measure_all(started, link, config, on_run_here, restless=started_anew, measured=measured)
         groups.close()
     return rows_of(measured, backends, nranks, config), measured
 
@@ -140,14 +146,16 @@ def measure_all(
     on_run: Callable[..., None],
     *,
     restless: Mapping[str, Callable[[], AbstractContextManager[MeasuredGroup]]] | None = None,
+    measured: Measured | None = None,
 ) -> Measured:
     """Every other round goes backwards, so that nobody is always last. Another library's group that fails leaves.
 
     Args:
+        measured: what is added to and returned.
         groups: those that leave the cores to others while they are not measured.
         restless: by name, how the others are started: anew in each round, when the rest of it is done.
     """
-    groups, measured, started = list(groups), Measured(), dict(restless or {})
+    groups, measured, started = list(groups), measured or Measured(), dict(restless or {})
     for repetition in range(config.repetitions):
         for nbytes in config.bytes if groups else ():
             on_run(f"round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
@@ -184,7 +192,7 @@ def leaving(backend: str, measured: Measured) -> Iterator[None]:
     try:
         yield
     except GradSyncError as exc:
-        if PEERS[backend] in OURS:
+        if backend in OURS:
             raise
         measured.failed[backend] = str(exc)
 
@@ -211,7 +219,7 @@ class Measured:
     def add(self, group: MeasuredGroup, nbytes: int, config: SweepConfig) -> None:
         key = (group.backend, nbytes)
         if key not in self.iterations:
-            trial, _ = group.measure(nbytes, FEWEST)
+            trial, self.wrong[key] = group.measure(nbytes, FEWEST)
             self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
         times, bad = group.measure(nbytes, self.iterations[key])
         self.medians.setdefault(key, []).append(median(times))

@@ -14,14 +14,13 @@ from benchmarks.html_page import row as line
 from benchmarks.html_report import environment_section
 from benchmarks.interval import in_words, three_digits
 from benchmarks.language import known, mark, say
-from benchmarks.peers import PEERS
+from benchmarks.peers import OURS, is_limit
 from benchmarks.plot import Key, Plot, axis, layout, plain
 from benchmarks.reasons import reason
 from benchmarks.report import cluster_in_words, environment_table
 from benchmarks.sweep_config import size_in_words
 
 __all__ = [
-    "OURS",
     "TITLES",
     "WAITING",
     "cells",
@@ -44,8 +43,6 @@ TITLES = {
 WAITING = mark("Most of a core that a rank uses while it waits for one that is {late:g} s late")
 COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
 WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
-OURS = ("benchmarks.peers.gradsync", "benchmarks.peers.parameter_server")
-LIMITS = "benchmarks.peers.limits"
 
 
 def verdict(results: Results) -> list[str]:
@@ -55,7 +52,8 @@ def verdict(results: Results) -> list[str]:
     absent += [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in failed.items()]
     if wrong := wrong_backends(results):
         return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
-    checked = say("Every sum was right: {count} series, each checked before it was timed.", count=len(results["rows"]))
+    count = sum(not is_limit(row["backend"]) for row in results["rows"])
+    checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
     paced = []
     if rate := pace(results):
         paced = [
@@ -83,13 +81,9 @@ def groups(results: Results) -> list[tuple[int, list[Row]]]:
     return [(n, [row for row in rows if row["nranks"] == n]) for n in sorted({row["nranks"] for row in rows})]
 
 
-def is_limit(backend: str) -> bool:
-    return PEERS.get(backend) == LIMITS
-
-
 def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
-    ours = [row for row in rows if PEERS.get(row["backend"]) in OURS]
-    others = [row for row in rows if row not in ours and not is_limit(row["backend"])]
+    ours = [row for row in rows if row["backend"] in OURS]
+    others = [row for row in rows if row not in ours and not is_limit(row["backend"]) and row["backend"] != "nccl-raw"]
     told, near = [], []
     for size in sorted({row["bytes"] for row in ours}):
         best = min((row for row in ours if row["bytes"] == size), key=_time)
@@ -143,7 +137,7 @@ def nearest_to_limit(results: Results) -> str:
     """Of the largest array: how near the best of ours comes to what the machine allows; "" if it is not known."""
     found = []
     for nranks, rows in groups(results):
-        ours = [row for row in rows if PEERS.get(row["backend"]) in OURS and row["of_limit"]]
+        ours = [row for row in rows if row["backend"] in OURS and row["of_limit"]]
         largest = [row for row in ours if row["bytes"] == max(row["bytes"] for row in ours)]
         if largest:
             best = min(largest, key=_time)
@@ -174,6 +168,8 @@ def _against(best: Row, rival: Row) -> str:
     )
     if low <= other_high and other_low <= high:
         return say("within noise {names}", names=names)
+    if low == high or other_low == other_high:
+        names += say(", noise unknown")
     ratio = rival["time_ms"] / best["time_ms"]
     return say(
         "{ratio:.1f} times faster {names}" if ratio > 1 else "{ratio:.1f} times slower {names}",
@@ -186,7 +182,7 @@ def plots(results: Results) -> list[Plot]:
     """One for each number of ranks."""
     backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
     cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
-    colours = {name: next(cool if PEERS.get(name) in OURS else warm) for name in backends if not is_limit(name)}
+    colours = {name: next(cool if name in OURS else warm) for name in backends if not is_limit(name)}
     return [_times(nranks, rows, colours, results["op"]) for nranks, rows in groups(results)]
 
 
@@ -277,7 +273,8 @@ def _where(results: Results) -> str:
 
 def cells(row: Row) -> list[str]:
     """A row's line after its size, in the order of `heads`; without what makes no sense for a limit."""
-    limit, link = row["backend"].endswith("-limit"), row["backend"] == "link"
+    link = row["backend"] == "link"
+    limit = is_limit(row["backend"]) and not link
     return [
         row["backend"],
         three_digits(row["time_ms"]),

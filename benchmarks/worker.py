@@ -89,7 +89,8 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     config = config_of(job)
     settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
     if job["scheme"] == "paddle":
-        trained = train_with_paddle(config, PaddleGroup(job["rank"], job["nranks"], job["endpoints"]), **settings)
+        group = PaddleGroup(job["rank"], job["nranks"], job["endpoints"])
+        trained = train_with_paddle(config, group, dataset_of(config), **settings)
     else:
         parts = Path(job["trace"]) if job["trace"] else None
         with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):

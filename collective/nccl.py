@@ -18,7 +18,7 @@ BINDINGS = ("cupy", "pynccl")
 ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES of nccl.h, as are the numbers below
 DTYPES = {"uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8}
 OPS = {"sum": 0, "max": 2}
-INSTALL = "pip install 'gradsync[gpu-comm]' (for CUDA 13: cupy-cuda13x nvidia-nccl-cu13)"
+INSTALL = "pip install cupy-cuda12x nvidia-nccl-cu12 pynccl (for CUDA 13: cupy-cuda13x nvidia-nccl-cu13 pynccl)"
 
 
 class NcclBinding(ABC):

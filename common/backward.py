@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import paddle
 
-__all__ = ["BackwardListener", "listen_to_backward"]
+__all__ = ["BackwardListener", "forget", "listen_to_backward"]
 
 
 class BackwardListener(Protocol):
@@ -21,12 +21,15 @@ class BackwardListener(Protocol):
 
 
 _listeners: list[BackwardListener] = []
+_installed = False
 _depth = threading.local()  # recomputation runs a backward inside backward
 
 
 def listen_to_backward(listener: BackwardListener) -> None:
     """Call `listener` from now on; installed once."""
-    if not _listeners:
+    global _installed
+    if not _installed:
+        _installed = True
         engine = paddle.base.core.eager
         original = engine.run_backward
 

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args
 
 from common.errors import GradSyncError, UsageError, did_you_mean
-from common.process import last_words
+from common.process import Terminated, last_words
 
 __all__ = ["run_command", "split_script"]
 
@@ -42,6 +42,9 @@ def run_command(
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
+    except Terminated as exc:
+        print(f"{prog}: terminated (SIGTERM)", file=sys.stderr)
+        return exc.EXIT_CODE
 
 
 def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:
@@ -139,7 +142,7 @@ def described_by_its_words(field: Any) -> Any:
     """A flag that may be unset: what that means stands in its help text, as in "(default: from --epochs)"."""
     from tyro import conf
 
-    text = field.helptext() if callable(field.helptext) else field.helptext or ""
+    text = (field.helptext() if callable(field.helptext) else field.helptext) or ""
     words, default = re.fullmatch(r"(.*?)\s*(\(default: [^()]*\))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     hint = conf.arg(help_behavior_hint=default or "(optional)")
     return replace(field, type=Annotated[field.type, hint], helptext=words)

@@ -8,6 +8,7 @@ can make the optimizer's update (common/server_updates.py), backward only pushes
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ import paddle
 from paddle import nn
 
 from common.arena import Arena, FloatArray, Layout, Slot
-from common.backward import listen_to_backward
+from common.backward import forget, listen_to_backward
 from common.buckets import segments
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
@@ -40,6 +41,7 @@ class GradientAverage:
 
     def __init__(self, model: Any, synchronizer: Synchronizer, *, first_bytes: int, bucket_bytes: int) -> None:
         self._named = trainable(model)
+        self._frozen = [(name, p) for name, p in model.named_parameters() if p.stop_gradient]
         self._check_parameters()
         check_layers(model)
         layout = layout_with_used(self._named)
@@ -64,6 +66,7 @@ class GradientAverage:
         self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
         self._pushed = self._averaged = False  # what has become of the last backward's gradients
         self.enabled = True
+        self._stopped = False
         paddle_names = {slot.name: p.name for slot, (_, p) in zip(self._slots, self._named, strict=True)}
         self.parameter_names = [paddle_names.get(slot.name, "") for slot in layout.slots]
         self.slot_names = ["" if slot.name == USED else slot.name for slot in layout.slots]
@@ -79,6 +82,11 @@ class GradientAverage:
             for (_, p), slot in zip(self._named, self._slots, strict=True):
                 view_of(self._arena.parameters, slot)._share_buffer_to(p)
         self.parameters_updated()
+
+    def stop(self) -> None:
+        """Backward is Paddle's own from now on."""
+        self._stopped = True
+        forget(self)
 
     # ---- around backward --------------------------------------------------------------------------------------------
 
@@ -184,11 +192,16 @@ class GradientAverage:
         p._copy_gradient_from(view_of(self._arena.gradients, slot))  # attaches, despite its name
 
     def _hook(self, index: int) -> Any:
+        reference = weakref.ref(self)  # Paddle never gives a hook back
+
         def accumulated() -> None:
+            mine = reference()
+            if mine is None or mine._stopped:
+                return
             try:
-                self._on_gradient(index)
+                mine._on_gradient(index)
             except BaseException as exc:  # raised inside a hook it would surface as an opaque SystemError
-                self._error = self._error or exc
+                mine._error = mine._error or exc
 
         return accumulated
 
@@ -279,6 +292,12 @@ class GradientAverage:
                 raise UsageError(
                     f"parameter {name} was frozen after the model was wrapped; "
                     "freeze parameters before DataParallel, the same ones on all ranks"
+                )
+        for name, p in self._frozen:
+            if not p.stop_gradient:
+                raise UsageError(
+                    f"parameter {name} was unfrozen after the model was wrapped, so its gradients would not be "
+                    "averaged; have it trainable when DataParallel is made, and give it to the optimizer later"
                 )
 
 
@@ -411,4 +430,4 @@ def share_buffers(model: Any, synchronizer: Synchronizer) -> None:
     with paddle.no_grad():
         for _, tensor in model.state_dict().items():
             if id(tensor) not in known:
-                tensor.set_value(synchronizer.all_gather(tensor.numpy())[0])
+                tensor.set_value(np.asarray(synchronizer.all_gather(tensor.numpy())[0]))  # as in Surface.all_reduce

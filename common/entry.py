@@ -24,7 +24,10 @@ def check_writable(flag: str, path: Path | None) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists() or path.is_symlink()
         path.open("ab").close()
+        if not there:
+            path.unlink(missing_ok=True)  # what fails later leaves no empty file
     except OSError as exc:
         raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any
 
 from common.addresses import address_of
 from common.errors import GradSyncError, PeerError, UsageError
-from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE
+from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
 
 __all__ = [
     "Job",
@@ -69,13 +70,16 @@ class Job:
     Args:
         log_dir: where `workerlog.N` and `serverlog.N` go; None: a temporary folder, removed at the end.
         patience: seconds that children have between SIGTERM and SIGKILL; None: TERMINATE_S.
+        all_ranks_here: whether no other host has ranks of this job.
     """
 
     log_dir: Path | None = None
     patience: float | None = None
+    all_ranks_here: bool = True
     children: list[Child] = field(default_factory=list)
-    _starting: bool = False
+    _not_now: bool = False  # a SIGTERM is only noted
     _terminated: bool = False
+    _told_of_others: bool = False
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
@@ -89,17 +93,31 @@ class Job:
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        self._not_now = True  # a second signal must not leave anything behind
+        interrupted: list[int] = []
+        here = threading.current_thread() is threading.main_thread()  # only there handlers can be set
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number)) if here else None
         try:
             self._end_all()
         finally:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._temporary.cleanup()
+            try:
+                self._temporary.cleanup()
+            finally:
+                if here:
+                    signal.signal(signal.SIGINT, before)
+                    signal.signal(signal.SIGTERM, self._previous)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            return
+        if self._terminated:
+            raise Terminated
+        if interrupted and callable(before):
+            raise KeyboardInterrupt
 
     def _on_sigterm(self, *_: object) -> None:
         self._terminated = True
-        if not self._starting:
-            raise SystemExit(128 + signal.SIGTERM)
+        if not self._not_now:
+            raise Terminated
 
     @property
     def scratch(self) -> Path:
@@ -126,7 +144,7 @@ class Job:
             through: a command that starts it, as `mpirun -n 4`.
             talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
-        self._starting = True  # a SIGTERM now must not lose sight of the child
+        self._not_now = True  # a SIGTERM must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
         words = self.scratch / f"words of {name}"
@@ -150,7 +168,7 @@ class Job:
             if output is not None:
                 output.close()
         self.children.append(Child(name, process, path, words))
-        self._starting = False
+        self._not_now = False
         if self._terminated:
             self._on_sigterm()
         return process
@@ -174,6 +192,11 @@ class Job:
         """A server ends with its trainers; one that outlives them all has never met them."""
         ranks_ended = [c.ended_at for c in self.children if not c.name.startswith("server")]
         if ranks_ended and all(ranks_ended) and time.monotonic() - max(t or 0.0 for t in ranks_ended) > IDLE_SERVER_S:
+            if not self.all_ranks_here:  # those of other hosts end when they like
+                if not self._told_of_others:
+                    print("the ranks of this host have ended; its servers wait for those of others", file=sys.stderr)
+                    self._told_of_others = True
+                return
             raise UsageError(
                 "all ranks have ended, but the servers still wait for them: "
                 "the program never joined (does it import ps?)"
@@ -339,6 +362,14 @@ def start_servers(
     return [wait_for_file(file, job, timeout=timeout) for file in files]
 
 
+def text_of(path: Path) -> str:
+    """What a file holds; "" if there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
     """The content of a file that a child of `job` writes once it is ready.
 
@@ -346,7 +377,7 @@ def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
         ProcessFailed: a child ended instead, or `timeout` seconds passed.
     """
     deadline = time.monotonic() + timeout
-    while not (path.exists() and (text := path.read_text()).endswith("\n")):
+    while not (text := text_of(path)).endswith("\n"):
         job.check()
         if time.monotonic() > deadline or all(child.code is not None for child in job.children):
             what = f"{path.name.replace('-', ' ')} was not ready within {timeout:g} s"

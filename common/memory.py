@@ -191,7 +191,7 @@ def create_memfd(nbytes: int) -> int:
 def shortage(needed: int, free: int) -> str:
     return (
         f"shared memory too small: {needed:,} bytes needed, {free:,} free; "
-        "use a smaller model, fewer ranks on this host, or --backend tcp"
+        "use a smaller model, fewer ranks on this host, or --backend tcp (of servers: --data-plane grpc)"
     )
 
 

@@ -19,6 +19,7 @@ from common.memory import tune_malloc
 __all__ = [
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
+    "Terminated",
     "die_with_parent",
     "end_in_order_on_sigterm",
     "forget_in_children",
@@ -28,6 +29,15 @@ __all__ = [
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
+
+
+class Terminated(SystemExit):
+    """This process was told to end, by SIGTERM; `run_command` says so once all is left in order."""
+
+    EXIT_CODE = 128 + signal.SIGTERM
+
+    def __init__(self) -> None:
+        super().__init__(self.EXIT_CODE)
 
 
 def prepare_process() -> None:

@@ -27,7 +27,7 @@ GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-infor
 
 class Roster:
     """Who has joined. Complete when every rank 0..nranks-1 has, and then closed to strangers; failed, for all, at the
-    first contradiction before that.
+    first contradiction before that, or when somebody has waited too long. Who has left while it waited was never there.
 
     Args:
         member: what its ranks are called in errors: "rank", or "host" where launchers meet.
@@ -43,12 +43,22 @@ class Roster:
         self._timed_out = False
         self._changed = threading.Condition()
 
-    def wait_for_all(self, request: JoinRequest, timeout: float) -> list[JoinRequest]:
-        """Add a member and wait until all are there; returns them in rank order.
+    def wait_for_all(
+        self, request: JoinRequest, timeout: float, *, call: grpc.ServicerContext | None = None
+    ) -> list[JoinRequest]:
+        """Add a member and wait until all are there; returns them in rank order, or nothing if the member has left
+        meanwhile: it may come again.
+
+        Args:
+            timeout: in seconds; less, if the call has less time.
+            call: the member's, who leaves by ending it, on purpose or by dying.
 
         Raises:
             RendezvousError, VersionMismatch: the same one at every waiting member.
         """
+        remaining = call.time_remaining() if call else None
+        if remaining is not None:
+            timeout = max(0.0, min(timeout, remaining - GRACE / 2))
         deadline = time.monotonic() + timeout
         with self._changed:
             self._calls += 1
@@ -58,13 +68,24 @@ class Roster:
             self.failure = self.failure or objection
             self.members.setdefault(request.rank, request)
             self._changed.notify_all()
-            self._changed.wait_for(self._settled, max(0.0, deadline - time.monotonic()))
+            has_left = call is not None and not call.add_callback(self._look_again)
+            while not (self._settled() or has_left) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+                has_left = call is not None and not call.is_active()
+            if has_left and not self._settled():
+                del self.members[request.rank]
+                self._calls -= 1
+                return []
             if not self._settled():
                 self._timed_out = True
                 self.fail(RendezvousError(self._absence(timeout)))
             if self.failure:
                 raise self.failure
             return [self.members[rank] for rank in range(self.nranks)]
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def let_latecomers_hear(self) -> None:
         """After a contradiction, stay until every rank has called and knows why, or LATECOMERS_S seconds."""
@@ -139,8 +160,7 @@ class RendezvousServer:
 
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
-            remaining = context.time_remaining() or self._timeout + GRACE
-            members = self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
+            members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             rpc.abort_with(context, exc)
         return JoinReply(addresses=[m.address for m in members], token=self._token, notes=[m.note for m in members])

@@ -98,7 +98,7 @@ def check_bind_host(host: str, *, insecure: bool) -> None:
     if not (is_loopback(host) or insecure):
         raise UsageError(
             f"refusing to listen on {host}: traffic is neither encrypted nor authenticated yet; "
-            "keep to 127.0.0.1, or pass --insecure on a network you trust"
+            "keep to 127.0.0.1, or on a network you trust pass --insecure (under another launcher GRADSYNC_INSECURE=1)"
         )
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,22 +21,32 @@ __all__ = ["Spawned", "spawn"]
 CHILD_SETTINGS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore:No ccache found"}
 SETTLE_S = 1.5  # for the others to notice a failure
 TERMINATE_S = 2.0
+MOST_WORDS = 1 << 15  # bytes of a traceback: a pipe takes them though nobody reads yet
 
 
 def spawn(
-    scheme: str, func: Any, args: tuple[Any, ...], *, nprocs: int, join: bool = True, servers: int = 1
+    scheme: str,
+    func: Any,
+    args: tuple[Any, ...],
+    *,
+    nprocs: int,
+    join: bool = True,
+    servers: int = 1,
+    timeout: float = 30.0,
 ) -> Spawned | None:
     """Run `func(*args)` on `nprocs` ranks; `func` must be importable, as for any multiprocessing.
 
     Args:
         nprocs: -1 for one rank a core.
         join: wait for all and return None; else return a Spawned, whose `join` does.
+        servers: under "ps".
+        timeout: of the servers, in seconds.
 
     Raises:
         ProcessFailed: the first rank that failed of itself, with its traceback.
     """
     nranks = (len(os.sched_getaffinity(0)) if nprocs == -1 else nprocs) or 1
-    spawned = Spawned(scheme, func, args, nranks=nranks, servers=servers)
+    spawned = Spawned(scheme, func, args, nranks=nranks, servers=servers, timeout=timeout)
     if not join:
         return spawned
     spawned.join()
@@ -46,7 +56,9 @@ def spawn(
 class Spawned:
     """The running ranks of a `spawn`, and their servers."""
 
-    def __init__(self, scheme: str, func: Any, args: tuple[Any, ...], *, nranks: int, servers: int) -> None:
+    def __init__(
+        self, scheme: str, func: Any, args: tuple[Any, ...], *, nranks: int, servers: int, timeout: float
+    ) -> None:
         self._resources = ExitStack()
         context = multiprocessing.get_context("spawn")
         self.processes: list[Any] = []
@@ -55,7 +67,7 @@ class Spawned:
         try:
             job = self._resources.enter_context(Job())
             if scheme == "ps":
-                shared[SERVERS_VARIABLE] = ",".join(start_servers(job, servers, nranks=nranks, timeout=30.0))
+                shared[SERVERS_VARIABLE] = ",".join(start_servers(job, servers, nranks=nranks, timeout=timeout))
             else:
                 shared[RENDEZVOUS_VARIABLE] = abstract_address("spawn")
             endpoints = endpoints_of(["127.0.0.1"], nranks)
@@ -87,7 +99,10 @@ class Spawned:
 
     def _failure(self, rank: int) -> ProcessFailed:
         code = self.processes[rank].exitcode
-        told = self._pipes[rank].recv_bytes().decode() if self._pipes[rank].poll() else ""
+        told = ""
+        with suppress(EOFError, OSError):  # it was killed before it could tell
+            if self._pipes[rank].poll():  # else children that it has forked keep the pipe open
+                told = self._pipes[rank].recv_bytes().decode(errors="replace")
         text = f"rank {rank} ended with exit code {code}" if code > 0 else f"rank {rank} was killed by signal {-code}"
         return ProcessFailed(f"{text}\n{told}".rstrip(), code if code > 0 else 128 - code)
 
@@ -112,10 +127,19 @@ def _be_a_rank(pipe: Any, func: Any, args: tuple[Any, ...]) -> None:
     prepare_process()
     try:
         func(*args)
+    except SystemExit as exc:
+        if exc.code:
+            tell(pipe, exc)
+        raise
     except BaseException as exc:
-        sys.last_value = exc
-        pipe.send_bytes(traceback.format_exc().encode())
+        tell(pipe, exc)
         sys.exit(getattr(exc, "exit_code", 1))
+
+
+def tell(pipe: Any, exc: BaseException) -> None:
+    """Say why this rank fails: to the others, as it leaves the group, and to whoever spawned it."""
+    sys.last_value = exc
+    pipe.send_bytes(traceback.format_exc().encode()[-MOST_WORDS:])
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import paddle
 
-from common.data_parallel import DataParallel
+from common.data_parallel import DataParallel, GradientAverage
 from common.errors import UsageError
 from common.local import LocalSynchronizer
 from common.placement import Placement, placement_from
 from common.process import end_in_order_on_sigterm
+from common.server_updates import stop_listening
 from common.synchronizer import Synchronizer
 from common.tracing import parts_folder, recorder_for
 
@@ -39,6 +40,10 @@ REDUCTIONS: dict[int, Callable[[Any], Any]] = {
     ReduceOp.PROD: lambda a: a.prod(0, dtype=a.dtype),
     ReduceOp.AVG: lambda a: a.mean(0, dtype=a.dtype),
 }
+
+
+SPAWN_OPTIONS = {"start_method", "gpus", "xpus", "ips", "backend", "print_config"}  # of Paddle's spawn
+SPAWN_OPTIONS |= {"selected_devices", "started_port", "cluster_node_ips", "node_ip", "use_paddlecloud"}
 
 
 class DistributedStrategy(SimpleNamespace):
@@ -61,6 +66,7 @@ class Surface:
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
         self._wrapped: Any = None
+        self._average: GradientAverage | None = None
         self.placement = placement_from()
         surface = self
 
@@ -71,6 +77,7 @@ class Surface:
                 surface._claim(layers)
                 synchronizer = surface._joined()
                 super().__init__(layers, *args, synchronizer=synchronizer, update=surface.placement.update, **kwargs)
+                surface._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel
@@ -140,16 +147,26 @@ class Surface:
         """Replace a Paddle tensor by its sum (or max, min, product, mean) over ranks; for metrics, not for bulk."""
         if op not in REDUCTIONS:
             raise ValueError(f"op must be one of ReduceOp's (got {op!r})")
-        gathered = self._joined().all_gather(tensor.numpy())
-        tensor.set_value(np.asarray(REDUCTIONS[op](gathered)))  # of a tensor without dimensions NumPy makes a number
+        narrow = tensor.dtype == paddle.bfloat16  # of which NumPy has only the bits
+        gathered = self._joined().all_gather((tensor.astype("float32") if narrow else tensor).numpy())
+        found = np.asarray(REDUCTIONS[op](gathered))  # of a tensor without dimensions NumPy makes a number
+        tensor.set_value(paddle.to_tensor(found).astype("bfloat16") if narrow else found)
 
     def broadcast(self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True) -> None:
         """Replace a Paddle tensor by rank `src`'s."""
         tensor.set_value(np.asarray(self._joined().all_gather(tensor.numpy())[src]))
 
     def all_gather(self, tensor_list: list[Any], tensor: Any, group: Any = None, sync_op: bool = True) -> None:
-        """Append every rank's tensor to `tensor_list`, in rank order."""
-        tensor_list.extend(paddle.to_tensor(row) for row in self._joined().all_gather(tensor.numpy()))
+        """Every rank's tensor, in rank order, becomes the content of `tensor_list`: of the tensors in it, or, if it is
+        empty, of new ones."""
+        gathered = self._joined().all_gather(tensor.numpy())
+        if not tensor_list:
+            tensor_list.extend(paddle.empty_like(tensor) for _ in gathered)
+        if len(tensor_list) != len(gathered):
+            expected = f"be empty or hold a tensor for each of {len(gathered)} ranks"
+            raise ValueError(f"all_gather: tensor_list must {expected} (it holds {len(tensor_list)})")
+        for each, row in zip(tensor_list, gathered, strict=True):
+            each.set_value(np.asarray(row))
 
     def ParallelEnv(self) -> Any:  # noqa: N802  (Paddle's name)
         """This rank's place, as paddle.distributed.ParallelEnv tells it."""
@@ -165,11 +182,32 @@ class Surface:
             current_endpoint=placement.endpoints[min(placement.rank, len(placement.endpoints) - 1)],
         )
 
-    def spawn(self, func: Any, args: tuple[Any, ...] = (), nprocs: int = -1, join: bool = True, **options: Any) -> Any:
-        """Run `func(*args)` on `nprocs` ranks, each a new process; as paddle.distributed.spawn."""
+    def spawn(
+        self,
+        func: Any,
+        args: tuple[Any, ...] = (),
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        *,
+        servers: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Run `func(*args)` on `nprocs` ranks, each a new process; as paddle.distributed.spawn, whose other options
+        choose devices and back ends, and have no effect.
+
+        Args:
+            servers: number of parameter servers beside them, under `ps`.
+
+        Raises:
+            ValueError: an option that Paddle does not have either.
+        """
         from common.spawning import spawn
 
-        return spawn(self._scheme, func, args, nprocs=nprocs, join=join)
+        if unknown := sorted(options.keys() - SPAWN_OPTIONS):
+            raise ValueError(f"spawn: the option {unknown[0]} is not supported")
+        limit = self.placement.timeout
+        return spawn(self._scheme, func, args, nprocs=nprocs, join=join, servers=servers, timeout=limit)
 
     def _joined(self) -> Synchronizer:
         if self._synchronizer is None:
@@ -196,3 +234,7 @@ class Surface:
             failed = getattr(sys, "last_value", None)
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
+        if self._average is not None:
+            self._average.stop()
+            stop_listening()
+        self._wrapped = self._average = None

@@ -151,8 +151,10 @@ class Session:
 
     def _handle(self, message: ServerMessage, words: FloatArray | None) -> None:
         self.heard_at = time.monotonic()
-        self._unanswered = False
         kind = message.WhichOneof("kind")
+        if kind is None:  # a sign of life, which answers nothing
+            return
+        self._unanswered = False
         if kind == "parameters":
             self._store(message.parameters, data_of(message.parameters) if words is None else words)
             return
@@ -670,9 +672,10 @@ class Client:
     def _wait_for_step(self, version: int, doing: str) -> None:
         """Wait for what is served at the end of a step, which servers that share memory announce in their lanes."""
         begun = time.monotonic()
-        limit = begun + self.timeout + GRACE
         for session in self._sessions:
-            while session.lanes and session.version < version and not self._failed() and time.monotonic() < limit:
+            while session.lanes and session.version < version and not self._failed():
+                if time.monotonic() > max(begun, session.heard_at) + self.timeout + GRACE:
+                    break
                 session.hear(SLICE_S)
         self._wait(lambda session: session.version >= version, doing, begun=begun)
 

@@ -32,7 +32,11 @@ def run(config: RunConfig, script: list[str]) -> None:
     config.check_script(script)
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
-    with collecting(config.trace if node.nnodes == 1 else None) as traced, Job(config.log_dir) as job:
+    alone = node.nnodes == 1
+    with (
+        collecting(config.trace if alone else None) as traced,
+        Job(config.log_dir, all_ranks_here=alone) as job,
+    ):
         servers = ",".join(find_servers(job, node, config, traced))
         trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers", "update"))]
         environment = {

@@ -27,7 +27,7 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool
-from common.rendezvous import GRACE, Roster
+from common.rendezvous import Roster
 from common.trace import Trace
 from ps.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.training_group import ServerOutbox, TrainingGroup, tell
@@ -118,7 +118,10 @@ class ParameterServer:
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
         self._roster.let_latecomers_hear()
-        self._group.fail(PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training"))
+        closed = PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training")
+        self._group.fail(closed)
+        if not self._roster.complete:  # those who have joined wait there
+            self._roster.fail(self._group.failure or closed)
         self._health.enter_graceful_shutdown()
         self._server.stop(FAREWELL_S).wait()
         self._helper.shutdown()
@@ -133,12 +136,13 @@ class ParameterServer:
 
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
-            remaining = context.time_remaining() or self._timeout + GRACE
-            members = self._roster.wait_for_all(request, min(self._timeout, remaining - GRACE / 2))
+            members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             if not self._roster.complete:  # a stray caller does not harm a group that is there
                 self._group.fail(exc)
             rpc.abort_with(context, exc)
+        if not members:
+            return JoinReply()  # it has left: nobody hears this
         self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
         self._group.expect()
         index, count = self._shard

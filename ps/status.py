@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-ANSWER_S = 5.0  # a server that answers no later is frozen
-
 
 def main(args: list[str] | None = None) -> int:
     prepare_process()
@@ -42,7 +40,7 @@ def run(config: StatusConfig) -> None:
     addresses = parse_addresses(config.servers)
     with ExitStack() as stack:
         channels = [stack.enter_context(rpc.connect(address, timeout=config.timeout)) for address in addresses]
-        replies = ask(addresses, channels)
+        replies = ask(addresses, channels, config.timeout)
         if config.once or not console.is_terminal:
             console.print(table_of(addresses, replies))
             return
@@ -50,7 +48,7 @@ def run(config: StatusConfig) -> None:
         try:
             while any(reply.state in ("waiting for trainers", "training") for reply in replies):
                 time.sleep(config.interval)
-                replies = ask(addresses, channels)
+                replies = ask(addresses, channels, config.timeout)
                 live.update(table_of(addresses, replies), refresh=True)
         except PeerLost:
             live.stop()
@@ -59,8 +57,8 @@ def run(config: StatusConfig) -> None:
             live.stop()
 
 
-def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel]) -> list[StatusReply]:
-    """Every server's status.
+def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel], timeout: float) -> list[StatusReply]:
+    """Every server's status; each may take `timeout` seconds to tell.
 
     Raises:
         PeerLost, PeerStalled: naming the server.
@@ -77,7 +75,7 @@ def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel]) -> list[Stat
             STATUS, request_serializer=StatusRequest.SerializeToString, response_deserializer=StatusReply.FromString
         )
         try:
-            found.append(call(StatusRequest(), timeout=ANSWER_S))
+            found.append(call(StatusRequest(), timeout=timeout))
         except grpc.RpcError as exc:
             raise rpc.translate(exc, f"the server at {address}", "telling its status") from exc
     return found

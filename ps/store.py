@@ -139,7 +139,13 @@ class Store:
         self.parameters = array
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
-        """A trainer's gradients of the shard lie in this memory, from now on: what it pushes is not copied."""
+        """A trainer's gradients of the shard lie in this memory, from now on: what it pushes is not copied.
+
+        It is about to read the average too, so rank 0's gradients, if some have come already, move out of its place."""
+        mine = self._here.get(0)
+        if mine is not None and mine is self.__dict__.get("gradients"):
+            self._here[0] = self._empty(self.shard.length)
+            self._here[0][...] = mine
         self._elsewhere[rank] = array
 
     def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:

@@ -38,6 +38,7 @@ from common.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.memory import SegmentPool, aligned_empty
+from common.rendezvous import GRACE
 from common.semaphore import Semaphore
 from common.trace import NO_TRACE, Recorder, Trace
 from common.updater import (
@@ -64,6 +65,7 @@ from ps.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pi
 __all__ = ["ServerOutbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
+SIGN_S = GRACE / 2  # trainers that wait hear so often that others still send
 PIECE = 1 << 18  # words that are averaged and updated at a time: 1 MiB, a message; the L2 cache of a core may hold it
 ServerOutbox = Outbox[ServerMessage | Outgoing]
 
@@ -126,6 +128,7 @@ class TrainingGroup:
         self._stop: GradSyncError | None = None  # to fail with when the step is complete
         self._over = False
         self._waiting_since: float | None = None
+        self._sign_at = time.monotonic()
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
         self._watchdog.start()
 
@@ -230,12 +233,20 @@ class TrainingGroup:
         with self._lock:
             return self._pace.straggler()
 
+    @property
+    def failure(self) -> GradSyncError | None:
+        """What it failed with, if it did."""
+        with self._lock:
+            return self._failure
+
     def stop_after_step(self, error: GradSyncError) -> None:
-        """Fail with this error as soon as no step is half committed."""
+        """Fail with this error as soon as no step is half committed; that one may take `timeout`."""
         with self._lock:
             self._stop = error
             in_step = isinstance(self._store, Store) and self._store.begun
-            if not in_step:
+            if in_step:
+                self._someone_waits()
+            else:
                 self._fail(error)
 
     def close(self) -> None:
@@ -500,6 +511,7 @@ class TrainingGroup:
         self._pace.steps[rank] += 1
         self.steps = min(store.steps)
         self._waiting_since = time.monotonic() if store.waiting or self._gathered else None
+        self._still_alive()
         for each in self._gathered:  # which takes as long as others train; see Gather
             at_work = Gather(epoch=self.epoch, sequence=self._gathers, size=1)
             self._outboxes[each].put([ServerMessage(gathered=at_work)])
@@ -660,8 +672,15 @@ class TrainingGroup:
             self._waiting_since = time.monotonic()
 
     def _still_alive(self) -> None:
+        """Data have come, so the time that others may wait counts from now: here, and at the trainers, who would else
+        take the server for frozen before it can name who is."""
+        now = time.monotonic()
         if self._waiting_since is not None:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = now
+        if now - self._sign_at > SIGN_S:
+            self._sign_at = now
+            for rank in self._outboxes.keys() - self._gone:
+                self._outboxes[rank].put([ServerMessage()], at=0)
 
     def _nobody_waits(self) -> None:
         self._waiting_since = None

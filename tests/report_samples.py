@@ -144,6 +144,7 @@ def programs() -> Iterator[Results]:
         return results
 
     yield suite.a_script()
+    yield changed(lambda results: results["runs"].pop(0))  # whom no other comes near is the fastest
     yield changed(once)
     yield changed(lambda results: results["certificate"].update(identical=False, passed=False))
     apart = {"paddle N=2": {"5": 1e-7, "20": 0.5}}

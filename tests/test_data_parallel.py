@@ -22,7 +22,7 @@ from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from common import backward  # noqa: E402
 from common.arena import FloatArray  # noqa: E402
-from common.data_parallel import FINGERPRINT, GradientAverage, fingerprint  # noqa: E402
+from common.data_parallel import FINGERPRINT, GradientAverage, fingerprint, share_buffers  # noqa: E402
 from common.errors import PeerLost, UsageError  # noqa: E402
 from common.local import LocalSynchronizer  # noqa: E402
 from common.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
@@ -233,6 +233,32 @@ def test_freezing_a_wrapped_parameter_is_refused(wrapped: Any) -> None:
     model.left.weight.stop_gradient = True
     with pytest.raises(UsageError, match=r"left\.weight was frozen after the model was wrapped"):
         model(batch()).sum().backward()
+
+
+def test_unfreezing_a_parameter_of_a_wrapped_model_is_refused() -> None:
+    model = Branches()
+    model.left.weight.stop_gradient = True
+    average = GradientAverage(model, LocalSynchronizer(), first_bytes=64, bucket_bytes=64)
+    average.share_parameters()
+    backward.listen_to_backward(average)
+    try:
+        model(batch()).sum().backward()
+        model.left.weight.stop_gradient = False
+        with pytest.raises(UsageError, match=r"left\.weight was unfrozen after the model was wrapped"):
+            model(batch()).sum().backward()
+    finally:
+        average.stop()
+
+
+def test_buffers_without_dimensions_are_shared() -> None:
+    class Counting(nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(2, 1)
+            self.register_buffer("count", paddle.to_tensor(3))
+
+    model = Counting()
+    share_buffers(model, LocalSynchronizer())
+    assert (tuple(model.count.shape), int(model.count)) == ((), 3)
 
 
 def test_what_cannot_be_synchronised_is_refused() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from common import launch
+from common.cli import run_command
 from common.config import TrainingConfig
 from common.errors import UsageError
 from common.launch import (
@@ -211,6 +212,35 @@ def test_children_end_with_a_launcher_that_is_told_to(how: signal.Signals, code:
 def next_of(pipe: int) -> bytes:
     assert select.select([pipe], [], [], LIMIT_S)[0], "neither a word nor the end of the pipe"
     return os.read(pipe, 100)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_processes_are_ended_comes_after_that(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as it is in a background job
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def end() -> None:
+        with Job() as job:
+            monkeypatch.setattr(job, "_end_all", lambda: [signal.raise_signal(number), ended.append(True)])
+
+    with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
+        end()
+    found = {each: signal.getsignal(each) for each in handlers}
+    signal.signal(signal.SIGINT, ignored)
+    assert ended
+    assert found == handlers
+
+
+def test_a_launcher_that_is_told_to_end_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(_: Flags) -> None:
+        with Job():
+            signal.raise_signal(signal.SIGTERM)
+
+    assert run_command(Flags, run, prog="ps.run", args=[]) == 143
+    assert capsys.readouterr().err == "ps.run: terminated (SIGTERM)\n"
 
 
 def test_the_handler_of_sigterm_is_put_back() -> None:
@@ -466,6 +496,14 @@ def test_folders_of_killed_launchers_are_removed_at_the_next_start(
     with Job() as job:
         assert {p.name for p in tmp_path.iterdir()} == {f"gradsync-{os.getppid()}-abc", job.scratch.name}
     assert [p.name for p in tmp_path.iterdir()] == [f"gradsync-{os.getppid()}-abc"]
+
+
+def test_servers_may_outlive_the_ranks_of_this_host_if_others_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "IDLE_SERVER_S", 0.0)
+    with Job(all_ranks_here=False) as job:
+        rank = job.start("rank 0", ["-c", ""], log="workerlog.0")
+        job.start("server 0", ["-c", WAIT_FOR_END_OF, str(rank.pid), "0"], log="serverlog.0")
+        job.wait()
 
 
 def test_servers_that_nobody_joined_end_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.contestants import Contestant
 from benchmarks.measure import measure, summarise
 from common.config import TrainingConfig
+from common.errors import CertificateFailed
 
 A, B = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2)
 
@@ -19,7 +22,8 @@ class PoolDouble:
     def run(self, contestant: Contestant, config: TrainingConfig, *, evaluate: bool, **_: Any) -> list[dict[str, Any]]:
         self.order.append(contestant.name)
         self.evaluated += [contestant.name] * evaluate
-        return [{"number": len(self.order)}, {"number": "of another rank"}]
+        same = {"parameters_sha256": "a", "steps": config.steps}
+        return [{"number": len(self.order), **same}, {"number": "of another rank", **same}]
 
 
 def record(rate: float) -> dict[str, Any]:
@@ -48,6 +52,24 @@ def test_rounds_alternate_in_direction() -> None:
     assert pool.evaluated == [A.name, B.name]  # once: all repetitions end in the same bits
     assert told[0] == "round 1 of 3: ps/grpc N=2"
     assert len(told) == 6
+
+
+def test_ranks_that_end_with_different_parameters_are_no_result() -> None:
+    class Diverging(PoolDouble):
+        def run(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+            mine, other = super().run(*args, **kwargs)
+            return [mine, {**other, "parameters_sha256": "b"}]
+
+    text = "after 4 measured steps rank 1 of ps/grpc N=2 has other parameters than its rank 0"
+    with pytest.raises(CertificateFailed, match=f"^{text}$"):
+        measure(
+            Diverging(),  # type: ignore[arg-type]
+            [A],
+            TrainingConfig(steps=4),
+            repetitions=1,
+            warmup_steps=1,
+            on_run=str,
+        )
 
 
 def test_summary_has_medians_and_the_spread() -> None:

@@ -235,7 +235,7 @@ def test_pynccl_without_a_library_says_which_variable_helps(monkeypatch):
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, "NCCL needs CuPy, which is not installed; pip install 'gradsync[gpu-comm]'"),
+        (None, "NCCL needs CuPy, which is not installed; pip install cupy-cuda12x"),
         ("cupy", "NCCL needs a CUDA GPU, and CuPy sees none; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
     ],
 )
@@ -296,7 +296,7 @@ def test_the_launcher_refuses_in_one_line(backend):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "UsageError: " in done.stderr
-    assert ("pip install 'gradsync[gpu-comm]'" in done.stderr) or ("CuPy sees none" in done.stderr)
+    assert ("pip install cupy-cuda12x" in done.stderr) or ("CuPy sees none" in done.stderr)
 
 
 # connect, with the fakes in place of CuPy

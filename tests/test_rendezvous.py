@@ -156,6 +156,21 @@ def test_closing_tells_the_waiting_ranks_at_once(wait_until: Wait) -> None:
     assert time.monotonic() - begin < LIMIT_S / 2  # and no thread of the server waits on: see conftest.py
 
 
+def test_who_leaves_before_the_group_is_complete_may_come_again(wait_until: Wait) -> None:
+    with RendezvousServer(abstract_address("test"), 2, timeout=LIMIT_S) as server:
+        with rpc.connect(server.address, timeout=LIMIT_S) as channel:
+            method = channel.unary_unary(
+                METHOD, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
+            )
+            call = method.future(request(0, 2), timeout=LIMIT_S)
+            wait_until(lambda: server._roster.members)
+            call.cancel()
+            wait_until(lambda: not server._roster.members)
+        with ThreadPoolExecutor(2) as pool:
+            again = [pool.submit(join_as, server.address, rank, 2) for rank in (0, 1)]
+            assert {future.result().addresses for future in again} == {("host0:0", "host1:1")}
+
+
 def test_a_port_can_be_used_again_after_close() -> None:
     with RendezvousServer("127.0.0.1:0", 1, timeout=LIMIT_S) as first:
         join_as(first.address, 0, 1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,34 @@ def fail_on_rank_1(scheme: str) -> None:
     if dist.get_rank() == 1:
         raise ValueError("this rank has had enough")
     dist.barrier()
+
+
+def end_as_told(how: str) -> None:
+    collective.init_parallel_env()
+    collective.barrier()
+    if collective.get_rank() == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "at length":
+            raise ValueError("x" * 1_000_000 + " and that is all")
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("killed", "^rank 1 was killed by signal 9$"),
+        ("at length", "^rank 1 ended with exit code 1\n.* and that is all$"),
+    ],
+)
+def test_however_a_rank_fails_it_is_named(how: str, text: str) -> None:
+    with pytest.raises(ProcessFailed) as caught:
+        collective.spawn(end_as_told, args=(how,), nprocs=2)
+    assert re.search(text, str(caught.value), re.DOTALL)
+
+
+def test_a_rank_may_exit_with_0() -> None:
+    collective.spawn(end_as_told, args=("well",), nprocs=2)
 
 
 @pytest.mark.parametrize("module", [ps, collective], ids=["ps", "collective"])

@@ -274,6 +274,27 @@ def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
         assert_same_bits(average, before)
 
 
+def test_who_reads_in_place_only_later_reads_the_average_too() -> None:
+    """Rank 0's first words came before any other trainer had told where its gradients lie."""
+    store = Store(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
+    first = gradients_of(0, 0, LENGTH)
+    store.push(0, EPOCH, 0, 0, PLAN[0].start, first[PLAN[0].start : PLAN[0].stop])
+    store.read_in_place(1, gradients_of(1, 0, LENGTH))
+    for number, b in enumerate(PLAN):
+        if number:
+            store.push(0, EPOCH, 0, number, b.start, first[b.start : b.stop])
+        if store.push(1, EPOCH, 0, number, b.start, b.stop - b.start):
+            store.reduce(number)
+    for rank in range(2):
+        store.commit(rank, EPOCH, 0, Ending(0.1, update=False))
+    store.average()
+    average = store.averaged()
+    assert_same_bits(average, (first + gradients_of(1, 0, LENGTH)) * np.float32(0.5))
+    before = average.copy()
+    store.push(0, EPOCH, 1, 0, PLAN[0].start, np.full(PLAN[0].stop - PLAN[0].start, 7, np.float32))
+    assert_same_bits(average, before)
+
+
 def test_words_and_references_are_not_mixed_up() -> None:
     store = Store(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
     store.read_in_place(1, gradients_of(1, 0, LENGTH))

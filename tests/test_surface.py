@@ -174,7 +174,7 @@ SHAPES = [(), (1,), (4,), (2, 3)]  # a loss has none: []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16"])
 @pytest.mark.parametrize(("op", "factor"), [("SUM", 4), ("MAX", 3), ("MIN", 1), ("PROD", 6), ("AVG", 2)])
 def test_all_reduce_keeps_shape_and_type(op: str, factor: int, dtype: str, shape: tuple[int, ...]) -> None:
     paddle = pytest.importorskip("paddle")
@@ -183,7 +183,7 @@ def test_all_reduce_keeps_shape_and_type(op: str, factor: int, dtype: str, shape
     dist._synchronizer = TwoRanks()
     assert dist.all_reduce(tensor, getattr(dist.ReduceOp, op)) is None
     assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"paddle.{dtype}")
-    assert (tensor.numpy() == 2 * factor).all()
+    assert (tensor.astype("float64").numpy() == 2 * factor).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -199,6 +199,41 @@ def test_broadcast_and_all_gather_keep_the_shape(shape: tuple[int, ...]) -> None
     dist.broadcast(tensor, src=1)
     assert tuple(tensor.shape) == shape
     assert (tensor.numpy() == 6).all()
+
+
+def test_all_gather_fills_the_tensors_that_it_is_given() -> None:
+    """As Paddle does: a list may be used in every step."""
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    given = [paddle.zeros([2]) for _ in range(2)]
+    everyone = list(given)
+    for value in (1.0, 5.0):
+        dist.all_gather(everyone, paddle.full([2], value))
+        assert [each is mine for each, mine in zip(everyone, given, strict=True)] == [True, True]
+        assert [each.numpy().tolist() for each in given] == [[value, value], [3 * value, 3 * value]]
+    with pytest.raises(ValueError, match=r"must be empty or hold a tensor for each of 2 ranks \(it holds 3\)"):
+        dist.all_gather([*given, paddle.zeros([2])], paddle.zeros([2]))
+
+
+def test_options_that_paddles_spawn_does_not_have_are_refused() -> None:
+    pytest.importorskip("paddle")
+    with pytest.raises(ValueError, match="spawn: the option server is not supported"):
+        surface().spawn(print, nprocs=2, backend="gloo", server=2)
+
+
+def test_after_leaving_another_model_can_be_wrapped() -> None:
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    models = []
+    for _ in range(2):
+        dist._synchronizer = LocalSynchronizer()
+        models.append(dist.DataParallel(paddle.nn.Linear(2, 1)))
+        with pytest.raises(UsageError, match="a second model was given to DataParallel"):
+            dist.DataParallel(paddle.nn.Linear(2, 1))
+        dist.destroy_process_group()
+    models[0](paddle.ones([1, 2])).sum().backward()  # which is Paddle's own again
+    assert models[0]._layers.weight.grad.numpy().tolist() == [[1.0], [1.0]]
 
 
 def test_an_unknown_reduction_is_refused() -> None:

@@ -290,8 +290,8 @@ def sample() -> dict[str, Any]:
 def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
     found = sample()
     assert verdict(found)[1:] == [
-        "N=4, the best of ours against the best of other libraries: 4 KiB 2.0 times slower (shm 0.2 ms, gloo 0.1 ms); "
-        "1 MiB within noise (shm 1.5 ms, gloo 3 ms); 100 MB 2.8 times faster (shm 200 ms, gloo 550 ms).",
+        "N=4, the best of ours against the best of other libraries: 4 KiB 2.0 times slower (shm 0.2 ms, gloo 0.1 ms), "
+        "noise unknown; 1 MiB within noise (shm 1.5 ms, gloo 3 ms); 100 MB 2.8 times faster (shm 200 ms, gloo 550 ms).",
         "N=4: ours reaches 45% at 4 KiB to 60% at 1 MiB of what the machine allows.",
         "mpi is absent: no <mpirun>.",
     ]

@@ -42,6 +42,7 @@ from common.gradsync_pb2 import (
 )
 from common.memory import SegmentPool
 from common.optimizers import SGD, Adam, Momentum, Optimizer
+from common.rendezvous import GRACE
 from common.updater import Accumulator, InPieces, Part, StatefulUpdater
 from ps.frames import Outgoing, to_bytes
 from ps.lanes import Lanes
@@ -169,8 +170,9 @@ def goodbye_message(reason: str = "") -> TrainerMessage:
 
 
 def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
-    """What a trainer parses, drawn one after the other."""
-    return [ServerMessage.FromString(to_bytes(message)) for message in messages]
+    """What a trainer parses, drawn one after the other; signs of life left out."""
+    parsed = [ServerMessage.FromString(to_bytes(message)) for message in messages]
+    return [message for message in parsed if message.WhichOneof("kind")]
 
 
 class Inbox(ServerOutbox):
@@ -179,10 +181,13 @@ class Inbox(ServerOutbox):
     def __init__(self) -> None:
         super().__init__()
         self.received: list[ServerMessage] = []
+        self.signs = 0  # of life
         self.ended = 0
 
     def put(self, messages: Iterable[ServerMessage | Outgoing], *, at: int | None = None) -> None:
-        self.received += drawn(messages)
+        every = list(messages)
+        self.received += drawn(every)
+        self.signs += every == [ServerMessage()]
 
     def end(self) -> None:
         self.ended += 1
@@ -1136,6 +1141,20 @@ def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.Mo
     setting.failed(PeerStalled, "^rank 1 did not take part in step 0 for 10 s")
 
 
+def test_who_waits_hears_that_others_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would take the server for frozen, for its own limit counts from its own commit."""
+    clock = Clock()
+    monkeypatch.setattr("ps.training_group.time", clock)
+    setting = running(2, timeout=10.0)
+    setting.step(0, 0)
+    signs = []
+    for start in range(0, 64, 16):
+        clock.advance(GRACE * 0.4)
+        setting.say(1, gradient_message(1, 0, 1, start, start + 16))
+        signs.append((setting.inboxes[0].signs, setting.inboxes[1].signs))
+    assert signs == [(0, 0), (1, 1), (1, 1), (2, 2)]  # at most one in GRACE / 2, so that the server complains first
+
+
 def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("ps.training_group.time", clock)
@@ -1311,6 +1330,12 @@ def test_a_server_stops_when_a_step_that_was_committed_ahead_is_complete() -> No
         push_bucket(setting, rank, 1)
     assert [inbox.version for inbox in setting.inboxes] == [1, 1]
     setting.failed(PeerLost, "server 0 was stopped")
+
+
+def test_a_server_that_is_to_stop_does_not_wait_for_ever_for_a_step_committed_ahead() -> None:
+    setting = committed_ahead(2, timeout=0.2)
+    setting.group.stop_after_step(PeerLost("server 0 was stopped"))
+    setting.failed(PeerStalled, r"^rank 0, 1 did not take part in step 0 for 0\.2 s")
 
 
 def test_only_updates_are_committed_ahead() -> None:

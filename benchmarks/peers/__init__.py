@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from common.errors import choose
 
-__all__ = ["OPERATIONS", "PEERS", "RATE", "Peer", "load_peer", "possible"]
+__all__ = ["OPERATIONS", "OURS", "PEERS", "RATE", "Peer", "is_limit", "load_peer", "possible"]
 
 RATE = 0.5  # a power of two, so that a step with small whole numbers is exact
 PEERS = {
@@ -47,6 +47,8 @@ PEERS = {
     "round-limit": "benchmarks.peers.limits",
     "memcpy": "benchmarks.peers.limits",
 }
+_MODULES = tuple(f"benchmarks.peers.{name}" for name in ("gradsync", "parameter_server", "ring_sgd"))
+OURS = tuple(name for name, module in PEERS.items() if module in _MODULES)
 OF_STEPS = ("ps-shm", "ps-shm-copied", "ps-grpc", "tcp-sgd", "ray", "torch-rpc", "round-limit", "memcpy")
 OPERATIONS = {
     "all_reduce": tuple(name for name in PEERS if name not in OF_STEPS),
@@ -70,6 +72,11 @@ def possible(operation: str, *, emulated: bool) -> tuple[str, ...]:
     if emulated:
         return BETWEEN_HOSTS[operation]
     return tuple(name for name in OPERATIONS[operation] if name not in ("ring-limit", "link"))
+
+
+def is_limit(backend: str) -> bool:
+    """Whether it computes nothing, and is what the machine allows."""
+    return PEERS.get(backend) == "benchmarks.peers.limits"
 
 
 class Peer(Protocol):

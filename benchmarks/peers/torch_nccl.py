@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from collective.nccl_group import SHARING
 
-__all__ = ["Rank", "uses_port", "why_absent"]
+__all__ = ["Rank", "uses_ports", "why_absent"]
 
-uses_port = True
+uses_ports = True
 
 
 def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
@@ -40,8 +40,9 @@ class Rank:
             os.environ.update(SHARING)
         self._device = torch.device("cuda", rank % count)
         torch.cuda.set_device(self._device)
+        first = address.partition(",")[0]
         dist.init_process_group(
-            "nccl", init_method=f"tcp://{address}", rank=rank, world_size=nranks, device_id=self._device
+            "nccl", init_method=f"tcp://{first}", rank=rank, world_size=nranks, device_id=self._device
         )
         self._torch, self._dist, self.xp = torch, dist, importlib.import_module("cupy")
         self.xp.cuda.Device(rank % count).use()
