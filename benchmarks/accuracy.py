@@ -25,7 +25,7 @@ from rich.text import Text
 from benchmarks.accuracy_config import AccuracyConfig
 from benchmarks.accuracy_figures import straggler_words
 from benchmarks.accuracy_report import verdict
-from benchmarks.certificate import require_identical
+from benchmarks.certificate import require_identical, require_same_on_all_ranks
 from benchmarks.cluster import OneHost
 from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
@@ -134,12 +134,7 @@ class Judge:
         watch = Watch(straggler, config.eval_every, self._file)
         records = self._pool.run(contestant, config, warmup_steps=WARMUP_STEPS, evaluate=False, watch=watch)
         first = records[0]
-        for rank, record in enumerate(records):
-            if record["parameters_sha256"] != first["parameters_sha256"]:
-                raise CertificateFailed(
-                    f"with seed {straggler.seed}: after {first['steps']} steps rank {rank} of {contestant.name} has "
-                    "other parameters than its rank 0"
-                )
+        require_same_on_all_ranks(contestant, records, f"with seed {straggler.seed}: after {first['steps']} steps")
         points = self._points(config, first["curve"])
         reached = next((point for point in points if point["accuracy"] >= config.target), None)
         return {

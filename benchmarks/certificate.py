@@ -118,19 +118,15 @@ def require_identical(runs: dict[Contestant, list[dict[str, Any]]]) -> None:
                 )
 
 
-def require_same_on_all_ranks(contestant: Contestant, records: Sequence[dict[str, Any]]) -> None:
-    """Of one training.
+def require_same_on_all_ranks(contestant: Contestant, records: Sequence[dict[str, Any]], after: str) -> None:
+    """Of one training, `after` so many steps.
 
     Raises:
         CertificateFailed: naming the first rank that has other parameters.
     """
-    first = records[0]
     for rank, record in enumerate(records):
-        if record["parameters_sha256"] != first["parameters_sha256"]:
-            raise CertificateFailed(
-                f"after {first['steps']} measured steps rank {rank} of {contestant.name} has other parameters than its "
-                "rank 0"
-            )
+        if record["parameters_sha256"] != records[0]["parameters_sha256"]:
+            raise CertificateFailed(f"{after} rank {rank} of {contestant.name} has other parameters than its rank 0")
 
 
 def _between_ranks(contestant: Contestant, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

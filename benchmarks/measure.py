@@ -37,7 +37,7 @@ def measure(
             trace = config.trace if repetition == repetitions - 1 else None
             training, evaluate = config.for_ranks(contestant.nranks), repetition == 0
             run = pool.run(contestant, training, warmup_steps=warmup_steps, evaluate=evaluate, trace=trace)
-            require_same_on_all_ranks(contestant, run)
+            require_same_on_all_ranks(contestant, run, f"after {run[0]['steps']} measured steps")
             records[contestant].append(run[0])
     return records
 
