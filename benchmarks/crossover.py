@@ -83,7 +83,7 @@ def run_crossover(config: CrossoverConfig) -> int:
     except KeyboardInterrupt:
         if not cells:
             raise
-        results["interrupted"] = True
+        results |= {"interrupted": True, "repetitions": min(each["rounds"] for each in cells)}
     write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
     write_report(results, config.out, "crossover", config.lang)
     print_terminal(results, console)
@@ -249,6 +249,7 @@ def cell(
         "ring": time_of(ring, cluster.ring_seconds(nbytes, rate, nranks)),
         "ps": time_of(ps, cluster.round_seconds(nbytes, rate, nranks, servers)),
         "ratio": median(ring) / median(ps),
+        "rounds": min(len(ring), len(ps)),
     }
 
 

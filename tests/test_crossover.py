@@ -81,6 +81,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
         "- Interrupted: only a part of what was asked for was measured.\n- N=2, 1 server: the ring is 2.00 times"
         in text
     )
+    assert json.loads((tmp_path / "out" / "crossover.json").read_text())["repetitions"] == 3  # of the 5 asked for
     assert not list((tmp_path / "history").iterdir())
     with pytest.raises(KeyboardInterrupt):
         run_crossover(CrossoverConfig(**folders, nranks="4"))

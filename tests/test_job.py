@@ -109,7 +109,7 @@ def test_either_a_preset_or_a_file(given: dict[str, object], said: str) -> None:
 
 def test_presets_hold_every_kind_and_fit_the_flags(tmp_path: Path) -> None:
     assert presets() == ["accuracy", "full", "quick"]
-    for name, most in (("quick", 6), ("full", 45), ("accuracy", 120)):
+    for name, most in (("quick", 6), ("full", 60), ("accuracy", 120)):
         job = read_job(preset(name), None, lambda dataset: tmp_path / dataset)
         assert sum(part.minutes for part in job.parts) <= most
         verbs = {part.words[0] for part in job.parts}
