@@ -43,7 +43,8 @@ class PoolDouble:
             np.savez(keep, **arrays)
         digest = f"digest {name} {amount}" if amount else "digest"
         return [
-            {"parameters_sha256": "another" if rank == self.lying_rank else digest} for rank in range(contestant.nranks)
+            {"parameters_sha256": "another" if rank == self.lying_rank else digest, "steps": config.steps}
+            for rank in range(contestant.nranks)
         ]
 
 
