@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -19,11 +20,12 @@ from benchmarks.contestants import Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.kinds import write_report
 from benchmarks.link import measure_link
-from benchmarks.measure import measure, summarise
+from benchmarks.measure import Records, measure, records_from, records_to_json, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
 from benchmarks.report import print_terminal
 from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
+from benchmarks.rounds import rounds
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
 
@@ -73,28 +75,55 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
         "scaling": config.scaling,
+        "missing": absent,
+        "runs": [],
     }
-    rounds = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
+    runs = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
     ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
     with (
         tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
-        progress(console, rounds) as on_run,
+        progress(console, runs) as on_run,
         config.cluster.make() as hosts,
         WorkerPool(ranks, servers, hosts) as pool,
     ):
         results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
-        results["runs"] = []
         if results["certificate"]["passed"]:
+            records: Records = {}
             streams = measure_link(config.cluster, hosts)
-            results["runs"] = measured(pool, contestants, config, on_run)
+
+            def so_far() -> dict[str, Any]:
+                return {**results, **speeds(records, config, streams, first_server=ranks)}
+
+            left = rounds(
+                config.repetitions,
+                config.out,
+                state=lambda: records_to_json(records),
+                restore=lambda kept: records.update(records_from(kept, contestants)),
+                so_far=so_far,
+            )
+            measure(pool, contestants, config, rounds=left, records=records, on_run=on_run)
             streams += measure_link(config.cluster, hosts)
-            if streams:
-                results["cluster"] = {**(config.cluster.describe() or {}), "stream_bytes_per_s": median(streams)}
-                for contestant, run in zip(contestants, results["runs"], strict=True):
-                    seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=ranks)
-                    run["least_sync_ms"] = 1e3 * seconds
-    results["missing"] = absent
+            results = so_far()
     return results
+
+
+def speeds(records: Records, config: CompareConfig, streams: Sequence[float], *, first_server: int) -> dict[str, Any]:
+    """`runs` of results.json, and between emulated hosts its `cluster`.
+
+    Args:
+        streams: bytes/s of a plain stream over the link.
+
+    Raises:
+        CertificateFailed: trainings that must end in the same bits did not.
+    """
+    require_identical(records)
+    runs = [summarise(contestant, repetitions) for contestant, repetitions in records.items()]
+    if not streams:
+        return {"runs": runs}
+    for contestant, run in zip(records, runs, strict=True):
+        seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=first_server)
+        run["least_sync_ms"] = 1e3 * seconds
+    return {"runs": runs, "cluster": {**(config.cluster.describe() or {}), "stream_bytes_per_s": median(streams)}}
 
 
 def least_seconds(
@@ -105,18 +134,3 @@ def least_seconds(
     if contestant.scheme == "ps":
         return cluster.round_seconds(nbytes, rate, nranks, contestant.servers, first_server=first_server)
     return cluster.ring_seconds(nbytes, rate, nranks)
-
-
-def measured(
-    pool: WorkerPool, contestants: list[Contestant], config: CompareConfig, on_run: Any
-) -> list[dict[str, Any]]:
-    records = measure(
-        pool,
-        contestants,
-        config,
-        repetitions=config.repetitions,
-        warmup_steps=config.warmup_steps,
-        on_run=on_run,
-    )
-    require_identical(records)
-    return [summarise(contestant, repetitions) for contestant, repetitions in records.items()]

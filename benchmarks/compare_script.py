@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -24,8 +24,10 @@ from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
+from benchmarks.measure import Records, records_from, records_to_json
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.rounds import rounds
 from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_report import cells, distances, heads, outcome
 from common.entry import check_writable
@@ -63,7 +65,6 @@ EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|F
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
 
 
-Runs = dict[Contestant, list[dict[str, Any]]]  # rank 0's record of every repetition
 Failures = dict[Contestant, GradSyncError]
 Distances = dict[int, float]  # after so many backwards
 
@@ -89,24 +90,47 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     check_history(config.history)
     check_writable("out", config.out / "script.json")
     contestants = config.contestants()
+    results: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "script",
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "environment": describe_environment(),
+    }
+    runs: Records = {}
+    failures: Failures = {}
     with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:
-        runs, failures = run_all(contestants, config, script, Path(folder), console)
 
+        @cache  # paddle and paddle-default are measured by the same one, after every round
         def by_rounding(contestant: Contestant) -> Distances:
             console.print(f"N={contestant.nranks}: beyond the bound of Paddle; once more, summed in another order")
             return distances_by_rounding(contestant, failures, config, script, Path(folder))
 
-        certified = certificate([c for c in contestants if c in runs], runs, failures, Path(folder), by_rounding)
-        results: dict[str, Any] = {
-            "schema": SCHEMA,
-            "kind": "script",
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-            "environment": describe_environment(),
-            "certificate": certified,
-            "failed": {c.name: {"reason": str(exc), "output": _output(exc)} for c, exc in failures.items()},
-        }
-    results["runs"] = [summarise(c, runs[c], config.warmup_steps) for c in runs] if certified["passed"] else []
+        def so_far() -> dict[str, Any]:
+            certified = certificate([c for c in contestants if c in runs], runs, failures, Path(folder), by_rounding)
+            speeds = [summarise(c, runs[c], config.warmup_steps) for c in contestants if c in runs]
+            return {
+                **results,
+                "certificate": certified,
+                "failed": {c.name: {"reason": str(exc), "output": _output(exc)} for c, exc in failures.items()},
+                "runs": speeds if certified["passed"] else [],
+            }
+
+        def restore(kept: Mapping[str, Any]) -> None:
+            runs.update(records_from(kept["runs"], contestants))
+            failures.update(
+                (c, failure_from(kept["failures"][c.name])) for c in contestants if c.name in kept["failures"]
+            )
+
+        left = rounds(
+            config.repetitions,
+            config.out,
+            state=lambda: {"runs": records_to_json(runs), "failures": failures_to_json(failures)},
+            restore=restore,
+            so_far=so_far,
+        )
+        run_all(contestants, config, script, Path(folder), console, runs=runs, failures=failures, rounds=left)
+        results = so_far()
     results = json.loads(json.dumps(results))  # as whoever reads the file has it
     write_results(results, config.out / "script.json", config.history)
     write_report(results, config.out, "script", config.lang)
@@ -134,22 +158,37 @@ def run_all(
     script: Sequence[str],
     folder: Path,
     console: Console,
-) -> tuple[Runs, Failures]:
-    """The runs of those who ended well every time, and why the others did not; who has failed runs no more."""
-    runs: Runs = {c: [] for c in contestants}
-    failures: Failures = {}
+    *,
+    runs: Records,
+    failures: Failures,
+    rounds: Iterable[int],
+) -> None:
+    """Add the runs of those who ended well every time, and why the others did not; who has failed runs no more."""
     with progress(console, len(contestants) * config.repetitions) as on_run:
-        for repetition in range(config.repetitions):
+        for repetition in rounds:
             for contestant in contestants if repetition % 2 == 0 else contestants[::-1]:
                 on_run(f"round {repetition + 1} of {config.repetitions}: {contestant.name}")
                 if contestant in failures:
                     continue
                 try:
-                    runs[contestant].append(run_once(contestant, config, script, folder))
+                    runs.setdefault(contestant, []).append(run_once(contestant, config, script, folder))
                 except GradSyncError as exc:
                     failures[contestant] = exc
-                    del runs[contestant]
-    return runs, failures
+                    runs.pop(contestant, None)
+
+
+def failures_to_json(failures: Failures) -> dict[str, Any]:
+    """By name, as they are kept between rounds."""
+    return {
+        c.name: {"reason": str(exc), "output": _output(exc), "wrong": isinstance(exc, CertificateFailed)}
+        for c, exc in failures.items()
+    }
+
+
+def failure_from(content: Mapping[str, Any]) -> GradSyncError:
+    """What one entry of `failures_to_json` was made of."""
+    reason, output = content["reason"], content["output"]
+    return CertificateFailed(reason) if content["wrong"] else ProgramFailed(reason, output)
 
 
 def run_once(
@@ -238,7 +277,7 @@ def ours_that_disagree(failures: Failures) -> dict[str, GradSyncError]:
 
 def certificate(
     contestants: Sequence[Contestant],
-    runs: Runs,
+    runs: Records,
     failures: Failures,
     folder: Path,
     by_rounding: Callable[[Contestant], Distances],
@@ -254,7 +293,6 @@ def certificate(
     against_paddle: dict[str, Distances] = {}
     yardsticks: dict[str, dict[int, dict[str, float]]] = {}
     close = True
-    by_rounding = cache(by_rounding)  # paddle and paddle-default are measured by the same one
     for nranks in sorted({c.nranks for c in contestants}):
         ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]
         identical &= len({r["parameters_sha256"] for c in ours for r in runs[c]}) <= 1

@@ -1,6 +1,6 @@
 """`python -m benchmarks crossover`: which scheme wins, by model size, link speed and numbers of ranks and servers.
 
-For each number of ranks a cluster is emulated once and the processes start once; then the rate of its links changes.
+One cluster is emulated and the processes start once; then the rate of its links changes.
 Both schemes make a whole step of SGD, and every rank has the new parameters:
 
     ring    all-reduce over TCP, then the update on every rank
@@ -12,8 +12,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +32,7 @@ from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
+from benchmarks.rounds import rounds
 from benchmarks.sweep_config import size_in_words
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
@@ -61,8 +62,7 @@ def run_crossover(config: CrossoverConfig) -> int:
     console = Console(highlight=False)
     check_history(config.history)
     check_writable("out", config.out / "crossover.json")
-    cells: list[Cell] = []
-    results = {
+    results: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": "crossover",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -71,19 +71,36 @@ def run_crossover(config: CrossoverConfig) -> int:
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "repetitions": config.repetitions,
         "interrupted": False,
-        "cells": cells,
+        "cells": [],
     }
+    measured: list[Setting] = []
+
+    def so_far() -> dict[str, Any]:
+        found = [cell for setting in in_order(measured, config) for cell in setting.cells()]
+        return {**results, "cells": found, "repetitions": min((each["rounds"] for each in found), default=0)}
+
+    def restore(kept: Sequence[Any]) -> None:
+        for setting, each in zip(measured, kept, strict=True):
+            setting.restore(each)
+
+    left = rounds(
+        config.repetitions,
+        config.out,
+        state=lambda: [setting.to_json() for setting in measured],
+        restore=restore,
+        so_far=so_far,
+    )
     try:
-        with progress(console, sum(cost(nranks, config) for nranks in config.counts())) as on_run:
-            for nranks in config.counts():
-                measure_ranks(nranks, config, cells, on_run)
+        with progress(console, cost(config)) as on_run:
+            measure_all(config, measured, left, on_run)
     except CertificateFailed:
         withdraw(config.out, *(f"crossover.{end}" for end in ("json", "md", "html")))
         raise
     except KeyboardInterrupt:
-        if not cells:
+        if not so_far()["cells"]:
             raise
-        results |= {"interrupted": True, "repetitions": min(each["rounds"] for each in cells)}
+        results["interrupted"] = True
+    results = so_far()
     write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
     write_report(results, config.out, "crossover", config.lang)
     print_terminal(results, console)
@@ -91,28 +108,58 @@ def run_crossover(config: CrossoverConfig) -> int:
     return 130 if results["interrupted"] else 0
 
 
-def measure_ranks(nranks: int, config: CrossoverConfig, cells: list[Cell], on_run: Callable[[str, int], None]) -> None:
-    """Add the cells of one number of ranks."""
-    clusters, ranks = config.clusters(nranks), range(nranks)
-    with Cluster(clusters[0].links()) as hosts, Job() as job, ExitStack() as groups:
+@dataclass(frozen=True)
+class Groups:
+    """What one number of ranks is measured with.
+
+    Args:
+        schemes: by number of servers; RING is the ring.
+        link: a plain stream.
+    """
+
+    nranks: int
+    schemes: Mapping[int, MeasuredGroup]
+    link: MeasuredGroup
+
+
+def measure_all(
+    config: CrossoverConfig, measured: list[Setting], rounds: Iterable[int], on_run: Callable[[str, int], None]
+) -> None:
+    """Add to `measured`. All numbers of ranks share one cluster, of as many hosts as there are ranks at most."""
+    most = max(config.counts())
+    rates = {cluster.link: cluster.links() for cluster in config.clusters(most)}
+    with Cluster(next(iter(rates.values()))) as hosts, Job() as job, ExitStack() as running:
+
+        def limit(link: str) -> None:
+            hosts.limit(rates[link])
+
+        groups = [running.enter_context(groups_of(n, config, hosts, job, on_run)) for n in config.counts()]
+        measure_settings(groups, config, measured, rounds, limit, on_run)
+        running.close()  # their ends of the sockets tell the workers to leave
+
+
+@contextmanager
+def groups_of(
+    nranks: int, config: CrossoverConfig, hosts: Cluster, job: Job, on_run: Callable[[str, int], None]
+) -> Iterator[Groups]:
+    with ExitStack() as groups:
 
         def start(backend: str, count: int = 0) -> MeasuredGroup:
             on_run(f"N={nranks}: starting {backend}", START_S)
-            where = ranks[:2] if backend == "link" else ranks
-            servers = range(nranks, nranks + count)  # that is, beside rank 0, 1, ...
+            where = range(2 if backend == "link" else nranks)
             operation = "all_reduce" if backend == "link" else "push_pull"
-            group = MeasuredGroup(job, backend, hosts, where, operation=operation, servers=servers)
+            # Server s beside rank s.
+            group = MeasuredGroup(job, backend, hosts, where, operation=operation, servers=range(count))
             return groups.enter_context(group)
 
         link = start("link")
-        schemes = {RING: start("tcp-sgd"), **{count: start("ps-grpc", count) for count in config.servers_of(nranks)}}
-        measure_settings(schemes, link, clusters, config, hosts.limit, cells, on_run)
-        groups.close()  # their ends of the sockets tell the workers to leave
+        servers = {count: start("ps-grpc", count) for count in config.servers_of(nranks)}
+        yield Groups(nranks, {RING: start("tcp-sgd"), **servers}, link)
 
 
 @dataclass
 class Setting:
-    """A link and a size, and what was measured there.
+    """A link and a size, and what one number of ranks measured there.
 
     Args:
         fresh: whether the groups come to it with another size, so that their first step touches new memory.
@@ -121,6 +168,7 @@ class Setting:
         times: the median of each round in seconds, by scheme.
     """
 
+    nranks: int
     cluster: ClusterConfig
     nbytes: int
     fresh: bool
@@ -129,58 +177,69 @@ class Setting:
     rates: list[float] = field(default_factory=list)
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def where(self, nranks: int) -> str:
-        return f"N={nranks}, {self.cluster.link}, {size_in_words(self.nbytes)}"
+    @property
+    def where(self) -> str:
+        return f"N={self.nranks}, {self.cluster.link}, {size_in_words(self.nbytes)}"
 
-    def cells(self, nranks: int) -> list[Cell]:
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept between rounds."""
+        return {"rates": self.rates, "times": [*self.times.items()]}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Take up what `to_json` made."""
+        self.rates += content["rates"]
+        self.times.update(dict(content["times"]))
+
+    def cells(self) -> list[Cell]:
         """One for each number of servers that was measured beside the ring."""
         ring = self.times[RING]
         measured = [(servers, times) for servers, times in self.times.items() if servers != RING and times and ring]
         return [
-            cell(self.cluster, nranks, servers, self.nbytes, self.rates, ring, times)
+            cell(self.cluster, self.nranks, servers, self.nbytes, self.rates, ring, times)
             for servers, times in sorted(measured)
         ]
 
 
 def measure_settings(
-    schemes: dict[int, MeasuredGroup],
-    link: MeasuredGroup,
-    clusters: Sequence[ClusterConfig],
+    groups: Sequence[Groups],
     config: CrossoverConfig,
-    limit: Callable[[Sequence[float]], None],
-    cells: list[Cell],
+    measured: list[Setting],
+    rounds: Iterable[int],
+    limit: Callable[[str], None],
     on_run: Callable[[str, int], None],
 ) -> None:
-    """Add the cells of all links and sizes, also if this is ended early. Each is measured once a round, so that a
-    machine that drifts does so within every interval.
+    """Measure all numbers of ranks, links and sizes once a round, so that a machine that drifts does so within every
+    interval.
 
     Args:
-        schemes: by number of servers; RING is the ring.
-        clusters: one for each link, the slowest first.
-        limit: gives the links their rates.
+        measured: the settings are added to it, then filled.
+        limit: gives the links their rate.
     """
-    nranks = schemes[RING].nranks
-    fastest = clusters[-1]  # first, for what a group of another size begins with passes through the link too
-    rounds = [
-        Setting(cluster, nbytes, fresh=cluster is fastest) for nbytes in config.bytes for cluster in reversed(clusters)
-    ]
-    try:
-        for setting in rounds:
-            limit(setting.cluster.links())
-            check(setting, schemes, config, on_run)
-        for repetition in range(config.repetitions):
-            for setting in rounds:
-                limit(setting.cluster.links())
-                measure_round(setting, repetition, schemes, link, config, on_run)
-    finally:
-        order = [(cluster, nbytes) for cluster in clusters for nbytes in config.bytes]
-        rounds.sort(key=lambda setting: order.index((setting.cluster, setting.nbytes)))
-        cells += [each for setting in rounds for each in setting.cells(nranks)]
+    pairs = []  # of settings and the groups that measure them
+    for each in groups:
+        fastest, *others = reversed(config.clusters(each.nranks))  # first, for what a group of another size begins with
+        for nbytes in config.bytes:  # passes through the link too
+            for cluster in (fastest, *others):
+                pairs.append((Setting(each.nranks, cluster, nbytes, fresh=cluster is fastest), each))
+    measured += [setting for setting, _ in pairs]
+    for setting, each in pairs:
+        limit(setting.cluster.link)
+        check(setting, each.schemes, config, on_run)
+    for repetition in rounds:
+        for setting, each in pairs:
+            limit(setting.cluster.link)
+            measure_round(setting, repetition, each, config, on_run)
+
+
+def in_order(measured: Sequence[Setting], config: CrossoverConfig) -> list[Setting]:
+    """By ranks, then links, the slowest first, then sizes as they were asked for."""
+    links = [cluster.link for cluster in config.clusters(max(config.counts()))]
+    return sorted(measured, key=lambda s: (s.nranks, links.index(s.cluster.link), config.bytes.index(s.nbytes)))
 
 
 def check(
     setting: Setting,
-    schemes: dict[int, MeasuredGroup],
+    schemes: Mapping[int, MeasuredGroup],
     config: CrossoverConfig,
     on_run: Callable[[str, int], None],
 ) -> None:
@@ -189,14 +248,12 @@ def check(
     Raises:
         CertificateFailed: they are not.
     """
-    cluster, nbytes, nranks = setting.cluster, setting.nbytes, schemes[RING].nranks
+    cluster, nbytes, nranks = setting.cluster, setting.nbytes, setting.nranks
     for servers, group in schemes.items():
-        on_run(f"{setting.where(nranks)}: checking {name_of(servers)}", seconds(cluster, nbytes, nranks, servers, 2))
+        on_run(f"{setting.where}: checking {name_of(servers)}", seconds(cluster, nbytes, nranks, servers, 2))
         trial, wrong = group.measure(nbytes, 1, warmup=0)
         if wrong:
-            raise CertificateFailed(
-                f"{setting.where(nranks)}: {wrong} parameters are wrong after a step of {name_of(servers)}"
-            )
+            raise CertificateFailed(f"{setting.where}: {wrong} parameters are wrong after a step of {name_of(servers)}")
         setting.steps[servers] = max(1, min(MOST, int(config.seconds / trial[0])))
         setting.warmups[servers] = int(setting.fresh or trial[0] < SLOW_S)
 
@@ -204,18 +261,18 @@ def check(
 def measure_round(
     setting: Setting,
     repetition: int,
-    schemes: dict[int, MeasuredGroup],
-    link: MeasuredGroup,
+    groups: Groups,
     config: CrossoverConfig,
     on_run: Callable[[str, int], None],
 ) -> None:
     """A plain stream, then every scheme in turn, every other time backwards."""
-    cluster, nbytes, nranks = setting.cluster, setting.nbytes, schemes[RING].nranks
+    cluster, nbytes, nranks = setting.cluster, setting.nbytes, setting.nranks
+    link, schemes = groups.link, groups.schemes
     stream = link_bytes(cluster)
     setting.rates.append(stream / median(link.measure(stream, 1, warmup=1)[0]))
-    for servers in schemes if repetition % 2 == 0 else reversed(schemes):
+    for servers in list(schemes)[:: 1 if repetition % 2 == 0 else -1]:
         about = seconds(cluster, nbytes, nranks, servers, setting.steps[servers])
-        words = f"{setting.where(nranks)}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}"
+        words = f"{setting.where}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}"
         on_run(words, about)
         steps, warmup = setting.steps[servers], setting.warmups[servers]
         found, _ = schemes[servers].measure(nbytes, steps, warmup=warmup, check=False)
@@ -275,14 +332,15 @@ def seconds(cluster: ClusterConfig, nbytes: int, nranks: int, servers: int, step
     return 1 + round(2 * steps * cluster.round_seconds(nbytes, rate, nranks, servers))
 
 
-def cost(nranks: int, config: CrossoverConfig) -> int:
-    """About how many seconds this number of ranks takes."""
-    schemes = [RING, *config.servers_of(nranks)]
+def cost(config: CrossoverConfig) -> int:
+    """About how many seconds it takes."""
     rounds = [2] + [1] * config.repetitions
-    return START_S * (1 + len(schemes)) + sum(
+    starts = sum(START_S * (2 + len(config.servers_of(nranks))) for nranks in config.counts())
+    return starts + sum(
         seconds(cluster, nbytes, nranks, servers, steps)
+        for nranks in config.counts()
         for cluster in config.clusters(nranks)
         for nbytes in config.bytes
-        for servers in schemes
+        for servers in (RING, *config.servers_of(nranks))
         for steps in rounds
     )

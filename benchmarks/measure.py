@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from benchmarks.certificate import require_same_on_all_ranks
+from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
 from benchmarks.interval import interval
 from benchmarks.pool import WorkerPool
-from common.config import TrainingConfig
 
-__all__ = ["measure", "summarise"]
+__all__ = ["Records", "measure", "records_from", "records_to_json", "summarise"]
+
+Records = dict[Contestant, list[dict[str, Any]]]  # rank 0's run record of every repetition
 
 
 def measure(
     pool: WorkerPool,
     contestants: Sequence[Contestant],
-    config: TrainingConfig,
+    config: CompareConfig,
     *,
-    repetitions: int,
-    warmup_steps: int,
     on_run: Callable[[str], None],
-) -> dict[Contestant, list[dict[str, Any]]]:
-    """Rank 0's run record of every repetition, the first with the model's accuracy, which is the same in all. Every
-    other round goes backwards, so that nobody is always last.
+    records: Records,
+    rounds: Iterable[int],
+) -> None:
+    """Add to `records`, the first with the model's accuracy, which is the same in all. Every other round goes
+    backwards, so that nobody is always last.
+
+    Args:
+        rounds: the numbers of those that are to be made.
 
     Raises:
         CertificateFailed: the ranks of a training ended with different parameters.
     """
-    records: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
-    for repetition in range(repetitions):
+    for repetition in rounds:
         for contestant in contestants if repetition % 2 == 0 else reversed(contestants):
-            on_run(f"round {repetition + 1} of {repetitions}: {contestant.name}")
-            trace = config.trace if repetition == repetitions - 1 else None
+            on_run(f"round {repetition + 1} of {config.repetitions}: {contestant.name}")
+            trace = config.trace if repetition == config.repetitions - 1 else None
             training, evaluate = config.for_ranks(contestant.nranks), repetition == 0
-            run = pool.run(contestant, training, warmup_steps=warmup_steps, evaluate=evaluate, trace=trace)
+            warmup = config.warmup_steps
+            run = pool.run(contestant, training, warmup_steps=warmup, evaluate=evaluate, trace=trace)
             require_same_on_all_ranks(contestant, run, f"after {run[0]['steps']} measured steps")
-            records[contestant].append(run[0])
-    return records
+            records.setdefault(contestant, []).append(run[0])
+
+
+def records_to_json(records: Mapping[Contestant, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """By name, as they are kept between rounds."""
+    return {contestant.name: list(mine) for contestant, mine in records.items()}
+
+
+def records_from(content: Mapping[str, Any], contestants: Sequence[Contestant]) -> Records:
+    """What `records_to_json` made."""
+    return {contestant: list(content[contestant.name]) for contestant in contestants if contestant.name in content}
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:

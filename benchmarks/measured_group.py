@@ -117,6 +117,10 @@ class MeasuredGroup:
         slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
         return slowest, sum(answer["wrong"] for answer in answers)
 
+    def rest(self) -> None:
+        """Give up the memory that the last measurement took, before others are measured."""
+        self._ask({"count": 1, "iterations": 0, "warmup": 0, "check": False})
+
     def wait(self, nbytes: int, late: float) -> float:
         """The largest share of a core that a rank used while it waited for the last one, which came `late` seconds
         after the others."""

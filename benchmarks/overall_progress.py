@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -29,14 +28,15 @@ def minutes_left(expected: Sequence[float], done: float, elapsed_min: float) -> 
 class OverallProgress:
     """A bar on a terminal, elsewhere a line now and then; a context manager."""
 
-    def __init__(self, console: Console, minutes: Sequence[float]) -> None:
-        """`minutes` that each part will take, about."""
+    def __init__(self, console: Console, parts: Sequence[tuple[str, float]]) -> None:
+        """`parts`: the title of each, and the minutes that it will take, about."""
         self.words = ""  # what is shown
         self._terminal = console.is_terminal
         columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=console, transient=True, disable=not self._terminal)
-        self._minutes, self._part, self._title = list(minutes), -1, ""
-        self._task = self._bar.add_task("", total=sum(minutes))
+        self._titles, self._minutes = [title for title, _ in parts], [minutes for _, minutes in parts]
+        self._shares = [0.0] * len(parts)
+        self._task = self._bar.add_task("", total=sum(self._minutes))
 
     def __enter__(self) -> OverallProgress:
         self._begun = time.monotonic()
@@ -47,26 +47,14 @@ class OverallProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, title: str) -> None:
-        """The next part begins."""
-        self._part, self._title = self._part + 1, title
-        self._show(0.0, "")
-
-    def read(self, path: Path) -> None:
-        """What the part has told about itself: benchmarks/progress.py."""
-        try:
-            started, total, what = path.read_text().split(" ", 2)
-            share = int(started) / max(1, int(total))
-        except (OSError, ValueError):  # not yet, or half written
-            return
-        self._show(min(share, 1.0), what)
-
-    def _show(self, share: float, what: str) -> None:
-        done = sum(self._minutes[: self._part]) + share * self._minutes[self._part]
+    def show(self, part: int, share: float, what: str) -> None:
+        """So much of a part is done, and `what` is what it does now."""
+        self._shares[part] = share
+        done = sum(each * minutes for each, minutes in zip(self._shares, self._minutes, strict=True))
         now = time.monotonic()
         left = minutes_left(self._minutes, done, (now - self._begun) / 60)
-        place = f"part {self._part + 1} of {len(self._minutes)}, about {max(1, round(left))} min left"
-        self.words = f"{place}; now {self._title}{f': {what}' if what else ''}"
+        ended = f"{self._shares.count(1.0)} of {len(self._shares)} parts done, about {max(1, round(left))} min left"
+        self.words = f"{ended}; now {self._titles[part]}{f': {what}' if what else ''}"
         self._bar.update(self._task, completed=done, description=self.words)
         if not self._terminal and now - self._told >= QUIET_S:
             print(self.words, file=sys.stderr, flush=True)

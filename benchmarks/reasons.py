@@ -13,6 +13,7 @@ __all__ = ["reason"]
 REASONS = (  # an earlier one comes before a later one that fits as well
     mark("not run"),
     mark("interrupted"),
+    mark("interrupted after {made} of {count} rounds"),
     mark("it took longer than {minutes} minutes (limit)"),
     mark("it ended well but left no results"),
     mark("{program} is not installed; use a checkout of GradSync"),

@@ -1,18 +1,22 @@
-"""`compare --preset` and `compare --config`: the parts of a job one after the other, and one report of them all."""
+"""`compare --preset` and `compare --config`: the parts of a job in turn, a round each, and one report of them all."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import select
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +29,9 @@ from benchmarks.job import JobFile, Part, config_of, preset, presets, read_job
 from benchmarks.kinds import RESULT_FILES
 from benchmarks.language import LANGUAGES, speaking
 from benchmarks.overall_progress import OverallProgress
-from benchmarks.progress import PROGRESS_VARIABLE
+from benchmarks.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.result_files import kind_of
+from benchmarks.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from benchmarks.stand_in import write_idx_files
 from benchmarks.suite_report import print_summary, to_html, to_markdown
 from common.entry import check_writable
@@ -37,13 +42,14 @@ __all__ = ["SuiteConfig", "run_suite"]
 
 SCHEMA = 1
 POLL_S = 0.2
+TOLD = "progress"  # the file in which a part tells how far it is
 PATIENCE_S = 15.0  # a command that is told to end ends its own processes first
 PACKAGES = ("benchmarks", "collective", "common", "ps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteConfig:
-    """Run all parts of a job, a preset or a TOML file, one after the other, and write one report of them."""
+    """Run all parts of a job, a preset or a TOML file, in turn, a round each, and write one report of them."""
 
     preset: str | None = None
     """quick (some minutes), full (less than an hour) or accuracy."""
@@ -53,7 +59,7 @@ class SuiteConfig:
     """Folder that holds a folder mnist and a folder fashion-mnist, each with the data set's four IDX .gz files.
     (default: synthetic data stand in for them)"""
     resume: bool = False
-    """Keep the parts that --out holds, complete, from the same command, sources and machine."""
+    """Keep the parts, and the rounds of parts, that --out holds from the same command, sources and machine."""
     out: Path = Path("out/suite")
     """Folder for suite.json, suite.md and suite.html, and a folder for each part."""
     lang: str = "en"
@@ -77,8 +83,9 @@ class Outcome:
 
     Args:
         status: "missing" until it has ended; then "done", "failed", "wrong" (its certificate failed), or "absent" if
-            this machine cannot run it.
+            this machine cannot run it; "incomplete" if the job ended before all of its rounds were made.
         results: what its JSON holds, if it wrote one; of a wrong part only what has no speed.
+        resumed: whether its folder holds rounds to go on from.
     """
 
     part: Part
@@ -87,6 +94,7 @@ class Outcome:
     reason: str = "not run"
     seconds: float = 0.0
     results: dict[str, Any] | None = None
+    resumed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         kept = ("command", "status", "reason", "seconds", "results")
@@ -135,10 +143,10 @@ def resume(outcomes: list[Outcome], prints: dict[str, str], config: SuiteConfig)
     """Take up what can be.
 
     Raises:
-        UsageError: parts are complete, but none can be taken up.
+        UsageError: there are parts, but none can be taken up.
     """
     others = [each for each in outcomes if not take_up(each, folder_of(each.part, config), prints[each.part.name])]
-    if others and all(each.status != "done" for each in outcomes):
+    if others and not any(each.status == "done" or each.resumed for each in outcomes):
         names = ", ".join(each.part.name for each in others)
         raise UsageError(
             f"--out {config.out} holds {names} of another command, other sources of GradSync or another machine, so "
@@ -149,24 +157,35 @@ def resume(outcomes: list[Outcome], prints: dict[str, str], config: SuiteConfig)
 def run_parts(
     outcomes: list[Outcome], prints: dict[str, str], suite: dict[str, Any], config: SuiteConfig, console: Console
 ) -> None:
-    """One after the other; the report is written anew after each."""
+    """In turn, a round each: the part that has made the smallest share of its rounds is the next. The report is written
+    anew whenever one ends."""
     for outcome in outcomes:
         if (reason := why_absent(outcome.part)) and outcome.status == "missing":
             outcome.status, outcome.reason = "absent", reason
     left = [each for each in outcomes if each.status == "missing"]
-    with OverallProgress(console, [each.part.minutes for each in left]) as bar, Job():  # Job: SIGTERM ends it in order
-        for outcome in left:
-            folder = folder_of(outcome.part, config)
-            bar.begin(outcome.part.title)
-            try:
-                run_part(outcome, command_of(outcome.part, config), folder, bar)
-            except BaseException:
-                outcome.reason = "interrupted"
-                raise
-            keep(outcome, folder, prints[outcome.part.name])
-            write_report(suite, outcomes, config)
-            colour = {"failed": "red", "wrong": "bold red"}.get(outcome.status, "")
-            console.print(Text(f"{outcome.part.name}: {in_words(outcome)}", style=colour), soft_wrap=True)
+    begun: list[RunningPart] = []
+    try:
+        with (
+            OverallProgress(console, [(each.part.title, each.part.minutes) for each in left]) as bar,
+            Job(config.out / "parts", patience=PATIENCE_S) as job,
+            ExitStack() as resources,
+        ):
+            for number, outcome in enumerate(left):
+                show = partial(bar.show, number)
+                part = RunningPart(job, outcome, config, prints[outcome.part.name], show)
+                begun.append(resources.enter_context(part))
+            while running := [each for each in begun if not each.ended]:
+                part = min(running, key=lambda each: each.share)
+                part.take_turn()
+                if part.ended:
+                    write_report(suite, outcomes, config)
+                    outcome = part.outcome
+                    colour = {"failed": "red", "wrong": "bold red"}.get(outcome.status, "")
+                    console.print(Text(f"{outcome.part.name}: {in_words(outcome)}", style=colour), soft_wrap=True)
+    except BaseException:
+        for each in begun:
+            each.interrupt()
+        raise
 
 
 def why_absent(part: Part) -> str:
@@ -189,30 +208,102 @@ def command_of(part: Part, config: SuiteConfig) -> list[str]:
     return part.command(folder_of(part, config), *language)
 
 
-def run_part(outcome: Outcome, command: list[str], folder: Path, bar: OverallProgress) -> None:
-    """Run one part as a child and note what has become of it; what it printed is in its log.txt."""
-    part = outcome.part
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    told = folder / "progress"
-    begun = time.monotonic()
-    late = False
-    with Job(folder, patience=PATIENCE_S) as launcher:
-        environment = {PROGRESS_VARIABLE: str(told)}
-        words = ["-m", "benchmarks", *command]
-        child = launcher.start(part.name, words, log="log.txt", environment=environment)
-        while not late and child.poll() is None:
-            try:
-                child.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                late = time.monotonic() - begun > 60 * part.limit
-                bar.read(told)
-    told.unlink(missing_ok=True)
-    outcome.seconds = time.monotonic() - begun
+class RunningPart:
+    """A part as a child of the job, which makes a round whenever it is given a turn; a context manager. What it prints
+    is in its log.txt.
+
+    Args:
+        show: shows what share of the part is done, and what it does now.
+    """
+
+    def __init__(
+        self, job: Job, outcome: Outcome, config: SuiteConfig, print_of_part: str, show: Callable[[float, str], None]
+    ) -> None:
+        self.outcome, self.ended = outcome, False
+        self._job, self._config, self._print, self._show = job, config, print_of_part, show
+        self._folder = folder_of(outcome.part, config)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._resources, self._turns = ExitStack(), socket.socket(socket.AF_UNIX)
+
+    def __enter__(self) -> RunningPart:
+        self._resources.enter_context(self._turns)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    @property
+    def share(self) -> float:
+        """Of its rounds, those that it has made."""
+        return rounds_made(self._folder)[0] if self._child or self.outcome.resumed else 0.0
+
+    def take_turn(self) -> None:
+        """Returns when it has made a round, or has ended, which the outcome then tells."""
+        begun, before = time.monotonic(), self.outcome.seconds
+        if self._child is None:
+            self._child = self._start()
+        else:
+            with suppress(OSError):  # it has died while it waited
+                self._turns.sendall(TURN)
+        late = False
+        while not late and self._child.poll() is None:
+            if self._has_made_a_round():
+                keep(self.outcome, self._folder, self._print, begun=True)
+                return
+            self._show(*told_by(self._folder / TOLD))
+            self.outcome.seconds = before + time.monotonic() - begun
+            late = self.outcome.seconds > 60 * self.outcome.part.limit
+        self._job.end(self._child)
+        self.ended = True
+        (self._folder / TOLD).unlink(missing_ok=True)
+        judge(self.outcome, self._folder, 0 if late else self._child.returncode, late=late)
+        keep(self.outcome, self._folder, self._print)
+        self._show(1.0, "")
+
+    def interrupt(self) -> None:
+        """The job has ended: what there is of a part that has not, it has in whole rounds."""
+        if self.ended or self._child is None:
+            return
+        (self._folder / TOLD).unlink(missing_ok=True)
+        _, words, results = rounds_made(self._folder)
+        self.outcome.reason, self.outcome.results = f"interrupted{words}", results
+        self.outcome.status = "incomplete" if results else "missing"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if not self.outcome.resumed:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        keep(self.outcome, self._folder, self._print, begun=True)
+        address = self._job.scratch / f"turns-{self.outcome.part.name}"
+        self._turns.bind(str(address))
+        self._turns.listen(1)
+        environment = {PROGRESS_VARIABLE: str(self._folder / TOLD), TURNS_VARIABLE: str(address)}
+        words = ["-m", "benchmarks", *command_of(self.outcome.part, self._config)]
+        name = self.outcome.part.name
+        return self._job.start(name, words, log=f"{name}/log.txt", environment=environment)
+
+    def _has_made_a_round(self) -> bool:
+        """Waits a little."""
+        if not select.select([self._turns], (), (), POLL_S)[0]:
+            return False
+        if self._turns.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            listener, self._turns = self._turns, self._turns.accept()[0]
+            listener.close()
+            self._resources.enter_context(self._turns)
+            return False
+        if self._turns.recv(1):
+            return True
+        with suppress(subprocess.TimeoutExpired):  # all rounds are made: it writes its report
+            assert self._child
+            self._child.wait(POLL_S)
+        return False
+
+
+def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:
+    """Note what has become of a part that has ended."""
     outcome.results = load_results(folder)
-    code = child.returncode
     if late:
-        outcome.status, outcome.reason = "failed", f"it took longer than {part.limit:g} minutes (limit)"
+        outcome.status, outcome.reason = "failed", f"it took longer than {outcome.part.limit:g} minutes (limit)"
     elif code:
         outcome.status, outcome.reason = "failed", reason_in(folder / "log.txt", code)
         if code == CertificateFailed.exit_code:
@@ -222,6 +313,15 @@ def run_part(outcome: Outcome, command: list[str], folder: Path, bar: OverallPro
         outcome.status, outcome.reason = "failed", "it ended well but left no results"
     else:
         outcome.status, outcome.reason = "done", ""
+
+
+def rounds_made(folder: Path) -> tuple[float, str, dict[str, Any] | None]:
+    """Of all rounds the share that a part has made, the same in words, and the results that they make."""
+    try:
+        kept = json.loads((folder / ROUNDS_FILE).read_text())
+    except (OSError, ValueError):
+        return 0.0, "", None
+    return kept["made"] / kept["count"], f" after {kept['made']} of {kept['count']} rounds", kept["results"]
 
 
 def reason_in(log: Path, code: int) -> str:
@@ -243,24 +343,31 @@ def load_results(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def keep(outcome: Outcome, folder: Path, print_of_part: str) -> None:
+def keep(outcome: Outcome, folder: Path, print_of_part: str, *, begun: bool = False) -> None:
     """For --resume."""
-    content = {"status": outcome.status, "seconds": outcome.seconds, "fingerprint": print_of_part}
+    status = "begun" if begun else outcome.status
+    content = {"status": status, "seconds": outcome.seconds, "fingerprint": print_of_part}
     (folder / "part.json").write_text(json.dumps(content) + "\n")
 
 
 def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> bool:
-    """What an earlier run has measured well with the same command, sources and machine; False if with others."""
+    """What an earlier run has measured well with the same command, sources and machine, all of it or some rounds; False
+    if with others."""
     try:
         kept = json.loads((folder / "part.json").read_text())
     except (OSError, ValueError):
         return True
     results = load_results(folder)
-    if results is None or kept.get("status") != "done":
+    complete = kept.get("status") == "done" and results is not None
+    some = kept.get("status") == "begun" and rounds_made(folder)[0] > 0
+    if not complete and not some:
         return True
     if kept.get("fingerprint") != print_of_part:
         return False
-    outcome.status, outcome.reason, outcome.seconds, outcome.results = "done", "", kept["seconds"], results
+    outcome.seconds = kept["seconds"]
+    if complete:
+        outcome.status, outcome.reason, outcome.results = "done", "", results
+    outcome.resumed = some
     return True
 
 

@@ -29,6 +29,7 @@ STATUSES = {
     "wrong": mark("Wrong"),
     "absent": mark("Absent"),
     "missing": mark("Missing"),
+    "incomplete": mark("Incomplete"),
 }
 
 
@@ -62,6 +63,7 @@ def shortcomings(results: Results) -> list[str]:
         "failed": mark("{name} failed: {why}."),
         "absent": mark("{name} is absent: {why}."),
         "missing": mark("{name} is missing: {why}."),
+        "incomplete": mark("{name} is incomplete: {why}."),
     }
     return [
         known(sentence).format(name=known(part["title"]), why=reason(part["reason"]))

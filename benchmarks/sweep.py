@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from statistics import median
@@ -24,6 +24,7 @@ from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import OURS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.rounds import rounds
 from benchmarks.sweep_config import SweepConfig, size_in_words
 from benchmarks.sweep_report import TITLES, WAITING, cells, wrong_backends
 from common.entry import check_writable
@@ -35,6 +36,7 @@ __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
 LATE_BYTES = 4096  # of the call to which the last rank comes late
+BY_KEY = ("medians", "wrong", "iterations")  # of Measured
 MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
@@ -77,17 +79,33 @@ def run_sweep(config: SweepConfig) -> None:
     restless = restless_among(present, config.op)
     each_round = len(config.bytes) * (len(present) > len(restless)) + len(restless)
     runs = len(counts) * (config.repetitions * each_round + waits(config))
+    measured = {nranks: Measured() for nranks in counts}
+
+    def so_far() -> dict[str, Any]:
+        rows = [row for nranks, mine in measured.items() for row in rows_of(mine, present, nranks, config)]
+        failed = {f"{name} N={n}": reason for n, mine in measured.items() for name, reason in mine.failed.items()}
+        return {**results, "rows": rows, "failed": failed, "waiting": [w for m in measured.values() for w in m.waiting]}
+
+    def restore(kept: Sequence[Any]) -> None:
+        for mine, each in zip(measured.values(), kept, strict=True):
+            mine.restore(each)
+
+    left = rounds(
+        config.repetitions,
+        config.out,
+        state=lambda: [mine.to_json() for mine in measured.values()],
+        restore=restore,
+        so_far=lambda: None if wrong_backends(so_far()) else so_far(),
+    )
     try:
-        with config.make_hosts() as hosts, progress(console, runs) as on_run:
-            for nranks in counts:
-                mine, measured = measure_ranks(nranks, present, config, hosts, on_run)
-                results["rows"] += mine
-                for name, reason in measured.failed.items():
-                    results["failed"][f"{name} N={nranks}"] = reason
-                    console.print(f"failed: {name} N={nranks}: {reason}", soft_wrap=True, markup=False)
-                results["waiting"] += measured.waiting
+        with config.make_hosts() as hosts, progress(console, runs) as on_run, ExitStack() as running:
+            groups = [running.enter_context(groups_of(n, present, config, hosts, measured[n])) for n in counts]
+            measure_all(groups, measured, config, left, on_run)
     finally:
-        show(results, console)  # what there is, if it was interrupted
+        results = so_far()  # what there is, if it was interrupted
+        for who, reason in results["failed"].items():
+            console.print(f"failed: {who}: {reason}", soft_wrap=True, markup=False)
+        show(results, console)
     write_results(results, config.out / "sweep.json", config.history)
     write_report(results, config.out, "sweep", config.lang)
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
@@ -95,14 +113,28 @@ def run_sweep(config: SweepConfig) -> None:
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
 
 
-def measure_ranks(
-    nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, on_run: Callable[..., None]
-) -> tuple[list[dict[str, Any]], Measured]:
-    """The rows of one number of ranks, between emulated hosts the link's first; and what they are made of."""
-    ranks, servers = range(nranks), range(nranks, nranks + config.servers)
+@dataclass
+class Groups:
+    """What one number of ranks is measured with.
 
-    def on_run_here(what: str, cost: int = 1) -> None:
-        on_run(f"N={nranks}, {what}", cost)
+    Args:
+        started: those that leave the cores to others while they are not measured.
+        restless: by name, how the others are started: anew in each round, when the rest of it is done.
+        link: a plain stream, between emulated hosts.
+    """
+
+    nranks: int
+    started: list[MeasuredGroup]
+    restless: Mapping[str, Callable[[], AbstractContextManager[MeasuredGroup]]] = field(default_factory=dict)
+    link: MeasuredGroup | None = None
+
+
+@contextmanager
+def groups_of(
+    nranks: int, backends: Sequence[str], config: SweepConfig, hosts: Hosts, measured: Measured
+) -> Iterator[Groups]:
+    """Another library's that do not start are noted in `measured`."""
+    ranks, servers = range(nranks), range(nranks, nranks + config.servers)
 
     def group_of(name: str, job: Job) -> MeasuredGroup:
         return MeasuredGroup(job, name, hosts, ranks, operation=config.op, servers=servers)
@@ -114,7 +146,6 @@ def measure_ranks(
             group.close()  # its ends of the sockets tell the workers to leave
 
     restless = restless_among(backends, config.op)
-    measured = Measured()
     with Job() as job, ExitStack() as groups:
         started = []
         for name in (each for each in backends if each not in restless):
@@ -127,10 +158,8 @@ def measure_ranks(
             if hosts.emulated
             else None
         )
-        started_anew = {name: partial(alone, name) for name in restless}
-        measure_all(started, link, config, on_run_here, restless=started_anew, measured=measured)
+        yield Groups(nranks, started, {name: partial(alone, name) for name in restless}, link)
         groups.close()
-    return rows_of(measured, backends, nranks, config), measured
 
 
 def restless_among(backends: Sequence[str], op: str) -> list[str]:
@@ -140,45 +169,54 @@ def restless_among(backends: Sequence[str], op: str) -> list[str]:
 
 
 def measure_all(
-    groups: list[MeasuredGroup],
-    link: MeasuredGroup | None,
+    groups: Sequence[Groups],
+    measured: Mapping[int, Measured],
     config: SweepConfig,
+    rounds: Iterable[int],
     on_run: Callable[..., None],
-    *,
-    restless: Mapping[str, Callable[[], AbstractContextManager[MeasuredGroup]]] | None = None,
-    measured: Measured | None = None,
-) -> Measured:
+) -> None:
     """Every other round goes backwards, so that nobody is always last. Another library's group that fails leaves.
 
     Args:
-        measured: what is added to and returned.
-        groups: those that leave the cores to others while they are not measured.
-        restless: by name, how the others are started: anew in each round, when the rest of it is done.
+        measured: by number of ranks, what is added to.
     """
-    groups, measured, started = list(groups), measured or Measured(), dict(restless or {})
-    for repetition in range(config.repetitions):
-        for nbytes in config.bytes if groups else ():
-            on_run(f"round {repetition + 1} of {config.repetitions}, {size_in_words(nbytes)}")
-            for group in list(groups) if repetition % 2 == 0 else groups[::-1]:
-                with leaving(group.backend, measured):
-                    measured.add(group, nbytes, config)
-            groups = still_there(groups, measured)
-        for name, start in list(started.items())[:: 1 if repetition % 2 == 0 else -1]:
-            on_run(f"round {repetition + 1} of {config.repetitions}, {name} alone")
+    for repetition in rounds:
+        for each in groups:
+            measure_round(each, measured[each.nranks], config, repetition, on_run)
+    for each in groups if waits(config) else ():
+        on_run(f"N={each.nranks}, waiting for a rank that is late")
+        measure_waiting(each, measured[each.nranks], config)
+
+
+def measure_round(
+    groups: Groups, measured: Measured, config: SweepConfig, repetition: int, on_run: Callable[..., None]
+) -> None:
+    where, way = f"N={groups.nranks}, round {repetition + 1} of {config.repetitions}", 1 if repetition % 2 == 0 else -1
+    leave(groups, measured)  # also those that failed before a job was resumed
+    for nbytes in config.bytes if groups.started else ():
+        on_run(f"{where}, {size_in_words(nbytes)}")
+        for group in groups.started[::way]:
+            with leaving(group.backend, measured):
+                measured.add(group, nbytes, config)
+                group.rest()
+        leave(groups, measured)
+    for name, start in [*groups.restless.items()][::way]:
+        if name not in measured.failed:
+            on_run(f"{where}, {name} alone")
             with leaving(name, measured), start() as group:
                 for nbytes in config.bytes:
                     measured.add(group, nbytes, config)
-        started = {name: start for name, start in started.items() if name not in measured.failed}
-        if link is not None:
-            measured.add(link, link_bytes(config.cluster), config)
-    if waits(config):
-        on_run("waiting for a rank that is late")
-        for group in [each for each in groups if each.nranks > 1 and getattr(load_peer(each.backend), "sums", True)]:
-            with leaving(group.backend, measured):
-                core = group.wait(LATE_BYTES, config.late)
-                row = {"backend": group.backend, "nranks": group.nranks, "late_s": config.late, "core": core}
-                measured.waiting.append(row)
-    return measured
+    if groups.link is not None:
+        measured.add(groups.link, link_bytes(config.cluster), config)
+
+
+def measure_waiting(groups: Groups, measured: Measured, config: SweepConfig) -> None:
+    summing = [each for each in groups.started if each.nranks > 1 and getattr(load_peer(each.backend), "sums", True)]
+    for group in summing:
+        with leaving(group.backend, measured):
+            core = group.wait(LATE_BYTES, config.late)
+            row = {"backend": group.backend, "nranks": group.nranks, "late_s": config.late, "core": core}
+            measured.waiting.append(row)
 
 
 def waits(config: SweepConfig) -> bool:
@@ -197,12 +235,12 @@ def leaving(backend: str, measured: Measured) -> Iterator[None]:
         measured.failed[backend] = str(exc)
 
 
-def still_there(groups: list[MeasuredGroup], measured: Measured) -> list[MeasuredGroup]:
-    """Without those that failed, which are closed."""
-    for group in groups:
+def leave(groups: Groups, measured: Measured) -> None:
+    """Close those that failed."""
+    for group in groups.started:
         if group.backend in measured.failed:
             group.close()
-    return [group for group in groups if group.backend not in measured.failed]
+    groups.started = [group for group in groups.started if group.backend not in measured.failed]
 
 
 @dataclass
@@ -227,6 +265,20 @@ class Measured:
         if nbytes == max(config.bytes):
             self._note_memory(group)
 
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept between rounds."""
+        by_key = {name: [[*key, value] for key, value in getattr(self, name).items()] for name in BY_KEY}
+        memory = {backend: asdict(found) for backend, found in self.memory.items()}
+        return {**by_key, "memory": memory, "failed": self.failed, "waiting": self.waiting}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Take up what `to_json` made."""
+        for name in BY_KEY:
+            getattr(self, name).update({(backend, nbytes): value for backend, nbytes, value in content[name]})
+        self.memory |= {backend: ProcessMemory(**found) for backend, found in content["memory"].items()}
+        self.failed |= content["failed"]
+        self.waiting += content["waiting"]
+
     def _note_memory(self, group: MeasuredGroup) -> None:
         """Of the server that uses most, and of all rounds the most."""
         for found in group.server_memory():
@@ -240,7 +292,9 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, config: Sw
     rate = 0.0
     if config.cluster.hosts is not None:
         nbytes = link_bytes(config.cluster)
-        times = measured.medians["link", nbytes]
+        times = measured.medians.get(("link", nbytes))
+        if times is None:  # interrupted before the end of the first round
+            return []
         rows.append(row_of("link", nranks, nbytes, times, 0, None))
         rate = nbytes / median(times)
 

@@ -240,8 +240,15 @@ class Job:
             time.sleep(POLL_S)
             self._mark_ended()
 
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """End one child, and all that it has started, before the others."""
+        self._end([child for child in self.children if child.process is process])
+
     def _end_all(self) -> None:
-        running = [c.process for c in self.children if c.process.poll() is None]
+        self._end(self.children)
+
+    def _end(self, children: Sequence[Child]) -> None:
+        running = [c.process for c in children if c.process.poll() is None]
         for process in running:
             _signal_group(process, signal.SIGTERM)
             _signal_group(process, signal.SIGCONT)  # a frozen one must hear it
@@ -252,7 +259,7 @@ class Job:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for child in self.children:
+        for child in children:
             _signal_group(child.process, signal.SIGKILL)  # what it started and did not end
             for pipe in (child.process.stdin, child.process.stdout):
                 if pipe:

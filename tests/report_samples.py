@@ -22,6 +22,7 @@ Results = dict[str, Any]
 EVERY_REASON = (
     "not run",
     "interrupted",
+    "interrupted after 3 of 7 rounds",
     "it took longer than 0.5 minutes (limit)",
     "it ended well but left no results",
     "Fleet is not installed; use a checkout of GradSync",
@@ -68,6 +69,7 @@ def every_job() -> Iterator[Results]:
     statuses = {"A": "failed", "B": "absent", "C": "missing"}
     bad = [suite.a_part(name, None, status, "not run") for name, status in statuses.items()]
     bad.append(suite.a_part("D", failed_comparison(), "wrong", "interrupted"))
+    bad.append(suite.a_part("E", suite.a_compare(), "incomplete", "interrupted after 3 of 7 rounds"))
     yield {**titled(*bad), "synthetic": True}
     yield titled(suite.a_part("A", suite.a_compare()), suite.a_part("B", other))
     yield titled(suite.a_part("A", tied))

@@ -96,7 +96,7 @@ def test_with_strong_scaling_ranks_share_the_batch(tmp_path: Path) -> None:
     assert certify(pool, [one, PS, RING], config, tmp_path, on_run=lambda what: None)["passed"]  # type: ignore[arg-type]
     assert [c.batch_size for c in pool.configs] == [8, 4, 4, 8]
     assert {c.steps for c in pool.configs} == {5}
-    measure(pool, [one, PS], config, repetitions=1, warmup_steps=0, on_run=lambda what: None)  # type: ignore[arg-type]
+    measure(pool, [one, PS], config, records={}, rounds=range(1), on_run=str)  # type: ignore[arg-type]
     assert [c.batch_size for c in pool.configs[4:]] == [8, 4]
     with pytest.raises(
         UsageError, match=r"^--scaling strong shares --batch-size 8 equally, which 3 ranks cannot; give a "

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,7 @@ def certified(
             np.savez(folder / f"{contestant.stem}.{steps}.npz", w=values)
     asked = []
 
+    @cache  # as compare_script has it
     def by_rounding(contestant: Contestant) -> dict[int, float]:
         asked.append(contestant)
         return dict(zip(PADDLE_BOUNDS, yardstick, strict=False))

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.cluster import ClusterConfig, why_no_cluster
-from benchmarks.crossover import cell, cost, measure_settings, run_crossover
+from benchmarks.crossover import Groups, Setting, cell, cost, in_order, measure_settings, run_crossover
 from benchmarks.crossover_config import CrossoverConfig
 from benchmarks.crossover_report import plots, print_terminal, sections, to_html, to_markdown, verdict, winner
 from benchmarks.diff import load
@@ -66,13 +66,14 @@ def test_without_root_one_line_says_so_before_anything_is_done(monkeypatch: pyte
 
 
 def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def measure(nranks: int, config: CrossoverConfig, cells: list[Any], on_run: Any) -> None:
-        if nranks == 4:
-            raise KeyboardInterrupt
-        cells.append(made("1gbit", 1, MB, 1.0, 2.0, nranks=nranks))
+    def measure(config: CrossoverConfig, settings: list[Setting], rounds: Any, on_run: Any) -> None:
+        settings += [Setting(nranks, config.clusters(nranks)[0], MB, fresh=True) for nranks in config.counts()]
+        if 2 in config.counts():
+            settings[0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
-    monkeypatch.setattr("benchmarks.crossover.measure_ranks", measure)
+    monkeypatch.setattr("benchmarks.crossover.measure_all", measure)
     monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
     assert run_crossover(CrossoverConfig(**folders)) == 130
@@ -99,10 +100,13 @@ class GroupDouble:
 
 
 def measured(config: CrossoverConfig, schemes: Any, link: Any, cells: list[Any], calls: list[Any]) -> None:
-    def limit(links: list[float]) -> None:
-        calls.append(("limit", links[0]))
-
-    measure_settings(schemes, link, config.clusters(4), config, limit, cells, lambda *_: None)
+    settings: list[Setting] = []
+    try:
+        groups = Groups(4, schemes, link)
+        rounds = range(config.repetitions)
+        measure_settings([groups], config, settings, rounds, lambda at: calls.append(("limit", at)), lambda *_: None)
+    finally:
+        cells += [cell for setting in in_order(settings, config) for cell in setting.cells()]
 
 
 def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
@@ -111,7 +115,7 @@ def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
     schemes: Any = {0: GroupDouble("ring", 0.09, calls), 1: GroupDouble("one", 0.5, calls)}
     config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=2)
     measured(config, schemes, GroupDouble("link", 0.25, calls), cells, calls)
-    fast, slow = ("limit", 12.5e6), ("limit", 1.25e6)
+    fast, slow = ("limit", "100mbit"), ("limit", "10mbit")
     checks = [("ring", MB, 1, 0, True), ("one", MB, 1, 0, True)]
     streams = {fast: ("link", 2_500_000, 1, 1, True), slow: ("link", 250_000, 1, 1, True)}
     # 0.3 s of steps; warmed up are quick ones, and all on the first link, where the size is another than before
@@ -171,14 +175,15 @@ def test_wrong_parameters_are_no_result() -> None:
 def test_where_parameters_were_wrong_nothing_is_shown_or_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(nranks: int, config: CrossoverConfig, cells: list[Any], on_run: Any) -> None:
-        cells.append(made("1gbit", 1, MB, 1.0, 2.0, nranks=nranks))
+    def measure(config: CrossoverConfig, settings: list[Setting], *_: Any) -> None:
+        settings.append(Setting(2, config.clusters(2)[0], MB, fresh=True))
+        settings[0].restore({"rates": [1e8], "times": [[0, [1.0]], [1, [2.0]]]})
         schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
         one_link = CrossoverConfig(links="1gbit")
-        measured(one_link, schemes, GroupDouble("link", 0.1, []), cells, [])
+        measured(one_link, schemes, GroupDouble("link", 0.1, []), [], [])
 
     monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
-    monkeypatch.setattr("benchmarks.crossover.measure_ranks", measure)
+    monkeypatch.setattr("benchmarks.crossover.measure_all", measure)
     monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
     monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
     assert main() == 3
@@ -189,9 +194,9 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
 
 
 def test_the_time_left_is_reckoned_from_the_links() -> None:
-    whole = CrossoverConfig(links="100mbit", sizes="25MB", servers="1", repetitions=1)
+    whole = CrossoverConfig(links="100mbit", nranks="4", sizes="25MB", servers="1", repetitions=1)
     # starts: 3; ring: 3 steps of 3 s; one server: 3 of 12 s; and a second for each of four
-    assert cost(4, whole) == 3 * 4 + 3 * 3 + 3 * 12 + 4
+    assert cost(whole) == 3 * 4 + 3 * 3 + 3 * 12 + 4
 
 
 def made(link: str, servers: int, nbytes: int, ring: float, ps: float, *, nranks: int = 4, spread: float = 0.01) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
-from benchmarks.measure import measure, summarise
+from benchmarks.measure import Records, measure, records_from, records_to_json, summarise
 from common.config import TrainingConfig
 from common.errors import CertificateFailed
 
-A, B = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2)
+A, B, C = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2), Contestant("local", "none", 1)
 
 
 class PoolDouble:
@@ -39,19 +41,29 @@ def record(rate: float) -> dict[str, Any]:
 def test_rounds_alternate_in_direction() -> None:
     pool = PoolDouble()
     told: list[str] = []
-    records = measure(
-        pool,  # type: ignore[arg-type]
-        [A, B],
-        TrainingConfig(steps=4),
-        repetitions=3,
-        warmup_steps=1,
-        on_run=told.append,
-    )
+    records: Records = {}
+    config = CompareConfig(steps=4, repetitions=3)
+    measure(pool, [A, B], config, records=records, rounds=range(3), on_run=told.append)  # type: ignore[arg-type]
     assert pool.order == [A.name, B.name, B.name, A.name, A.name, B.name]
     assert [r["number"] for r in records[A]] == [1, 4, 5]
     assert pool.evaluated == [A.name, B.name]  # once: all repetitions end in the same bits
     assert told[0] == "round 1 of 3: ps/grpc N=2"
     assert len(told) == 6
+
+
+def test_records_that_were_kept_are_gone_on_from() -> None:
+    pool = PoolDouble()
+    config = CompareConfig(steps=4, repetitions=3)
+    kept = {c.name: [{"number": 0, "parameters_sha256": "a"}] for c in (A, B)}
+    records = records_from(json.loads(json.dumps(kept)), [A, B, C])
+    measure(pool, [A, B], config, records=records, rounds=range(1, 3), on_run=str)  # type: ignore[arg-type]
+    assert pool.order == [B.name, A.name, A.name, B.name]
+    assert pool.evaluated == []  # the first one was
+    assert {c.name: [r["number"] for r in mine] for c, mine in records.items()} == {
+        A.name: [0, 2, 3],
+        B.name: [0, 1, 4],
+    }
+    assert records_to_json(records)[A.name] == records[A]
 
 
 def test_ranks_that_end_with_different_parameters_are_no_result() -> None:
@@ -60,16 +72,10 @@ def test_ranks_that_end_with_different_parameters_are_no_result() -> None:
             mine, other = super().run(*args, **kwargs)
             return [mine, {**other, "parameters_sha256": "b"}]
 
+    config = CompareConfig(steps=4, repetitions=1)
     text = "after 4 measured steps rank 1 of ps/grpc N=2 has other parameters than its rank 0"
     with pytest.raises(CertificateFailed, match=f"^{text}$"):
-        measure(
-            Diverging(),  # type: ignore[arg-type]
-            [A],
-            TrainingConfig(steps=4),
-            repetitions=1,
-            warmup_steps=1,
-            on_run=str,
-        )
+        measure(Diverging(), [A], config, records={}, rounds=range(1), on_run=str)  # type: ignore[arg-type]
 
 
 def test_summary_has_medians_and_the_spread() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks import progress as module
 from benchmarks.overall_progress import OverallProgress
-from benchmarks.progress import progress
+from benchmarks.progress import progress, told_by
 
 
 def test_without_a_terminal_a_line_now_and_then(
@@ -33,17 +33,18 @@ def test_without_a_terminal_a_line_now_and_then(
 def test_a_larger_job_reads_it_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(module.PROGRESS_VARIABLE, str(tmp_path / "told"))
     console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    with progress(Console(file=io.StringIO()), 4) as on_run, OverallProgress(console, [2, 6]) as whole:
-        whole.begin("first")
-        whole.begin("second")
+    with (
+        progress(Console(file=io.StringIO()), 4) as on_run,
+        OverallProgress(console, [("first", 2), ("second", 6)]) as whole,
+    ):
+        whole.show(0, 1.0, "")
         for what in ("a", "b: c", "d"):
             on_run(what)
         assert (tmp_path / "told").read_text() == "2 4 d"
-        whole.read(tmp_path / "told")
-        assert whole.words == "part 2 of 2, about 1 min left; now second: d"
+        whole.show(1, *told_by(tmp_path / "told"))
+        assert whole.words == "1 of 2 parts done, about 1 min left; now second: d"
         (tmp_path / "told").write_text("3 ")
-        whole.read(tmp_path / "told")
-        assert whole.words.endswith("second: d")
+        assert told_by(tmp_path / "told") == (0.0, "")
 
 
 def test_on_a_terminal_a_bar_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> 
     code, out, err = run(tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 3
     assert err.endswith(f"CertificateFailed: broken computed the wrong thing; see {tmp_path}/out/suite.md\n")
-    assert "part 1 of 3, about " in err
+    assert "0 of 3 parts done, about " in err
     assert statuses(tmp_path) == {"late": "failed", "broken": "wrong", "good": "done"}
     assert results(tmp_path)["parts"][1]["results"] is None
     page, summary = ((tmp_path / "out" / name).read_text() for name in ("suite.html", "suite.md"))

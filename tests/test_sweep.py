@@ -19,7 +19,7 @@ from benchmarks.cluster import ClusterConfig, OneHost
 from benchmarks.diff import load
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, RATE, load_peer
-from benchmarks.sweep import Measured, measure_all, row_of, rows_of
+from benchmarks.sweep import Groups, Measured, measure_all, row_of, rows_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
 from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
 from benchmarks.sweep_worker import BLOCK, measure, wrong_parameters
@@ -90,13 +90,20 @@ class FakeGroup:
             return []
         return [ProcessMemory(500_000_000 + self.lives, 1), ProcessMemory(1, 200_000_000 - self.lives)]
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 
 
-def fake_measurement(*groups: FakeGroup) -> Measured:
-    config = SweepConfig(sizes="4KiB,1MiB", repetitions=3, seconds=1)
-    return measure_all([*groups], None, config, lambda _: None)  # type: ignore[list-item]
+def fake_measurement(
+    *groups: FakeGroup, config: SweepConfig | None = None, restless: Any = None, measured: Measured | None = None
+) -> Measured:
+    config = config or SweepConfig(sizes="4KiB,1MiB", repetitions=3, seconds=1)
+    mine, there = measured or Measured(), Groups(4, [*groups], restless or {})  # type: ignore[list-item]
+    measure_all([there], {4: mine}, config, range(config.repetitions), lambda _: None)
+    return mine
 
 
 def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
@@ -113,6 +120,21 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
     assert [(row["backend"], row["bytes"]) for row in rows] == [("shm", 4096), ("gloo", 4096), ("shm", 1 << 20)]
     found = {**results_of(*rows), "failed": {"gloo N=4": "gloo: a rank ended"}}
     assert "gloo N=4 failed: gloo: a rank ended." in verdict(found)
+
+
+def test_what_was_kept_is_gone_on_from() -> None:
+    first = fake_measurement(FakeGroup("shm", 99), FakeGroup("gloo", 3), FakeGroup("ps-shm", 99))
+    again = Measured()
+    again.failed["mpi"] = "mpi: did not start"
+    again.restore(json.loads(json.dumps(first.to_json())))
+    assert again.failed == {"mpi": "mpi: did not start", "gloo": "gloo: a rank ended"}
+    again.failed.pop("mpi")
+    assert again == first
+    groups = FakeGroup("shm", 99), FakeGroup("gloo", 99)
+    fake_measurement(*groups, measured=again)
+    assert len(again.medians["shm", 4096]) == 6
+    assert groups[1].closed
+    assert len(again.medians["gloo", 4096]) == 1  # what has failed stays away
 
 
 def test_what_waiting_costs_is_measured_last() -> None:
@@ -135,7 +157,7 @@ def test_a_restless_library_is_started_anew_for_each_round_and_runs_alone() -> N
         yield ray
 
     config = SweepConfig(op="push_pull", sizes="4KiB,1MiB", repetitions=3, seconds=1)
-    measured = measure_all([shm], None, config, lambda *_, **__: None, restless={"ray": start})  # type: ignore[list-item, dict-item]
+    measured = fake_measurement(shm, config=config, restless={"ray": start})
     assert began == [4, 6]  # the first time each size is tried, too
     assert measured.failed == {"ray": "ray: a rank ended"}
     assert {key: len(times) for key, times in measured.medians.items() if key[0] == "ray"} == {
@@ -160,7 +182,7 @@ def test_what_waiting_costs_is_reported() -> None:
 def test_the_memory_of_a_server_is_the_most_of_all_rounds_at_the_largest_size() -> None:
     groups = FakeGroup("ps-shm", 99), FakeGroup("ps-grpc", 99), FakeGroup("memcpy", 99)
     config = SweepConfig(op="push_pull", sizes="1MB,400KB", repetitions=2, seconds=1, servers=2)
-    measured = measure_all([*groups], None, config, lambda _: None)  # type: ignore[list-item]
+    measured = fake_measurement(*groups, config=config)
     rows = rows_of(measured, ["ps-shm", "ps-grpc", "memcpy"], 4, config)
     found = {(row["backend"], row["bytes"]): row["server_memory"] for row in rows if "server_memory" in row}
     assert found == {
