@@ -96,6 +96,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "environment": describe_environment(),
+        "program": Path(script[0]).name,
     }
     runs: Records = {}
     failures: Failures = {}

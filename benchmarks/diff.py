@@ -186,6 +186,9 @@ def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
     jobs = [job_of(results) for results in (before, after)]
     if jobs[0] != jobs[1]:
         raise UsageError(f"they measured different things: {jobs[0]} / {jobs[1]}")
+    for key in ("program", "servers"):  # which older files do not hold
+        if key in before and key in after and before[key] != after[key]:
+            raise UsageError(f"they measured different things: {key} {before[key]} / {key} {after[key]}")
 
 
 def job_of(results: dict[str, Any]) -> str:

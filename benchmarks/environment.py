@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +20,10 @@ from common.memory import aligned_empty
 
 __all__ = ["describe_environment"]
 
-PACKAGES = ("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl", "torch")
+PACKAGES = (
+    *("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl"),
+    *("torch", "ray", "mpi4py"),
+)
 PROBE_BYTES = 100_000_000
 PROBE_REPEATS = 9
 
@@ -37,7 +41,11 @@ def describe_environment() -> dict[str, Any]:
         "noise": round(noise, 3),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {"gradsync": __version__, **{name: found for name in PACKAGES if (found := installed(name))}},
+        "versions": {
+            "gradsync": __version__,
+            **{name: found for name in PACKAGES if (found := installed(name))},
+            **open_mpi(),
+        },
         "commit": commit(),
     }
 
@@ -83,6 +91,16 @@ def gpus() -> dict[str, str]:
     except UsageError as exc:
         nccl = f"absent: {exc}"
     return {"gpus": found.replace("\n", "; "), "nccl": nccl}
+
+
+def open_mpi() -> dict[str, str]:
+    """The version of the mpirun that is found; nothing where there is none, or another library's."""
+    try:
+        found = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    version_of_it = re.match(r"mpirun \(Open MPI\) (\S+)", found)
+    return {"Open MPI": version_of_it[1]} if version_of_it else {}
 
 
 def installed(package: str) -> str | None:

@@ -119,7 +119,7 @@ class MeasuredGroup:
 
     def rest(self) -> None:
         """Give up the memory that the last measurement took, before others are measured."""
-        self._ask({"count": 1, "iterations": 0, "warmup": 0, "check": False})
+        self._ask({"rest": True})
 
     def wait(self, nbytes: int, late: float) -> float:
         """The largest share of a core that a rank used while it waited for the last one, which came `late` seconds

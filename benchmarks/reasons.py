@@ -30,6 +30,8 @@ REASONS = (  # an earlier one comes before a later one that fits as well
     mark("the program ran longer than {seconds} s (--run-timeout)"),
     mark("the program ended early on rank {ranks}, without an error"),
     mark("ranks ended with different parameters"),
+    mark("no model was given to DataParallel or distributed_model, so there is nothing to compare"),
+    mark("{made} backwards leave no step to time after --warmup-steps {warmup}"),
     mark("exit code {code}: {words}"),
 )
 

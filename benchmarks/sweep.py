@@ -70,6 +70,7 @@ def run_sweep(config: SweepConfig) -> None:
         "environment": describe_environment(),
         "op": config.op,
         "cluster": config.where(),
+        "servers": config.servers if config.op == "push_pull" else 0,
         "absent": absent,
         "failed": {},
         "rows": [],

@@ -3,7 +3,8 @@
 Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k, "warmup": calls
 before those, "check": whether a first call is checked}; answers with the seconds of each iteration and the number of
 elements that the checked call got wrong. {"count": elements, "late": seconds}: the last rank comes that much later
-than the others, who answer with the share of a core that each used while it waited. Between jobs it sleeps.
+than the others, who answer with the share of a core that each used while it waited. {"rest": true}: memory is given up.
+Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from common.buckets import segments
+from common.memory import trim_malloc
 from common.process import prepare_process
 
 __all__ = ["main"]
@@ -40,7 +42,9 @@ def main() -> int:
         lines.write(json.dumps({"rank": rank}) + "\n")
         for line in lines:
             job = json.loads(line)
-            if "late" in job:
+            if "rest" in job:
+                found = be_at_rest(peer)
+            elif "late" in job:
                 found = wait(peer, operation, job, late=rank == int(nranks) - 1)
             else:
                 found = measure(peer, operation, job, rank, int(nranks), checked=checked and job["check"])
@@ -76,6 +80,13 @@ def wait(peer: Any, operation: str, job: dict[str, Any], *, late: bool) -> dict[
     run()
     used, seconds = time.process_time() - used, time.perf_counter() - begun
     return {"core": None if late else used / seconds}
+
+
+def be_at_rest(peer: Any) -> dict[str, Any]:
+    """Keep one element; the next job asks for more."""
+    peer.resize(1)
+    trim_malloc()
+    return {}
 
 
 def resize(peer: Any, count: int) -> None:

@@ -7,7 +7,6 @@ A job is a line of JSON on stdin; so are its answers on stdout: a server's addre
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -18,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.memory import trim_malloc
 from common.process import prepare_process
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main() -> int:
 def give_memory_back() -> None:
     """For the next job's processes: a model is part of cycles, and malloc, as it is tuned, keeps what is freed."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    trim_malloc()
 
 
 def serve(job: dict[str, Any], answer: Any) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "aligned_empty",
     "limit_malloc_arenas",
     "segment_name",
+    "trim_malloc",
     "tune_malloc",
 ]
 
@@ -40,6 +41,11 @@ def tune_malloc() -> None:
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     libc.mallopt(m_mmap_threshold, 1 << 30)
     libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def trim_malloc() -> None:
+    """Return what is freed, and `tune_malloc` has kept, to the kernel."""
+    libc.malloc_trim(0)
 
 
 def limit_malloc_arenas(count: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.agreement import Figure
-from benchmarks.diff import Change, DiffConfig, changes, diff, figures, job_of, load
+from benchmarks.diff import Change, DiffConfig, changes, check_alike, diff, figures, job_of, load
 from benchmarks.result_files import check_history, write_results
 from common.errors import DataError, GradSyncError, UsageError
 
@@ -200,6 +200,11 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
             "different things: all_reduce / all_reduce; on 4 hosts, 1gbit",
         ),
         (sweep(), {**sweep(), "op": "broadcast"}, "they measured different things: all_reduce / broadcast"),
+        (
+            {**sweep(), "op": "push_pull", "servers": 1},
+            {**sweep(), "op": "push_pull", "servers": 4},
+            "they measured different things: servers 1 / servers 4",
+        ),
     ],
 )
 def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, write: Callable[[str, Any], str]) -> None:
@@ -207,6 +212,13 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_of_older_results_it_is_not_known_with_how_many_servers() -> None:
+    check_alike(sweep(), {**sweep(), "servers": 4})
+    check_alike({**sweep(), "program": "train.py"}, {**sweep(), "program": "train.py"})
+    with pytest.raises(UsageError, match=r"^they measured different things: program train.py / program other.py$"):
+        check_alike({**sweep(), "program": "train.py"}, {**sweep(), "program": "other.py"})
 
 
 @pytest.mark.parametrize(

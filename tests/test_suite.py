@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.job import Part
 from benchmarks.overall_progress import minutes_left
+from benchmarks.rounds import ROUNDS_FILE
 from benchmarks.suite import Outcome, fingerprint, keep, take_up
 
 pytestmark = pytest.mark.processes
@@ -35,6 +36,19 @@ if "benchmarks.sweep_worker" in sys.orig_argv and "3" in sys.orig_argv:
         whole(self)
         self.array[-1] += 1
     Rank.all_reduce = broken
+"""
+
+
+DIES = """
+import sys
+if sys.orig_argv[2:4] == ["benchmarks", "sweep"] and "first" in sys.orig_argv[-1]:
+    import os, pathlib
+    from benchmarks import rounds
+    def die(job):
+        job.sendall(rounds.TURN)
+        pathlib.Path({killed!r}).touch()
+        os.kill(os.getpid(), 9)
+    rounds.wait_for_turn = die
 """
 
 
@@ -146,6 +160,53 @@ def test_an_interrupted_job_reports_what_it_has(
     assert statuses(tmp_path) == {"first": "missing", "second": "missing"}
     assert "first is missing: interrupted." in out
     assert "second is missing: not run." in (tmp_path / "out" / "suite.md").read_text()
+
+
+def test_parts_take_turns_and_a_resumed_job_goes_on_from_their_rounds(
+    tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
+) -> None:
+    rounds = "repetitions = 3, seconds = 0.5"
+    both = part("first") + part("second")
+    (tmp_path / "job.toml").write_text(both.replace("repetitions = 1, seconds = 0.001", rounds))
+    files = [tmp_path / "out" / "parts" / name / ROUNDS_FILE for name in ("first", "second")]
+    with start(tmp_path) as process:
+        wait_until(files[1].exists)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    kept = [json.loads(file.read_text()) for file in files]
+    made = [each["made"] for each in kept]
+    assert made in ([1, 1], [2, 1])
+    assert statuses(tmp_path) == {"first": "incomplete", "second": "incomplete"}
+    assert f"first is incomplete: interrupted after {made[0]} of 3 rounds." in out
+    page, summary = ((tmp_path / "out" / name).read_text() for name in ("suite.html", "suite.md"))
+    assert "Incomplete: interrupted after 1 of 3 rounds." in summary
+    assert "| 4 KiB | shm |" in summary
+    assert 'id="part-first-sweep-all_reduce-2"' in page
+
+    for median in kept[1]["state"][0]["medians"]:
+        median[-1] = [1000.0] * 2  # seconds, in rounds 1 and 2, which shows in the median of three
+    files[1].write_text(json.dumps({**kept[1], "made": 2}))
+    code, _, err = run(tmp_path, "--resume")
+    assert code == 0, err
+    assert statuses(tmp_path) == {"first": "done", "second": "done"}
+    first, second = ({row["backend"]: row for row in each["results"]["rows"]} for each in results(tmp_path)["parts"])
+    assert first["shm"]["time_ms"] < 1000
+    assert second["shm"]["time_ms"] == 1e6
+    assert second["shm"]["time_ms_interval"][0] < 1000
+
+
+def test_a_part_that_dies_while_it_waits_is_told(
+    tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
+) -> None:
+    (tmp_path / "job.toml").write_text(part("first").replace("repetitions = 1", "repetitions = 2") + part("second"))
+    killed = tmp_path / "killed"
+    (tmp_path / "sitecustomize.py").write_text(DIES.format(killed=str(killed)))
+    code, _, err = run(tmp_path, PYTHONPATH=str(tmp_path))
+    assert code == 1, err
+    assert killed.exists()
+    assert statuses(tmp_path) == {"first": "failed", "second": "done"}
+    assert results(tmp_path)["parts"][0]["reason"] == "exit code -9 without a word"
 
 
 def descendants(pid: int) -> list[int]:

@@ -34,6 +34,7 @@ class Rank:
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._ordinary = name == "shm-copied"
+        self._arrays: dict[int, Any] = {}  # by size
         self.xp: Any = importlib.import_module("cupy") if name.startswith("nccl") else np
         backend, _, how = (name, "", "") if name.startswith("nccl") else name.partition("-")
         rendezvous = address.partition(",")[0] if ":" in address else f"unix-abstract:{address}"
@@ -51,7 +52,12 @@ class Rank:
             pace(link.connection for link in algorithm.transport.links._links.values())
 
     def resize(self, count: int) -> None:
-        self.array = aligned_empty(count) if self._ordinary else self._group.empty(count)
+        if self._ordinary:
+            self.array = aligned_empty(count)
+            return
+        if count not in self._arrays:  # a group keeps their memory until it closes
+            self._arrays[count] = self._group.empty(count)
+        self.array = self._arrays[count]
 
     def all_reduce(self) -> None:
         self._group.all_reduce(self.array, "sum")
