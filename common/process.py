@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -94,7 +94,8 @@ def forget_in_children(each: Forgetful) -> None:
 
 def _forget() -> None:
     for each in list(_forgetful):
-        each.forget()
+        with suppress(Exception):  # so that the others are forgotten too
+            each.forget()
 
 
 def end_in_order_on_sigterm() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -27,6 +30,7 @@ __all__ = [
     "check_bind_host",
     "connect",
     "host_of",
+    "let_go",
     "serve",
     "translate",
 ]
@@ -46,6 +50,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
+_used_by = 0  # the process that has made channels
 SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]  # else two servers can share a port, silently
 
 
@@ -125,7 +130,15 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
 
     Raises:
         PeerUnreachable: naming the address and the limit.
+        UsageError: this process was forked from one that has used gRPC.
     """
+    global _used_by
+    if _used_by not in (0, os.getpid()):
+        raise UsageError(
+            f"process {_used_by}, from which this one was forked, has used gRPC, which cannot be used here any more; "
+            'start this process by spawn (multiprocessing.get_context("spawn")), or fork before joining'
+        )
+    _used_by = os.getpid()
     channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *flow_control(address)])
     try:
         grpc.channel_ready_future(channel).result(timeout)
@@ -135,6 +148,38 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
             f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
         ) from exc
     return channel
+
+
+def let_go(addresses: Collection[str]) -> None:
+    """In a forked child: give up the inherited connections to these servers, which otherwise would not notice that the
+    parent died. gRPC cannot be used in this process any more: its threads are the parent's.
+
+    gRPC does not tell its descriptors: they are those of sockets that do not block, with such an address at the other
+    end. Each stays taken, by the null device, so that whatever gRPC still does to it in this process does no harm.
+    """
+    ends = {_end(address) for address in addresses}
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # no socket, or not connected, or that of the listing
+            if os.get_blocking(int(name)):
+                continue
+            connection = socket.socket(fileno=int(name))
+            try:
+                peer = connection.getpeername()
+            finally:
+                connection.detach()
+            if (peer if isinstance(peer, (str, bytes)) else peer[1]) in ends:
+                os.dup2(null, int(name), inheritable=False)
+    os.close(null)
+
+
+def _end(address: str) -> str | bytes | int:
+    """What getpeername says of a server's address: a Unix socket's name, or the port."""
+    if address.startswith("unix-abstract:"):
+        return b"\0" + address.partition(":")[2].encode()
+    if address.startswith("unix:"):
+        return address.removeprefix("unix:").removeprefix("//")
+    return int(address.rpartition(":")[2])
 
 
 def abort_with(context: grpc.ServicerContext, error: GradSyncError) -> NoReturn:

@@ -7,6 +7,7 @@ then differ in nothing else.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -65,6 +66,7 @@ class Surface:
     def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
+        self._process = os.getpid()  # which has joined
         self._wrapped: Any = None
         self._average: GradientAverage | None = None
         self.placement = placement_from()
@@ -97,6 +99,7 @@ class Surface:
             if parts_folder():
                 self._synchronizer.record(recorder_for(self._synchronizer))
                 end_in_order_on_sigterm()
+            self._process = os.getpid()
             atexit.register(self.leave)
         return self.ParallelEnv()
 
@@ -228,7 +231,10 @@ class Surface:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it."""
+        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it. A forked child has
+        no part in it, so nothing to leave."""
+        if os.getpid() != self._process:
+            return
         if self._synchronizer is not None:
             self._synchronizer.trace.leave(parts_folder())
             failed = getattr(sys, "last_value", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from common.gradsync_pb2 import (
 )
 from common.memory import Segment, SegmentPool
 from common.optimizers import Optimizer
+from common.process import forget_in_children
 from common.rendezvous import GRACE
 from common.trace import NO_TRACE, ServerAnswer, Trace
 from common.updater import Accumulator, is_number, parts_of, slot_of_key
@@ -200,7 +202,7 @@ class Session:
 class Client:
     """One trainer's membership in a group of `nranks` trainers and `servers`; a context manager.
 
-    Every blocking method waits at most `timeout` seconds for the other processes.
+    Every blocking method waits at most `timeout` seconds for the other processes. A forked child has no part in it.
 
     Args:
         data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
@@ -245,6 +247,8 @@ class Client:
         self.gradients: FloatArray = np.empty(0, np.float32)  # what is pushed, or after `average`, the mean
         self.trace: Trace = NO_TRACE
         self._channels = ExitStack()
+        self._process = os.getpid()
+        forget_in_children(self)
         try:
             for index, address in enumerate(servers):
                 self._sessions.append(Session(*self._join(index, address), self._changed))
@@ -273,6 +277,7 @@ class Client:
             UsageError: the data plane is to be shm, and a server cannot be reached so; or there is no optimizer,
                 without which the mode must be sync.
         """
+        self._check_process()
         if self.mode != SYNC and not optimizer:
             raise UsageError(f"mode {self.mode} needs the optimizer when the training begins; use mode sync")
         self._arena, self._buckets, self.gradients = arena, arena.buckets, arena.gradients
@@ -377,6 +382,7 @@ class Client:
 
     def wait_for_all(self) -> None:
         """Block until the step is complete that the last commit ended without waiting."""
+        self._check_process()
         if self._returning:
             self._await_result()
             self.trace.moment("received", step=self.step - 1)
@@ -389,6 +395,7 @@ class Client:
 
     def pull(self) -> None:
         """Between steps, not in sync mode: blocks until the servers' present parameters are in the arena."""
+        self._check_process()
         for session in self._sessions:
             session.served, session.version = self._arena.parameters, self.step - 1
             session.note(TrainerMessage(pull=Pull(epoch=self.epoch, step=self.step)))
@@ -406,6 +413,7 @@ class Client:
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
+        self._check_process()
         message = Configure(epoch=self.epoch, rank=self.rank, optimizer=optimizer_message(optimizer), names=names)
         self._names = list(names)
         for session in self._sessions:
@@ -413,6 +421,7 @@ class Client:
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
         """What the servers' optimizers keep, by Paddle's keys, with the slots' names; needs no other trainer."""
+        self._check_process()
         for session in self._sessions:
             session.state = []
             session.send([TrainerMessage(state_request=StateRequest(epoch=self.epoch))])
@@ -431,6 +440,7 @@ class Client:
         Raises:
             UsageError: it belongs to other parameters.
         """
+        self._check_process()
         slots = self._arena.layout.slots
         placed: list[tuple[str, int, npt.NDArray[Any]]] = []
         for key, value in state.items():
@@ -472,10 +482,17 @@ class Client:
 
     def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
         """See Synchronizer.ask_servers."""
+        self._check_process()
         return [session.ask(events=events, timeout=self.timeout) for session in self._sessions]
 
+    def forget(self) -> None:
+        """In a forked child, whose open connections would hide from the servers that the trainer died."""
+        rpc.let_go(self.servers)
+
     def close(self, reason: str = "") -> None:
-        """Leave the group; idempotent."""
+        """Leave the group; idempotent. In a forked child it does nothing."""
+        if os.getpid() != self._process:
+            return
         if not reason:
             with suppress(GradSyncError):
                 self.wait_for_all()
@@ -497,6 +514,10 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(f"the client is that of process {self._process}, from which this one was forked")
 
     def _shaped(self, key: str, whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
         slot = self._arena.layout.slots[slot_of_key(key, self._names) or 0]

@@ -115,6 +115,7 @@ class TrainerConfig(ServedConfig):
     """Number of trainers."""
     servers: str = "127.0.0.1:8500"
     """HOST:PORT of every server, separated by commas, in the order of their --shard."""
+    log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,7 +38,7 @@ def run(config: RunConfig, script: list[str]) -> None:
         Job(config.log_dir, all_ranks_here=alone) as job,
     ):
         servers = ",".join(find_servers(job, node, config, traced))
-        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "nranks", "servers", "update"))]
+        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks", "servers", "update"))]
         environment = {
             SERVERS_VARIABLE: servers,
             TIMEOUT_VARIABLE: str(config.timeout),

@@ -13,6 +13,7 @@ from common.cli import run_command, split_script
 from common.config import DATASETS, MODELS, TrainingConfig, check_rank, parse_address, parse_addresses
 from common.errors import GradSyncError, UsageError
 from common.optimizers import OPTIMIZERS, AdamW
+from ps.config import TrainerConfig
 
 pytest.importorskip("tyro")
 
@@ -123,6 +124,11 @@ def test_an_interrupt_is_one_line_and_130(capfd: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (7, 7)])
 def test_mains_result_is_the_exit_code(returned: int | None, code: int) -> None:
     assert command([], lambda config: returned) == code
+
+
+def test_a_trainer_writes_to_its_terminal_and_has_no_folder_for_logs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(TrainerConfig, lambda _: 0, prog="ps.trainer", args=["--log-dir", "logs"]) == 2
+    assert "--log-dir" in capfd.readouterr().err
 
 
 def test_flags_become_fields() -> None:
