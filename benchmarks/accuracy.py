@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import shlex
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from benchmarks.result_files import SCHEMA, check_history, withdraw, write_resul
 from benchmarks.watched import Straggler, Watch
 from common.entry import check_writable
 from common.errors import CertificateFailed
+from common.launch import FOLDER
 from ps.modes import parse_mode
 
 __all__ = ["accuracy"]
@@ -84,7 +86,7 @@ def run_all(config: AccuracyConfig, console: Console) -> dict[str, Any]:
     }
     trainings = [(straggler, c) for straggler in config.stragglers(1) for c in contestants]
     with (
-        tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
+        tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
         progress(console, 1 + len(seeds) * len(trainings)) as on_run,
         WorkerPool(config.nranks, max(c.servers for c in contestants), OneHost()) as pool,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from benchmarks.result_files import SCHEMA, check_history, withdraw, write_resul
 from benchmarks.rounds import rounds
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
+from common.launch import FOLDER
 
 __all__ = ["compare"]
 
@@ -81,7 +83,7 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
     runs = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
     ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
     with (
-        tempfile.TemporaryDirectory(prefix="gradsync-") as folder,
+        tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
         progress(console, runs) as on_run,
         config.cluster.make() as hosts,
         WorkerPool(ranks, servers, hosts) as pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -32,7 +33,8 @@ from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_report import cells, distances, heads, outcome
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
-from common.launch import Job
+from common.launch import FOLDER, Job
+from common.process import end_in_order_on_sigterm
 
 __all__ = ["PADDLE_BOUNDS", "YARDSTICK_MULTIPLE", "compare_script"]
 
@@ -86,6 +88,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         CertificateFailed: `ps` and `ring` ended with different parameters, or Paddle beyond the bound.
         GradSyncError: the program failed under a scheme of ours.
     """
+    end_in_order_on_sigterm()
     console = Console(highlight=False)
     check_history(config.history)
     check_writable("out", config.out / "script.json")
@@ -100,7 +103,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     }
     runs: Records = {}
     failures: Failures = {}
-    with tempfile.TemporaryDirectory(prefix="gradsync-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
 
         @cache  # paddle and paddle-default are measured by the same one, after every round
         def by_rounding(contestant: Contestant) -> Distances:

@@ -133,26 +133,30 @@ def measure_all(
         def limit(link: str) -> None:
             hosts.limit(rates[link])
 
-        groups = [running.enter_context(groups_of(n, config, hosts, job, on_run)) for n in config.counts()]
+        on_run("starting link", START_S)
+        link = running.enter_context(MeasuredGroup(job, "link", hosts, range(2)))
+        groups = [running.enter_context(groups_of(n, config, hosts, job, link, on_run)) for n in config.counts()]
         measure_settings(groups, config, measured, rounds, limit, on_run)
         running.close()  # their ends of the sockets tell the workers to leave
 
 
 @contextmanager
 def groups_of(
-    nranks: int, config: CrossoverConfig, hosts: Cluster, job: Job, on_run: Callable[[str, int], None]
+    nranks: int,
+    config: CrossoverConfig,
+    hosts: Cluster,
+    job: Job,
+    link: MeasuredGroup,
+    on_run: Callable[[str, int], None],
 ) -> Iterator[Groups]:
     with ExitStack() as groups:
 
         def start(backend: str, count: int = 0) -> MeasuredGroup:
             on_run(f"N={nranks}: starting {backend}", START_S)
-            where = range(2 if backend == "link" else nranks)
-            operation = "all_reduce" if backend == "link" else "push_pull"
             # Server s beside rank s.
-            group = MeasuredGroup(job, backend, hosts, where, operation=operation, servers=range(count))
+            group = MeasuredGroup(job, backend, hosts, range(nranks), operation="push_pull", servers=range(count))
             return groups.enter_context(group)
 
-        link = start("link")
         servers = {count: start("ps-grpc", count) for count in config.servers_of(nranks)}
         yield Groups(nranks, {RING: start("tcp-sgd"), **servers}, link)
 
@@ -270,6 +274,7 @@ def measure_round(
     link, schemes = groups.link, groups.schemes
     stream = link_bytes(cluster)
     setting.rates.append(stream / median(link.measure(stream, 1, warmup=1)[0]))
+    link.rest()
     for servers in list(schemes)[:: 1 if repetition % 2 == 0 else -1]:
         about = seconds(cluster, nbytes, nranks, servers, setting.steps[servers])
         words = f"{setting.where}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}"
@@ -335,8 +340,8 @@ def seconds(cluster: ClusterConfig, nbytes: int, nranks: int, servers: int, step
 def cost(config: CrossoverConfig) -> int:
     """About how many seconds it takes."""
     rounds = [2] + [1] * config.repetitions
-    starts = sum(START_S * (2 + len(config.servers_of(nranks))) for nranks in config.counts())
-    return starts + sum(
+    starts = 1 + sum(1 + len(config.servers_of(nranks)) for nranks in config.counts())
+    return START_S * starts + sum(
         seconds(cluster, nbytes, nranks, servers, steps)
         for nranks in config.counts()
         for cluster in config.clusters(nranks)

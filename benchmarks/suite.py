@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import select
 import shlex
 import shutil
@@ -12,13 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -42,6 +43,8 @@ __all__ = ["SuiteConfig", "run_suite"]
 
 SCHEMA = 1
 POLL_S = 0.2
+ROOM = 0.5  # of the memory, that another part finds free where it begins while others wait
+NEARLY = 0.99  # the most that a part that has not ended is told to have done
 TOLD = "progress"  # the file in which a part tells how far it is
 PATIENCE_S = 15.0  # a command that is told to end ends its own processes first
 PACKAGES = ("benchmarks", "collective", "common", "ps")
@@ -157,8 +160,7 @@ def resume(outcomes: list[Outcome], prints: dict[str, str], config: SuiteConfig)
 def run_parts(
     outcomes: list[Outcome], prints: dict[str, str], suite: dict[str, Any], config: SuiteConfig, console: Console
 ) -> None:
-    """In turn, a round each: the part that has made the smallest share of its rounds is the next. The report is written
-    anew whenever one ends."""
+    """In turn, a round each. The report is written anew whenever one ends."""
     for outcome in outcomes:
         if (reason := why_absent(outcome.part)) and outcome.status == "missing":
             outcome.status, outcome.reason = "absent", reason
@@ -172,10 +174,11 @@ def run_parts(
         ):
             for number, outcome in enumerate(left):
                 show = partial(bar.show, number)
-                part = RunningPart(job, outcome, config, prints[outcome.part.name], show)
-                begun.append(resources.enter_context(part))
+                begun.append(RunningPart(job, outcome, config, prints[outcome.part.name], show))
+            for each in begun:
+                resources.enter_context(each)
             while running := [each for each in begun if not each.ended]:
-                part = min(running, key=lambda each: each.share)
+                part = next_of(running, memory_free())
                 part.take_turn()
                 if part.ended:
                     write_report(suite, outcomes, config)
@@ -208,6 +211,39 @@ def command_of(part: Part, config: SuiteConfig) -> list[str]:
     return part.command(folder_of(part, config), *language)
 
 
+class Turn(Protocol):
+    """What a part tells of itself when the next turn is given."""
+
+    begun: bool
+
+    @property
+    def share(self) -> float: ...
+
+
+T = TypeVar("T", bound=Turn)
+
+
+def next_of(parts: Sequence[T], free: float) -> T:
+    """The one that has made the smallest share of its rounds, the first of equals; one that has not begun only where
+    there is room for its processes beside those of the others.
+
+    Args:
+        free: the share of the machine's memory that is.
+    """
+    begun = [each for each in parts if each.begun]
+    return min(parts if free >= ROOM or not begun else begun, key=lambda each: each.share)
+
+
+def memory_free() -> float:
+    """The share of the memory that is free: of this machine's, or of what a container may use."""
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(told[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    with suppress(OSError, ValueError):  # no limit
+        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{name}").read_text()) for name in ("max", "current"))
+        total, free = min(total, limit), min(free, limit - used)
+    return max(0, free) / total
+
+
 class RunningPart:
     """A part as a child of the job, which makes a round whenever it is given a turn; a context manager. What it prints
     is in its log.txt.
@@ -222,7 +258,9 @@ class RunningPart:
         self.outcome, self.ended = outcome, False
         self._job, self._config, self._print, self._show = job, config, print_of_part, show
         self._folder = folder_of(outcome.part, config)
+        self.begun = False
         self._child: subprocess.Popen[bytes] | None = None
+        self._share_before = self.share  # of an earlier job
         self._resources, self._turns = ExitStack(), socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> RunningPart:
@@ -235,34 +273,36 @@ class RunningPart:
     @property
     def share(self) -> float:
         """Of its rounds, those that it has made."""
-        return rounds_made(self._folder)[0] if self._child or self.outcome.resumed else 0.0
+        return rounds_made(self._folder)[0] if self.begun or self.outcome.resumed else 0.0
 
     def take_turn(self) -> None:
         """Returns when it has made a round, or has ended, which the outcome then tells."""
         begun, before = time.monotonic(), self.outcome.seconds
         if self._child is None:
-            self._child = self._start()
+            self._child, self.begun = self._start(), True
         else:
             with suppress(OSError):  # it has died while it waited
                 self._turns.sendall(TURN)
         late = False
         while not late and self._child.poll() is None:
+            self.outcome.seconds = before + time.monotonic() - begun
             if self._has_made_a_round():
                 keep(self.outcome, self._folder, self._print, begun=True)
                 return
-            self._show(*told_by(self._folder / TOLD))
-            self.outcome.seconds = before + time.monotonic() - begun
+            share, what = told_by(self._folder / TOLD)
+            self._show(min(NEARLY, self._share_before + share), what)
             late = self.outcome.seconds > 60 * self.outcome.part.limit
         self._job.end(self._child)
         self.ended = True
         (self._folder / TOLD).unlink(missing_ok=True)
         judge(self.outcome, self._folder, 0 if late else self._child.returncode, late=late)
         keep(self.outcome, self._folder, self._print)
+        (self._folder / ROUNDS_FILE).unlink(missing_ok=True)
         self._show(1.0, "")
 
     def interrupt(self) -> None:
         """The job has ended: what there is of a part that has not, it has in whole rounds."""
-        if self.ended or self._child is None:
+        if self.ended or not (self.begun or self.outcome.resumed):
             return
         (self._folder / TOLD).unlink(missing_ok=True)
         _, words, results = rounds_made(self._folder)
@@ -274,7 +314,7 @@ class RunningPart:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         keep(self.outcome, self._folder, self._print, begun=True)
-        address = self._job.scratch / f"turns-{self.outcome.part.name}"
+        address = self._job.scratch / f"turns-{secrets.token_hex(4)}"  # short: it is a socket's
         self._turns.bind(str(address))
         self._turns.listen(1)
         environment = {PROGRESS_VARIABLE: str(self._folder / TOLD), TURNS_VARIABLE: str(address)}
@@ -291,8 +331,9 @@ class RunningPart:
             listener.close()
             self._resources.enter_context(self._turns)
             return False
-        if self._turns.recv(1):
-            return True
+        with suppress(ConnectionResetError):  # it has died with a turn unread
+            if self._turns.recv(1):
+                return True
         with suppress(subprocess.TimeoutExpired):  # all rounds are made: it writes its report
             assert self._child
             self._child.wait(POLL_S)
@@ -303,6 +344,7 @@ def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:
     """Note what has become of a part that has ended."""
     outcome.results = load_results(folder)
     if late:
+        outcome.results = outcome.results or rounds_made(folder)[2]
         outcome.status, outcome.reason = "failed", f"it took longer than {outcome.part.limit:g} minutes (limit)"
     elif code:
         outcome.status, outcome.reason = "failed", reason_in(folder / "log.txt", code)
@@ -347,7 +389,9 @@ def keep(outcome: Outcome, folder: Path, print_of_part: str, *, begun: bool = Fa
     """For --resume."""
     status = "begun" if begun else outcome.status
     content = {"status": status, "seconds": outcome.seconds, "fingerprint": print_of_part}
-    (folder / "part.json").write_text(json.dumps(content) + "\n")
+    unfinished = folder / "part.json.new"
+    unfinished.write_text(json.dumps(content) + "\n")
+    unfinished.replace(folder / "part.json")
 
 
 def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> bool:

@@ -22,6 +22,7 @@ from common.errors import GradSyncError, PeerError, UsageError
 from common.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
 
 __all__ = [
+    "FOLDER",
     "Job",
     "ProcessFailed",
     "abstract_address",
@@ -243,6 +244,7 @@ class Job:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """End one child, and all that it has started, before the others."""
         self._end([child for child in self.children if child.process is process])
+        self.children = [child for child in self.children if child.process is not process]
 
     def _end_all(self) -> None:
         self._end(self.children)

@@ -98,6 +98,9 @@ class GroupDouble:
         self.calls.append((self.name, nbytes, iterations, warmup, check))
         return [self.seconds] * iterations, self.wrong if check else 0
 
+    def rest(self) -> None:
+        pass
+
 
 def measured(config: CrossoverConfig, schemes: Any, link: Any, cells: list[Any], calls: list[Any]) -> None:
     settings: list[Setting] = []

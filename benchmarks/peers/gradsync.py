@@ -33,7 +33,7 @@ class Rank:
     array: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
-        self._ordinary = name == "shm-copied"
+        self._name, self._ordinary = name, name == "shm-copied"
         self._arrays: dict[int, Any] = {}  # by size
         self.xp: Any = importlib.import_module("cupy") if name.startswith("nccl") else np
         backend, _, how = (name, "", "") if name.startswith("nccl") else name.partition("-")
@@ -54,10 +54,12 @@ class Rank:
     def resize(self, count: int) -> None:
         if self._ordinary:
             self.array = aligned_empty(count)
-            return
-        if count not in self._arrays:  # a group keeps their memory until it closes
-            self._arrays[count] = self._group.empty(count)
-        self.array = self._arrays[count]
+        elif count in self._arrays:
+            self.array = self._arrays[count]
+        else:
+            self.array = self._group.empty(count)
+        if self._name == "shm":  # a group keeps the memory of its arrays until it closes
+            self._arrays[count] = self.array
 
     def all_reduce(self) -> None:
         self._group.all_reduce(self.array, "sum")
