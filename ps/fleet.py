@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,9 @@ from common.placement import Placement, placement_from
 from common.rpc import check_bind_host, host_of
 from common.surface import Surface
 from common.synchronizer import Synchronizer
+from common.tracing import parts_folder
 from ps.client import Client
+from ps.server import stop_on_sigterm
 from ps.servicer import ParameterServer
 from ps.synchronizer import ServerSynchronizer
 
@@ -88,7 +92,12 @@ class ServerSurface(Surface):
         self._server_ready = True
 
     def run_server(self) -> None:
-        """Serve one training; returns when all workers have stopped."""
+        """Serve one training; returns when all workers have stopped. On SIGTERM, in the main thread, the step under way
+        is completed and the workers hear why, as with `python -m ps.server`.
+
+        Raises:
+            PeerLost, PeerStalled, ...: why the training failed.
+        """
         if not self._server_ready:
             self.init_server()
         placement, endpoint = self._role.placement, self._role.endpoint
@@ -98,7 +107,18 @@ class ServerSurface(Surface):
         shard = (placement.servers.index(endpoint), len(placement.servers))
         limit_malloc_arenas(1)
         with ParameterServer(endpoint, placement.nranks, shard=shard, timeout=placement.timeout) as server:
-            server.wait()
+            before = signal.getsignal(signal.SIGTERM)
+            here = threading.current_thread() is threading.main_thread()
+            if here:
+                stop_on_sigterm(server)
+            try:
+                server.wait()
+            finally:
+                server.trace.leave(parts_folder())
+                if here:
+                    signal.signal(signal.SIGTERM, before)
+            if straggler := server.straggler():
+                print(straggler, flush=True)
 
     def init_worker(self, *_: Any, **__: Any) -> None:
         """Join the group; blocks until all workers and servers are there."""

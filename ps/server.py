@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ps.config import ServerConfig
     from ps.servicer import ParameterServer
 
-__all__ = ["main", "prepare_server"]
+__all__ = ["main", "prepare_server", "stop_on_sigterm"]
 
 
 def main(args: list[str] | None = None) -> int:
