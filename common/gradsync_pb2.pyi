@@ -336,7 +336,7 @@ class StatusReply(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("rank", "data_plane", "steps", "times_last", "lag", "bytes_pushed", "bytes_served", "left")
+    __slots__ = ("rank", "data_plane", "steps", "times_last", "lag", "bytes_pushed", "bytes_served", "left", "waiting")
     RANK_FIELD_NUMBER: _ClassVar[int]
     DATA_PLANE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +345,7 @@ class TrainerStatus(_message.Message):
     BYTES_PUSHED_FIELD_NUMBER: _ClassVar[int]
     BYTES_SERVED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     rank: int
     data_plane: str
     steps: int
@@ -353,7 +354,8 @@ class TrainerStatus(_message.Message):
     bytes_pushed: int
     bytes_served: int
     left: bool
-    def __init__(self, rank: _Optional[int] = ..., data_plane: _Optional[str] = ..., steps: _Optional[int] = ..., times_last: _Optional[int] = ..., lag: _Optional[float] = ..., bytes_pushed: _Optional[int] = ..., bytes_served: _Optional[int] = ..., left: bool = ...) -> None: ...
+    waiting: bool
+    def __init__(self, rank: _Optional[int] = ..., data_plane: _Optional[str] = ..., steps: _Optional[int] = ..., times_last: _Optional[int] = ..., lag: _Optional[float] = ..., bytes_pushed: _Optional[int] = ..., bytes_served: _Optional[int] = ..., left: bool = ..., waiting: bool = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("events",)

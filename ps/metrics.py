@@ -24,7 +24,7 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._status()
         yield CounterMetricFamily("gradsync_steps", "Steps that have ended.", value=status.steps)
-        waiting = sum(1 for t in status.trainers if t.steps > status.steps)
+        waiting = sum(t.waiting for t in status.trainers)
         yield GaugeMetricFamily("gradsync_waiting_trainers", "Trainers that wait for others.", value=waiting)
         training = status.state == "training"
         yield GaugeMetricFamily("gradsync_training", "1 while the training goes on.", value=training)
@@ -35,16 +35,23 @@ class StatusCollector(Collector):
             "Median time from the first trainer's commit to this one's.",
             labels=["rank"],
         )
+        behind = GaugeMetricFamily(
+            "gradsync_staleness_steps",
+            "How many steps a trainer is behind the one that is furthest ahead.",
+            labels=["rank"],
+        )
         labels = ["rank", "direction", "data_plane"]
         moved = CounterMetricFamily("gradsync_bytes", "Gradients pushed, and what was served.", labels=labels)
+        furthest = max((t.steps for t in status.trainers), default=0)
         for t in status.trainers:
             rank = str(t.rank)
             steps.add_metric([rank], t.steps)
             last.add_metric([rank], t.times_last)
             lag.add_metric([rank], t.lag)
+            behind.add_metric([rank], furthest - t.steps)
             moved.add_metric([rank, "pushed", t.data_plane], t.bytes_pushed)
             moved.add_metric([rank, "served", t.data_plane], t.bytes_served)
-        yield from (steps, last, lag, moved)
+        yield from (steps, last, lag, behind, moved)
 
 
 @contextmanager

@@ -98,12 +98,14 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
         "steps",
         "last in",
         "lag ms",
+        "behind",
         "pushed MB",
         "served MB",
         box=None,
         pad_edge=False,
         header_style="bold",
     )
+    furthest = max((t.steps for reply in replies for t in reply.trainers), default=0)
     for rank in sorted({t.rank for reply in replies for t in reply.trainers}):
         seen = [t for reply in replies for t in reply.trainers if t.rank == rank]
         worst = max(seen, key=lambda t: t.lag)
@@ -114,6 +116,7 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
             f"{min(t.steps for t in seen):,}",
             f"{worst.times_last / ended:.0%}",
             f"{1000 * worst.lag:.1f}",
+            f"{furthest - min(t.steps for t in seen):,}",
             f"{sum(t.bytes_pushed for t in seen) / 1e6:,.1f}",
             f"{sum(t.bytes_served for t in seen) / 1e6:,.1f}",
         )

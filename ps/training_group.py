@@ -225,8 +225,14 @@ class TrainingGroup:
                     bytes_pushed=self._pace.pushed[rank],
                     bytes_served=self._pace.served[rank],
                     left=rank in self._gone,
+                    waiting=self._is_waiting(rank),
                 )
             return reply
+
+    def _is_waiting(self, rank: int) -> bool:
+        if isinstance(self._store, RelaxedStore):
+            return rank in self._store.waiting
+        return self._store is not None and self._store.has_finished(rank)
 
     def straggler(self) -> str:
         """Which trainer the others waited for most often, in words; "" if there is no telling."""
@@ -508,7 +514,7 @@ class TrainingGroup:
             released = store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater)
         for each in released:
             self._hand_over(each, store)
-        self._pace.steps[rank] += 1
+        self._pace.committed_apart(rank, time.monotonic())
         self.steps = min(store.steps)
         self._waiting_since = time.monotonic() if store.waiting or self._gathered else None
         self._still_alive()

@@ -22,10 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from common.arena import Arena, Layout
 from common.errors import PeerLost, PortInUse
 from common.gradsync_pb2 import StatusReply
+from common.optimizers import SGD
+from ps.client import Client
 from ps.connection import Connection, connect
 from ps.metrics import serve_metrics
+from ps.modes import Mode
 from ps.pace import Pace
 from ps.servicer import SERVICE, ParameterServer
 from ps.status import table_of
@@ -118,6 +122,41 @@ def test_lag_is_the_median_behind_the_first(orders: list[list[int]], gap: float)
         assert pace.steps[rank] == len(orders)
 
 
+def test_steps_of_trainers_that_run_apart_are_compared_by_their_numbers() -> None:
+    pace = Pace(2)
+    for rank, now in [(0, 1.0), (0, 2.0), (1, 5.0), (0, 5.5), (1, 6.0), (1, 7.0), (1, 8.0), (0, 10.0)]:
+        pace.committed_apart(rank, now)
+    assert pace.steps == [4, 4]
+    assert pace.times_last == [1, 3]  # steps 0, 1 and 2: rank 1, 4, 4 and 1.5 s after rank 0; step 3: rank 0, 2 s
+    assert (pace.lag(0), pace.lag(1)) == (0.0, 2.75)
+    assert pace.straggler() == "rank 1 came last in 75% of the steps, 2750.0 ms after the first (median)"
+
+
+def test_in_a_relaxed_mode_too_a_status_tells_who_waits_and_who_is_late() -> None:
+    """ssp with staleness 1: rank 0 makes a step, and waits at the end of its second for rank 1's first."""
+
+    def body(rank: int) -> None:
+        with Client([server.address], rank, 2, mode=Mode("ssp", 1)) as client:
+            arena = Arena(Layout.of([("w", (4,))]))
+            client.register(arena, SGD())
+            for step in range(2):
+                if rank and not step:
+                    wait_for_commit(server, 1)
+                    seen.extend(t.waiting for t in server.status().trainers)
+                client.push(0)
+                client.commit(0.1)
+
+    seen: list[bool] = []
+    with ParameterServer("127.0.0.1:0", 2) as server:
+        on_threads(2, body)
+        server.wait()
+        told = server.status()
+    assert seen == [True, False]
+    assert told.trainers[1].times_last >= 1
+    assert told.trainers[1].lag > 0
+    assert "rank 1 came last" in server.straggler()
+
+
 # The table
 
 
@@ -141,14 +180,15 @@ def test_the_table_has_a_line_for_each_server_and_trainer() -> None:
     lines = rendered(status())
     assert lines[0].split() == ["server", "address", "steps", "parameters", "MB", "state"]
     assert lines[1].split() == ["0/1", "127.0.0.1:8500", "1,234", "100.0", "training"]
-    assert lines[3].split() == ["rank", "data", "steps", "last", "in", "lag", "ms", "pushed", "MB", "served", "MB"]
-    assert lines[4].split() == ["0", "shm", "1,234", "0%", "0.0", "123,400.0", "0.0"]
-    assert lines[5].split() == ["1", "(left)", "grpc", "1,235", "50%", "12.3", "0.0", "5.0"]
+    heads = ["rank", "data", "steps", "last", "in", "lag", "ms", "behind", "pushed", "MB", "served", "MB"]
+    assert lines[3].split() == heads
+    assert lines[4].split() == ["0", "shm", "1,234", "0%", "0.0", "1", "123,400.0", "0.0"]
+    assert lines[5].split() == ["1", "(left)", "grpc", "1,235", "50%", "12.3", "0", "0.0", "5.0"]
 
 
 def test_trainers_of_several_servers_are_added_up() -> None:
     lines = rendered(status(), status(shard=1))
-    assert lines[5].split() == ["0", "shm", "1,234", "0%", "0.0", "246,800.0", "0.0"]
+    assert lines[5].split() == ["0", "shm", "1,234", "0%", "0.0", "1", "246,800.0", "0.0"]
 
 
 def test_before_anybody_has_joined_there_are_servers_only() -> None:
@@ -157,6 +197,25 @@ def test_before_anybody_has_joined_there_are_servers_only() -> None:
 
 
 # Prometheus
+
+
+def figures(status: Callable[[], StatusReply]) -> dict[str, float]:
+    with (
+        serve_metrics(status, "127.0.0.1", 0) as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer,
+    ):
+        text = answer.read().decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def test_prometheus_hears_who_waits_and_who_is_behind() -> None:
+    told = status()
+    told.trainers[1].waiting = True
+    found = figures(lambda: told)
+    assert found["gradsync_waiting_trainers"] == 1
+    assert found['gradsync_staleness_steps{rank="0"}'] == 1
+    assert found['gradsync_staleness_steps{rank="1"}'] == 0
 
 
 def test_prometheus_reads_the_same_figures() -> None:
