@@ -28,14 +28,16 @@ def minutes_left(expected: Sequence[float], done: float, elapsed_min: float) -> 
 class OverallProgress:
     """A bar on a terminal, elsewhere a line now and then; a context manager."""
 
-    def __init__(self, console: Console, parts: Sequence[tuple[str, float]]) -> None:
-        """`parts`: the title of each, and the minutes that it will take, about."""
+    def __init__(self, console: Console, parts: Sequence[tuple[str, float, float]]) -> None:
+        """`parts`: the title of each, the minutes that all of it takes, about, and the share that an earlier job has
+        done."""
         self.words = ""  # what is shown
         self._terminal = console.is_terminal
         columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=console, transient=True, disable=not self._terminal)
-        self._titles, self._minutes = [title for title, _ in parts], [minutes for _, minutes in parts]
-        self._shares = [0.0] * len(parts)
+        self._titles, self._minutes = [title for title, _, _ in parts], [minutes for _, minutes, _ in parts]
+        self._shares = [share for _, _, share in parts]
+        self._before = self._done()
         self._task = self._bar.add_task("", total=sum(self._minutes))
 
     def __enter__(self) -> OverallProgress:
@@ -50,12 +52,15 @@ class OverallProgress:
     def show(self, part: int, share: float, what: str) -> None:
         """So much of a part is done, and `what` is what it does now."""
         self._shares[part] = share
-        done = sum(each * minutes for each, minutes in zip(self._shares, self._minutes, strict=True))
-        now = time.monotonic()
-        left = minutes_left(self._minutes, done, (now - self._begun) / 60)
+        done, now = self._done(), time.monotonic()
+        left = minutes_left([*self._minutes, -self._before], done - self._before, (now - self._begun) / 60)
         ended = f"{self._shares.count(1.0)} of {len(self._shares)} parts done, about {max(1, round(left))} min left"
         self.words = f"{ended}; now {self._titles[part]}{f': {what}' if what else ''}"
         self._bar.update(self._task, completed=done, description=self.words)
         if not self._terminal and now - self._told >= QUIET_S:
             print(self.words, file=sys.stderr, flush=True)
             self._told = now
+
+    def _done(self) -> float:
+        """Of the minutes."""
+        return sum(share * minutes for share, minutes in zip(self._shares, self._minutes, strict=True))

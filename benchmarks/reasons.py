@@ -15,6 +15,7 @@ REASONS = (  # an earlier one comes before a later one that fits as well
     mark("interrupted"),
     mark("interrupted after {made} of {count} rounds"),
     mark("it took longer than {minutes} minutes (limit)"),
+    mark("it took longer than {minutes} minutes (limit) after {made} of {count} rounds"),
     mark("it ended well but left no results"),
     mark("{program} is not installed; use a checkout of GradSync"),
     mark("NCCL through {binding} needs {package}, which is not installed; {command}"),

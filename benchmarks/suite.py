@@ -38,6 +38,7 @@ from benchmarks.suite_report import print_summary, to_html, to_markdown
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch import Job
+from common.memory import memory_bytes
 
 __all__ = ["SuiteConfig", "run_suite"]
 
@@ -168,7 +169,9 @@ def run_parts(
     begun: list[RunningPart] = []
     try:
         with (
-            OverallProgress(console, [(each.part.title, each.part.minutes) for each in left]) as bar,
+            OverallProgress(
+                console, [(each.part.title, each.part.minutes, share_of(each, config)) for each in left]
+            ) as bar,
             Job(config.out / "parts", patience=PATIENCE_S) as job,
             ExitStack() as resources,
         ):
@@ -178,7 +181,8 @@ def run_parts(
             for each in begun:
                 resources.enter_context(each)
             while running := [each for each in begun if not each.ended]:
-                part = next_of(running, memory_free())
+                free, memory = memory_bytes()
+                part = next_of(running, free / memory)
                 part.take_turn()
                 if part.ended:
                     write_report(suite, outcomes, config)
@@ -211,6 +215,11 @@ def command_of(part: Part, config: SuiteConfig) -> list[str]:
     return part.command(folder_of(part, config), *language)
 
 
+def share_of(outcome: Outcome, config: SuiteConfig) -> float:
+    """Of its rounds, those that an earlier job has made."""
+    return rounds_made(folder_of(outcome.part, config))[0] if outcome.resumed else 0.0
+
+
 class Turn(Protocol):
     """What a part tells of itself when the next turn is given."""
 
@@ -234,16 +243,6 @@ def next_of(parts: Sequence[T], free: float) -> T:
     return min(parts if free >= ROOM or not begun else begun, key=lambda each: each.share)
 
 
-def memory_free() -> float:
-    """The share of the memory that is free: of this machine's, or of what a container may use."""
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (int(told[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    with suppress(OSError, ValueError):  # no limit
-        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{name}").read_text()) for name in ("max", "current"))
-        total, free = min(total, limit), min(free, limit - used)
-    return max(0, free) / total
-
-
 class RunningPart:
     """A part as a child of the job, which makes a round whenever it is given a turn; a context manager. What it prints
     is in its log.txt.
@@ -260,7 +259,7 @@ class RunningPart:
         self._folder = folder_of(outcome.part, config)
         self.begun = False
         self._child: subprocess.Popen[bytes] | None = None
-        self._share_before = self.share  # of an earlier job
+        self._share_before = share_of(outcome, config)
         self._resources, self._turns = ExitStack(), socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> RunningPart:
@@ -344,8 +343,9 @@ def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:
     """Note what has become of a part that has ended."""
     outcome.results = load_results(folder)
     if late:
-        outcome.results = outcome.results or rounds_made(folder)[2]
-        outcome.status, outcome.reason = "failed", f"it took longer than {outcome.part.limit:g} minutes (limit)"
+        _, words, made = rounds_made(folder)
+        outcome.results = outcome.results or made
+        outcome.status, outcome.reason = "failed", f"it took longer than {outcome.part.limit:g} minutes (limit){words}"
     elif code:
         outcome.status, outcome.reason = "failed", reason_in(folder / "log.txt", code)
         if code == CertificateFailed.exit_code:

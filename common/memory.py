@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from bisect import bisect_right
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ __all__ = [
 ALIGNMENT_BYTES = 64  # a cache line; every arena base and every parameter in it starts on one
 HUGE_PAGE = 1 << 21  # bytes; of x86-64, and of arm64 with pages of 4 KiB
 MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # mman.h; Python's mmap module does not have them
+
+CGROUPS = (  # versions 2 and 1
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_ssize_t
@@ -203,11 +209,17 @@ def shortage(needed: int, free: int) -> str:
 
 def free_bytes() -> int:
     """What this process may still use: the machine's available memory, or less under a container's limit."""
+    return memory_bytes()[0]
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(what may still be used, what there is in all): of the machine, or of a container with a limit, where what the
+    kernel only caches counts as free."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, int(limit) - int(used))
+    free, total = (int(meminfo[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    for folder, limit_file, used_file, cached in CGROUPS:
+        with suppress(OSError, ValueError, KeyError):  # another version, or no limit
+            limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            free, total = min(free, limit - used + int(stat[cached])), min(total, limit)
+    return max(0, free), total

@@ -50,7 +50,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
-_used_by = 0  # the process that has made channels
+_used_by = 0  # the process that has used gRPC
 SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]  # else two servers can share a port, silently
 
 
@@ -71,7 +71,9 @@ def serve(
 
     Raises:
         PortInUse: naming the address.
+        UsageError: this process was forked from one that has used gRPC.
     """
+    _use_grpc()
     options = [*SERVER_OPTIONS, *flow_control(address, window)]
     server = grpc.server(futures.ThreadPoolExecutor(threads), options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
@@ -132,13 +134,7 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
         PeerUnreachable: naming the address and the limit.
         UsageError: this process was forked from one that has used gRPC.
     """
-    global _used_by
-    if _used_by not in (0, os.getpid()):
-        raise UsageError(
-            f"process {_used_by}, from which this one was forked, has used gRPC, which cannot be used here any more; "
-            'start this process by spawn (multiprocessing.get_context("spawn")), or fork before joining'
-        )
-    _used_by = os.getpid()
+    _use_grpc()
     channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *flow_control(address)])
     try:
         grpc.channel_ready_future(channel).result(timeout)
@@ -148,6 +144,16 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
             f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
         ) from exc
     return channel
+
+
+def _use_grpc() -> None:
+    global _used_by
+    if _used_by not in (0, os.getpid()):
+        raise UsageError(
+            f"process {_used_by}, from which this one was forked, has used gRPC, which cannot be used here any more; "
+            'start this process by spawn (multiprocessing.get_context("spawn")), or fork before joining'
+        )
+    _used_by = os.getpid()
 
 
 def let_go(addresses: Collection[str]) -> None:

@@ -94,12 +94,12 @@ class Surface:
     def init_parallel_env(self) -> Any:
         """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
         if self._synchronizer is None:
+            self._process = os.getpid()
             alone = self.placement.nranks == 1 and not self.placement.servers
             self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
             if parts_folder():
                 self._synchronizer.record(recorder_for(self._synchronizer))
                 end_in_order_on_sigterm()
-            self._process = os.getpid()
             atexit.register(self.leave)
         return self.ParallelEnv()
 

@@ -376,6 +376,7 @@ class Client:
 
     def wait_for(self, start: int, stop: int) -> None:
         """Block until words start..stop of the arena's parameters are those after the last commit."""
+        self._check_process()
         if self._returning:
             doing = f"waiting for words {start}..{stop} of the result of step {self.step}"
             self._wait(lambda session: session.has(self.step + 1, start, stop), doing)

@@ -115,7 +115,7 @@ class ServerSurface(Surface):
                 server.wait()
             finally:
                 server.trace.leave(parts_folder())
-                if here:
+                if here and before is not None:  # None: not Python's
                     signal.signal(signal.SIGTERM, before)
             if straggler := server.straggler():
                 print(straggler, flush=True)

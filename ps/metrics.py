@@ -48,7 +48,7 @@ class StatusCollector(Collector):
             steps.add_metric([rank], t.steps)
             last.add_metric([rank], t.times_last)
             lag.add_metric([rank], t.lag)
-            behind.add_metric([rank], furthest - t.steps)
+            behind.add_metric([rank], 0 if t.left else furthest - t.steps)
             moved.add_metric([rank, "pushed", t.data_plane], t.bytes_pushed)
             moved.add_metric([rank, "served", t.data_plane], t.bytes_served)
         yield from (steps, last, lag, behind, moved)

@@ -105,7 +105,6 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
         pad_edge=False,
         header_style="bold",
     )
-    furthest = max((t.steps for reply in replies for t in reply.trainers), default=0)
     for rank in sorted({t.rank for reply in replies for t in reply.trainers}):
         seen = [t for reply in replies for t in reply.trainers if t.rank == rank]
         worst = max(seen, key=lambda t: t.lag)
@@ -116,11 +115,17 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
             f"{min(t.steps for t in seen):,}",
             f"{worst.times_last / ended:.0%}",
             f"{1000 * worst.lag:.1f}",
-            f"{furthest - min(t.steps for t in seen):,}",
+            f"{max(behind(reply, rank) for reply in replies):,}",
             f"{sum(t.bytes_pushed for t in seen) / 1e6:,.1f}",
             f"{sum(t.bytes_served for t in seen) / 1e6:,.1f}",
         )
     return Group(servers, "", trainers) if trainers.row_count else servers
+
+
+def behind(reply: StatusReply, rank: int) -> int:
+    """How many steps a trainer is behind the one that is furthest ahead, as this server sees it; 0 once it has left."""
+    mine = next((t for t in reply.trainers if t.rank == rank and not t.left), None)
+    return 0 if mine is None else max(t.steps for t in reply.trainers) - mine.steps
 
 
 if __name__ == "__main__":

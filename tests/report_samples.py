@@ -24,6 +24,7 @@ EVERY_REASON = (
     "interrupted",
     "interrupted after 3 of 7 rounds",
     "it took longer than 0.5 minutes (limit)",
+    "it took longer than 0.5 minutes (limit) after 3 of 7 rounds",
     "it ended well but left no results",
     "Fleet is not installed; use a checkout of GradSync",
     "NCCL through cupy needs cupy, which is not installed; pip",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from common.errors import SharedMemoryTooSmall
-from common.memory import Segment, aligned_empty, tune_malloc
+from common.memory import Segment, aligned_empty, memory_bytes, tune_malloc
 
 TOO_MUCH = 1 << 60
 READ_AND_ADD = """
@@ -182,14 +182,29 @@ def test_a_container_limit_counts_as_free_memory(monkeypatch: pytest.MonkeyPatch
     texts = {
         "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n",
         "/sys/fs/cgroup/memory.max": "3000000\n",
-        "/sys/fs/cgroup/memory.current": "1000000\n",
+        "/sys/fs/cgroup/memory.current": "1500000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 1000000\ninactive_file 500000\n",
     }
-    monkeypatch.setattr("common.memory.Path.read_text", lambda path: texts[str(path)])
+
+    def read_text(path: Path) -> str:
+        if str(path) not in texts:
+            raise FileNotFoundError(path)
+        return texts[str(path)]
+
+    monkeypatch.setattr("common.memory.Path.read_text", read_text)
+    assert memory_bytes() == (2_000_000, 3_000_000)
     with pytest.raises(SharedMemoryTooSmall, match="2,000,001 bytes needed, 2,000,000 free"):
         Segment(2_000_001)
     texts["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert memory_bytes() == (5_120_000, 9_216_000)
     with pytest.raises(SharedMemoryTooSmall, match="5,120,001 bytes needed, 5,120,000 free"):
         Segment(5_120_001)
+    old = "/sys/fs/cgroup/memory/memory"
+    texts |= {f"{old}.limit_in_bytes": "4000000", f"{old}.usage_in_bytes": "4500000"}
+    texts[f"{old}.stat"] = "total_inactive_file 100000"
+    assert memory_bytes() == (0, 4_000_000)
+    texts[f"{old}.limit_in_bytes"] = str(1 << 62)  # none
+    assert memory_bytes() == (5_120_000, 9_216_000)
 
 
 def test_large_blocks_are_not_mapped_one_by_one() -> None:
