@@ -10,11 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import shlex
-import sys
 import tempfile
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,11 +26,10 @@ from benchmarks.accuracy_report import verdict
 from benchmarks.certificate import require_identical, require_same_on_all_ranks
 from benchmarks.cluster import OneHost
 from benchmarks.contestants import Contestant
-from benchmarks.environment import describe_environment
 from benchmarks.kinds import write_report
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
+from benchmarks.result_files import check_history, head_of_results, withdraw, write_results
 from benchmarks.watched import Straggler, Watch
 from common.entry import check_writable
 from common.errors import CertificateFailed
@@ -70,11 +66,7 @@ def run_all(config: AccuracyConfig, console: Console) -> dict[str, Any]:
     """Everything that accuracy.json holds."""
     contestants, seeds = config.contestants(), config.every_seed()
     results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "accuracy",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
+        **head_of_results("accuracy"),
         "job": {
             **{key: getattr(config, key) for key in ("model", "dataset", "batch_size", "optimizer", "lr")},
             **{key: getattr(config, key) for key in ("nranks", "steps", "target", "eval_every")},

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,14 +15,13 @@ from benchmarks.certificate import certify, require_identical
 from benchmarks.cluster import ClusterConfig
 from benchmarks.config import CompareConfig
 from benchmarks.contestants import Contestant
-from benchmarks.environment import describe_environment
 from benchmarks.kinds import write_report
 from benchmarks.link import measure_link
 from benchmarks.measure import Records, measure, records_from, records_to_json, summarise
 from benchmarks.pool import WorkerPool
 from benchmarks.progress import progress
 from benchmarks.report import print_terminal
-from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
+from benchmarks.result_files import check_history, head_of_results, withdraw, write_results
 from benchmarks.rounds import rounds
 from common.entry import check_writable
 from common.errors import CertificateFailed, UsageError
@@ -71,11 +67,7 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
     if not contestants:
         raise UsageError("; ".join(f"{scheme} is absent: {why}" for scheme, why in absent.items()))
     results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "compare",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
+        **head_of_results("compare"),
         "scaling": config.scaling,
         "missing": absent,
         "runs": [],

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -22,12 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
-from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.measure import Records, records_from, records_to_json
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.result_files import check_history, head_of_results, write_results
 from benchmarks.rounds import rounds
 from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_report import cells, distances, heads, outcome
@@ -94,11 +90,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     check_writable("out", config.out / "script.json")
     contestants = config.contestants()
     results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "script",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
+        **head_of_results("script"),
         "program": Path(script[0]).name,
     }
     runs: Records = {}

@@ -9,13 +9,10 @@ Both schemes make a whole step of SGD, and every rank has the new parameters:
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,12 +23,11 @@ from rich.text import Text
 from benchmarks.cluster import Cluster, ClusterConfig, why_no_cluster
 from benchmarks.crossover_config import CrossoverConfig
 from benchmarks.crossover_report import print_terminal
-from benchmarks.environment import describe_environment
 from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, withdraw, write_results
+from benchmarks.result_files import check_history, head_of_results, withdraw, write_results
 from benchmarks.rounds import rounds
 from benchmarks.sweep_config import size_in_words
 from common.entry import check_writable
@@ -63,11 +59,7 @@ def run_crossover(config: CrossoverConfig) -> int:
     check_history(config.history)
     check_writable("out", config.out / "crossover.json")
     results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "crossover",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
+        **head_of_results("crossover"),
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "repetitions": config.repetitions,
         "interrupted": False,

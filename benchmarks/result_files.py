@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
+import sys
 import tempfile
+from datetime import datetime, timezone
 from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
@@ -14,12 +17,24 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from benchmarks.environment import describe_environment
 from common.errors import GradSyncError, UsageError
 
-__all__ = ["SCHEMA", "check_history", "kind_of", "problem", "withdraw", "write_results"]
+__all__ = ["SCHEMA", "check_history", "head_of_results", "kind_of", "problem", "withdraw", "write_results"]
 
 SCHEMA = 1  # the version that every kind has so far
 EVERY_KIND = "results"  # the schema of what all kinds have in common
+
+
+def head_of_results(kind: str) -> dict[str, Any]:
+    """What results of every kind begin with: what they are, when and by which command they came about, and where."""
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+        "environment": describe_environment(),
+    }
 
 
 def kind_of(results: Any) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from functools import partial
 from statistics import median
 from typing import Any
@@ -16,14 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import Hosts
-from benchmarks.environment import describe_environment
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import OURS, load_peer
 from benchmarks.progress import progress
-from benchmarks.result_files import SCHEMA, check_history, write_results
+from benchmarks.result_files import check_history, head_of_results, write_results
 from benchmarks.rounds import rounds
 from benchmarks.sweep_config import SweepConfig, size_in_words
 from benchmarks.sweep_report import TITLES, WAITING, cells, wrong_backends
@@ -63,11 +59,7 @@ def run_sweep(config: SweepConfig) -> None:
         console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     present = [name for name in backends if name not in absent]
     results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "sweep",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
+        **head_of_results("sweep"),
         "op": config.op,
         "cluster": config.where(),
         "servers": config.servers if config.op == "push_pull" else 0,

@@ -68,7 +68,7 @@ class PoolDouble:
 @pytest.fixture
 def doubled(monkeypatch: pytest.MonkeyPatch) -> type[PoolDouble]:
     monkeypatch.setattr(module, "WorkerPool", PoolDouble)
-    monkeypatch.setattr(module, "describe_environment", lambda: {"cores": 2})
+    monkeypatch.setattr("benchmarks.result_files.describe_environment", lambda: {"cores": 2})
     return PoolDouble
 
 

@@ -74,7 +74,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
     monkeypatch.setattr("benchmarks.crossover.measure_all", measure)
-    monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("benchmarks.result_files.describe_environment", lambda: results_of()["environment"])
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
     assert run_crossover(CrossoverConfig(**folders)) == 130
     text = (tmp_path / "out" / "crossover.md").read_text()
@@ -187,7 +187,7 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
 
     monkeypatch.setattr("benchmarks.crossover.why_no_cluster", str)
     monkeypatch.setattr("benchmarks.crossover.measure_all", measure)
-    monkeypatch.setattr("benchmarks.crossover.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("benchmarks.result_files.describe_environment", lambda: results_of()["environment"])
     monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
     assert main() == 3
     assert not any(path.read_text() for path in (tmp_path / "out").iterdir())

@@ -17,7 +17,8 @@ import pytest
 from benchmarks.job import Part
 from benchmarks.overall_progress import minutes_left
 from benchmarks.rounds import ROUNDS_FILE
-from benchmarks.suite import Outcome, fingerprint, keep, next_of, take_up
+from benchmarks.suite import next_of
+from benchmarks.suite_part import Outcome, fingerprint, keep, take_up
 from tests.groups import ROOT
 
 pytestmark = pytest.mark.processes
