@@ -3,10 +3,10 @@ taken apart around the words.
 
 A message that carries a chunk ends with the chunk's words, whatever its kind:
 
-    tag, length of all that follows, the chunk's other fields, tag, length of the words | words
+    tag, length of all that follows, the chunk's other fields, padding, tag, length of the words | words
 
 Any protobuf parser reads such a message (https://protobuf.dev/programming-guides/encoding), and what another one wrote
-in another order is read by protobuf itself here.
+in another order is read by protobuf itself here. Padding lets the words begin where arithmetic on them is fast.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["Frame", "Outgoing", "frames", "read_server", "read_trainer", "to_byt
 M = TypeVar("M", TrainerMessage, ServerMessage)
 
 BYTES = 2  # wire type of a field that is a length and so many bytes
-DATA_TAG = Chunk.DESCRIPTOR.fields_by_name["data"].number << 3 | BYTES
+DATA_TAG, PADDING_TAG = (Chunk.DESCRIPTOR.fields_by_name[name].number << 3 | BYTES for name in ("data", "padding"))
 WORTH_BYTES = 1024  # smaller messages are protobuf's
+ALIGNED_TO = 16  # bytes; so is the memory of `bytes`, from its first one on
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,22 @@ def to_bytes(message: Outgoing | TrainerMessage | ServerMessage) -> bytes:
     """What goes over the wire; the words are read now."""
     if not isinstance(message, Outgoing):
         return message.SerializeToString()
-    inner = message.chunk.SerializeToString() + bytes([DATA_TAG]) + varint(message.words.nbytes)
-    length = varint(len(inner) + message.words.nbytes)
-    return b"".join((bytes([message.field << 3 | BYTES]), length, inner, message.words.data))
+    head = head_of(message)
+    missing = -len(head) % ALIGNED_TO
+    if missing and len(head) + message.words.nbytes >= WORTH_BYTES:
+        size = (missing - 3) % ALIGNED_TO + 1  # besides its tag and length
+        head = head_of(message, size)
+        if len(head) % ALIGNED_TO:  # it has made a length before it one byte longer
+            head = head_of(message, size + ALIGNED_TO - 1)
+    return b"".join((head, message.words.data))
+
+
+def head_of(message: Outgoing, padding: int = 0) -> bytes:
+    """All that comes before the words, with so many bytes of padding."""
+    nbytes = message.words.nbytes
+    message.chunk.padding = bytes(padding)
+    inner = message.chunk.SerializeToString() + bytes([DATA_TAG]) + varint(nbytes)
+    return bytes([message.field << 3 | BYTES]) + varint(len(inner) + nbytes) + inner
 
 
 def read_trainer(data: bytes) -> Frame[TrainerMessage]:
@@ -105,9 +119,11 @@ def where_words_begin(data: bytes) -> tuple[int, int] | None:
         if tag == DATA_TAG:
             size, begin = read_varint(data, at + 1)
             return (at, begin) if begin + size == len(data) and size % FLOAT32.itemsize == 0 else None
-        if tag & 7:  # the other fields of a chunk are whole numbers
+        value, at = read_varint(data, at + 1)
+        if tag == PADDING_TAG:
+            at += value
+        elif tag & 7:  # the other fields of a chunk are whole numbers
             return None
-        _, at = read_varint(data, at + 1)
     return None
 
 

@@ -1,7 +1,8 @@
 """A server's state where trainers need not be at the same step: ssp, async and geo, each out of `ps/store.py`'s parts.
 
-As there: no gRPC, no thread and no clock, and whatever does not fit is refused and changes nothing. A trainer's words
-are copied as they arrive, for its commit may be answered, and its memory be written to, before they are applied.
+As there: no gRPC, no thread and no clock, and whatever does not fit is refused and changes nothing. What is read in a
+trainer's memory is copied from there as it becomes final, for its commit may be answered, and its memory be written to,
+before that is applied.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class RelaxedStore(ABC):
         self.parameters, self.gradients = aligned_empty(shard.length), aligned_empty(shard.length)
         self._buckets, self._epoch, self._helper = buckets, epoch, helper
         self._elsewhere: dict[int, FloatArray] = {}  # where trainers have their gradients, to be copied from there
+        self._made: list[Store] = []
 
     @abstractmethod
     def reduce(self, bucket: int) -> None:
@@ -62,7 +64,15 @@ class RelaxedStore(ABC):
         """All that this store waits for has been committed: update."""
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
-        """A trainer's gradients of the shard lie in this memory, from now on: it only tells when they are final."""
+        """A trainer's gradients of the shard lie in this memory, from now on: it only tells when they are final.
+
+        Raises:
+            ProtocolError: it has pushed words of a step that is not applied.
+        """
+        if rank not in self._elsewhere:
+            for store in self._made:
+                if rank in store.ranks:
+                    store.read_in_place(rank, aligned_empty(self.shard.length))
         self._elsewhere[rank] = array
 
     def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:
@@ -74,11 +84,11 @@ class RelaxedStore(ABC):
         self.check(rank, epoch, step)
         if isinstance(data, int) != (rank in self._elsewhere):
             raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
-        size = data if isinstance(data, int) else data.size
         store = self._store_of(rank)
-        complete = store.push(rank, epoch, step, bucket, start, size)
-        words = slice(start - self.shard.start, start - self.shard.start + size)
-        store.contribution(rank)[words] = self._elsewhere[rank][words] if isinstance(data, int) else data
+        complete = store.push(rank, epoch, step, bucket, start, data)
+        if isinstance(data, int):
+            words = slice(start - self.shard.start, start - self.shard.start + data)
+            store.contribution(rank)[words] = self._elsewhere[rank][words]
         return complete
 
     def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes, updater: Updater) -> Sequence[int]:
@@ -131,8 +141,7 @@ class RelaxedStore(ABC):
         store.step = step
         store.keep_parameters_in(self.parameters)
         store.gradients = self.gradients
-        for rank in ranks:
-            store.read_in_place(rank, aligned_empty(self.shard.length))
+        self._made.append(store)
         return store
 
 

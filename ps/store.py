@@ -17,12 +17,14 @@ missing) is refused with an error and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
+from itertools import islice, pairwise
+from operator import itemgetter
 
 from common.arena import FloatArray
 from common.buckets import ALIGNMENT, Bucket, segments, words
@@ -83,9 +85,9 @@ class Store:
 
     All positions and sizes are in words of 4 bytes.
 
-    Memory: the shard's parameters and one gradient buffer a trainer, except for those whose gradients lie elsewhere
-    (`read_in_place`). The averaged gradients, once something is averaged before it is updated; without such trainers
-    they take the place of rank 0's.
+    Memory: the shard's parameters. What trainers push, as it comes and without a copy, until it is averaged: no more
+    than trainers are apart, and nothing of those whose gradients are read in place. The averaged gradients, once
+    something is averaged before it is updated.
     """
 
     def __init__(
@@ -109,7 +111,6 @@ class Store:
         self._used = b""  # which parameters some trainer's backward has reached
         self._replaced = 0  # words of the replacement that have arrived
         self._elsewhere: dict[int, FloatArray] = {}  # contributions that are read where the trainer has them
-        self._here: dict[int, FloatArray] = {}
         self._buckets = list(buckets)
         self._parts = [shard_of_bucket(shard, bucket) for bucket in buckets]
         self._begin_step()
@@ -139,20 +140,21 @@ class Store:
         self.parameters = array
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
-        """A trainer's gradients of the shard lie in this memory, from now on: what it pushes is not copied.
+        """A trainer's gradients of the shard lie in this memory, from now on: it only pushes how many are there.
 
-        It is about to read the average too, so rank 0's gradients, if some have come already, move out of its place."""
-        mine = self._here.get(0)
-        if mine is not None and mine is self.__dict__.get("gradients"):
-            self._here[0] = self._empty(self.shard.length)
-            self._here[0][...] = mine
+        Raises:
+            ProtocolError: it has pushed words of this step.
+        """
+        if any(sent for (each, _), sent in self._sent.items() if each == rank):
+            raise ProtocolError(f"rank {rank} offered its gradients after it had pushed some of step {self.step}")
         self._elsewhere[rank] = array
 
     def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:
         """Take gradients of one trainer, in ascending order within a bucket.
 
         Args:
-            data: the words; or how many, of a trainer whose gradients are read in place.
+            data: the words, whole elements, which are kept until they are averaged and must not change before; or how
+                many, of a trainer whose gradients are read in place.
 
         Returns:
             True if with this all trainers have delivered another piece of the bucket, or the whole: the caller then
@@ -171,11 +173,14 @@ class Store:
                 f"rank {rank} pushed words {start}..{start + size} of bucket {bucket} at step {step}, "
                 f"expected them from {part.start + done} up to {part.stop}"
             )
+        if size % words(self._buckets[bucket].dtype):
+            raise ProtocolError(
+                f"rank {rank} pushed a part of an element, {size} words, of bucket {bucket} at step {step}"
+            )
         if isinstance(data, int) != (rank in self._elsewhere):
             raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
-        if not isinstance(data, int):
-            at = start - self.shard.start
-            self.contribution(rank)[at : at + size] = data
+        if not isinstance(data, int) and size:
+            self._sent[rank, bucket].append((start - self.shard.start, data))
         self._delivered[rank][bucket] += size
         least = min(self._delivered[rank][bucket] for rank in self.ranks)
         self._there_of[bucket] = least if least == part.length else least - least % self.piece
@@ -183,36 +188,62 @@ class Store:
 
     def reduce(self, bucket: int) -> None:
         """Average what all trainers have delivered of a bucket."""
-        kind, mean = self._buckets[bucket].dtype, self.gradients
-        word, offset = words(kind), self._parts[bucket].start - self.shard.start
+        mean, offset = self.gradients, self._parts[bucket].start - self.shard.start
         first, last = offset + self._averaged_of[bucket], offset + self._there_of[bucket]
+        if self._helper is None or last - first < WORTH_HELP:
+            self._average(reduce_bucket, bucket, first, last, mean[first:last])
+        else:
+            middle = first + (last - first) // 2 // ALIGNMENT * ALIGNMENT
+            second = self._helper.submit(self._average, reduce_bucket, bucket, middle, last, mean[middle:last])
+            self._average(reduce_bucket, bucket, first, middle, mean[first:middle])
+            second.result()
         self._averaged_of[bucket] = self._there_of[bucket]
+        self._forget(bucket, last)
 
-        def reduce_between(start: int, stop: int) -> None:
-            reduce_bucket(
-                [self.contribution(rank).view(kind) for rank in self.ranks],
-                mean.view(kind),
-                **self._place_of(bucket),
-                start=start // word,
-                stop=stop // word,
+    def _average(self, average: Callable[..., None], bucket: int, start: int, stop: int, out: FloatArray) -> None:
+        """Write the average of words start..stop of a bucket, counted from the slice's start, to `out`.
+
+        Args:
+            average: reduce_bucket or reduce_piece.
+            out: of their length.
+        """
+        whole = self._buckets[bucket]
+        kind, word = whole.dtype, words(whole.dtype)
+        for a, b in self._runs(bucket, start, stop):
+            average(
+                [self._words_of(rank, bucket, a, b).view(kind) for rank in self.ranks],
+                out[a - start : b - start].view(kind),
+                bucket_start=(whole.start - self.shard.start - a) // word,
+                bucket_length=whole.length // word,
+                start=0,
+                stop=(b - a) // word,
             )
 
-        if self._helper is None or last - first < WORTH_HELP:
-            reduce_between(first, last)
-            return
-        middle = first + (last - first) // 2 // ALIGNMENT * ALIGNMENT
-        second = self._helper.submit(reduce_between, middle, last)
-        reduce_between(first, middle)
-        second.result()
+    def _runs(self, bucket: int, start: int, stop: int) -> Iterable[tuple[int, int]]:
+        """Those words of a bucket in runs that lie, of every trainer, in one array."""
+        cuts = {start, stop}
+        for rank in self.ranks:
+            sent = self._sent.get((rank, bucket), [])
+            for first, _ in islice(sent, bisect_right(sent, start, key=itemgetter(0)), None):
+                if first >= stop:
+                    break
+                cuts.add(first)
+        return pairwise(sorted(cuts))
 
-    def _place_of(self, bucket: int) -> dict[str, int]:
-        """Where a whole bucket begins, counted from the slice's start, and how long it is, both in elements."""
-        whole = self._buckets[bucket]
-        word = words(whole.dtype)
-        return {
-            "bucket_start": (whole.start - self.shard.start) // word,
-            "bucket_length": whole.length // word,
-        }
+    def _words_of(self, rank: int, bucket: int, start: int, stop: int) -> FloatArray:
+        """Of one trainer, words start..stop of a bucket, counted from the slice's start: one of its runs."""
+        if rank in self._elsewhere:
+            return self._elsewhere[rank][start:stop]
+        sent = self._sent[rank, bucket]
+        first, data = sent[bisect_right(sent, start, key=itemgetter(0)) - 1]
+        return data[start - first : stop - first]
+
+    def _forget(self, bucket: int, stop: int) -> None:
+        """Up to there, counted from the slice's start, what was pushed of a bucket is averaged."""
+        for rank in self.ranks:
+            sent = self._sent.get((rank, bucket), [])
+            while sent and sent[0][0] + sent[0][1].size <= stop:
+                del sent[0]
 
     def _average_of(self, piece: Piece, out: FloatArray) -> None:
         """Write a piece's average to `out`, of its length, whether it is known already or not."""
@@ -221,15 +252,7 @@ class Store:
         if self.ending.again or piece.stop <= averaged:
             out[...] = self.gradients[piece.start : piece.stop]
         else:
-            kind = np.dtype(self._buckets[piece.bucket].dtype)
-            word = words(kind.name)
-            reduce_piece(
-                [self.contribution(rank).view(kind) for rank in self.ranks],
-                out.view(kind),
-                **self._place_of(piece.bucket),
-                start=piece.start // word,
-                stop=piece.stop // word,
-            )
+            self._average(reduce_piece, piece.bucket, piece.start, piece.stop, out)
 
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
         """Take parameters that the program has given other values, in ascending order; used from the next update on,
@@ -339,8 +362,11 @@ class Store:
     def _update_pieces(self, updater: InPieces) -> list[tuple[int, int]]:
         there = [part.length for part in self._parts] if self.ending.again else self._there_of
         updater.step(self.ending.learning_rate, self._pieces_between(self._updated_of, there), self._average_of)
-        each = zip(self._parts, self._updated_of, there, strict=True)
-        runs = [(part.start + a, part.start + b) for part, a, b in each if a < b]
+        runs = []
+        for bucket, (part, a, b) in enumerate(zip(self._parts, self._updated_of, there, strict=True)):
+            if a < b:
+                runs.append((part.start + a, part.start + b))
+                self._forget(bucket, part.start + b - self.shard.start)
         self._updated_of[:] = there
         return runs
 
@@ -366,8 +392,8 @@ class Store:
         self._begin_step()
 
     def averaged(self) -> FloatArray:
-        """The average that ended the step; it may be read until all trainers have pushed the next step."""
-        return self.gradients if self._elsewhere else self.gradients.copy()
+        """The average that ended the step; it may be read until all trainers have pushed a piece of the next step."""
+        return self.gradients
 
     def waiting_for(self) -> list[int]:
         """The trainers that have not committed the step under way, or not pushed all of it."""
@@ -386,16 +412,12 @@ class Store:
         self._committed: dict[int, Ending] = {}
         self._ahead: set[int] = set()  # who has committed ahead
         self._used, self._replaced = b"", 0
+        # (rank, bucket) to (where it begins in the slice, the words) of what was pushed and is not averaged, in order
+        self._sent: defaultdict[tuple[int, int], list[tuple[int, FloatArray]]] = defaultdict(list)
 
     def contribution(self, rank: int) -> FloatArray:
-        """Where a trainer's gradients lie. Rank 0's give way to the average, unless some trainer reads that one while
-        rank 0 already pushes the next step."""
-        if rank in self._elsewhere:
-            return self._elsewhere[rank]
-        if rank not in self._here:
-            takes_turns = rank == 0 and not self._elsewhere
-            self._here[rank] = self.gradients if takes_turns else self._empty(self.shard.length)
-        return self._here[rank]
+        """Where the gradients of a trainer lie that are read in place."""
+        return self._elsewhere[rank]
 
     def _padded(self) -> FloatArray:
         array = self._empty(self.shard.length + PADDING)

@@ -40,6 +40,7 @@ def test_an_array_comes_back_and_protobuf_reads_the_same(size: int, pieces: int)
         words = np.frombuffer(message.gradients.data, np.float32)
         by_protobuf[message.gradients.start - 32 :][: words.size] = words
         assert message.SerializeToString() == data
+        assert frame.words is None or frame.words.ctypes.data % 16 == 0
     assert back.tobytes() == by_protobuf.tobytes() == array.tobytes()
 
 
@@ -66,6 +67,32 @@ def test_words_are_read_only_when_sent() -> None:
     words = read_trainer(to_bytes(next(pieces))).words
     assert words is not None
     assert words[-1] == 42.0
+
+
+@pytest.mark.parametrize("size", [*range(248, 262), *range(4080, 4100)])
+def test_words_begin_at_a_multiple_of_16_bytes_whatever_comes_before_them(size: int) -> None:
+    """Near sizes at which a length takes another byte; with heads of every length."""
+    array = values(size)
+    for step in (0, *(1 << (7 * digits) for digits in range(9))):
+        for epoch, first in ((0, 0), (1, 0), (1, 1 << 14), (U32, 1 << 20)):
+            (message,) = frames(TrainerMessage, "gradients", array, first=first, epoch=epoch, step=step)
+            data = to_bytes(message)
+            frame = read_trainer(data)
+            assert TrainerMessage.FromString(data).SerializeToString() == data
+            if frame.words is None:
+                assert len(data) < 1024
+            else:
+                assert frame.words.ctypes.data % 16 == 0
+                assert frame.words.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 5000])
+def test_any_padding_that_protobuf_writes_is_passed_over(size: int) -> None:
+    chunk = Chunk(step=3, start=16, padding=bytes(size), data=values(1000).tobytes())
+    frame = read_trainer(TrainerMessage(gradients=chunk).SerializeToString())
+    assert frame.words is not None
+    assert frame.words.tobytes() == chunk.data
+    assert frame.message.gradients.start == 16
 
 
 def test_chunks_are_little_endian_float32() -> None:
@@ -100,7 +127,7 @@ def test_what_are_no_whole_words_is_left_in_the_message(size: int) -> None:
 def in_another_order(chunk: Chunk) -> bytes:
     """The words first, which protobuf allows."""
     inner = (
-        b"\x2a" + varint(len(chunk.data)) + chunk.data + Chunk(step=chunk.step, start=chunk.start).SerializeToString()
+        b"\x32" + varint(len(chunk.data)) + chunk.data + Chunk(step=chunk.step, start=chunk.start).SerializeToString()
     )
     return b"\x1a" + varint(len(inner)) + inner
 

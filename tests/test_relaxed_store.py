@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.arena import FloatArray
-from common.buckets import Bucket
+from common.buckets import Bucket, words
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.updater import Updater
 from ps.modes import ASYNC, Mode
@@ -58,8 +58,8 @@ def moved(mode: Mode, parameters: FloatArray, words: FloatArray, rate: float, nr
 
 def state_of(store: RelaxedStore) -> dict[str, Any]:
     found = dict(vars(store))
-    stores = found.pop("_window" if "_window" in found else "_stores")
-    return {**found, "stores": [dict(vars(each)) for each in stores]}
+    found.pop("_window" if "_window" in found else "_stores")
+    return {**found, "_made": [dict(vars(each)) for each in store._made]}
 
 
 @contextmanager
@@ -124,7 +124,7 @@ class RelaxedMachine(RuleBasedStateMachine):
         store, step = self.stores[server], self.steps[server][rank]
         part, sent = shard_of_bucket(store.shard, self.buckets[bucket]), self.sent_by(server, rank)
         start = part.start + sent[bucket]
-        size = min(size, part.stop - start)
+        size = min(size + size % words(self.buckets[bucket].dtype), part.stop - start)
         data: FloatArray | int = self.words(rank, step)[start : start + size]
         if rank in self.memory:
             self.memory[rank][server][start - store.shard.start :][:size] = data

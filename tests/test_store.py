@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.arena import FloatArray
-from common.buckets import Bucket
+from common.buckets import Bucket, segments, words
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.memory import aligned_empty
 from common.updater import PADDING, InPieces
@@ -139,8 +140,10 @@ def refused(store: Store, *kinds: type[GradSyncError], text: str | None = None) 
 
 
 def deliver(store: Store, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
-    """Push the rest of a bucket in pieces, and reduce it if it was the last."""
+    """Push the rest of a bucket in pieces, of one word more where that takes a whole element, and reduce it if it was
+    the last."""
     part = shard_of_bucket(store.shard, store._buckets[bucket])
+    piece += piece % words(store._buckets[bucket].dtype)
     gradients = gradients_of(rank, store.step, length, tuple(store._buckets))
     for start in range(part.start + store._delivered[rank][bucket], part.stop, piece):
         data = gradients[start : min(start + piece, part.stop)]
@@ -222,8 +225,8 @@ def test_the_last_piece_of_the_last_trainer_completes_a_bucket() -> None:
     assert store.push(1, EPOCH, 0, 2, 9, g[9:16]) is True
 
 
-@pytest.mark.parametrize(("in_place", "buffers"), [((), 2), ((0,), 2), ((1,), 2), ((0, 1, 2), 0)])
-def test_memory_is_one_buffer_a_trainer_that_is_not_read_in_place(in_place: Sequence[int], buffers: int) -> None:
+@pytest.mark.parametrize("in_place", [(), (0,), (1,), (0, 1, 2)])
+def test_memory_is_the_average_and_no_copy_of_what_trainers_have(in_place: Sequence[int]) -> None:
     made: list[int] = []
 
     def empty(count: int) -> FloatArray:
@@ -241,7 +244,7 @@ def test_memory_is_one_buffer_a_trainer_that_is_not_read_in_place(in_place: Sequ
     for bucket, mean in zip(PLAN, expected, strict=True):
         a, b = max(bucket.start, 16), min(bucket.stop, 48)
         assert_same_bits(store.gradients[a - 16 : b - 16], mean[a - bucket.start : b - bucket.start])
-    assert sorted(made) == [32] * buffers + [32 + PADDING]
+    assert made == [32 + PADDING]
     for rank, array in elsewhere.items():
         assert_same_bits(array, gradients_of(rank, 0, LENGTH)[16:48])
 
@@ -256,8 +259,41 @@ def take_step(store: Store, step: int, in_place: Sequence[int]) -> None:
                     store.reduce(number)
 
 
+@pytest.mark.parametrize("with_the_update", [False, True])
+def test_what_was_pushed_is_given_back_once_it_is_averaged(with_the_update: bool) -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
+    pushed = []
+    if with_the_update:
+        for rank in range(2):
+            store.commit(rank, EPOCH, 0, Ending(rate_of(0)), ahead=True)
+    updater = in_pieces(store)
+
+    def push(rank: int, start: int, stop: int) -> list[bool]:
+        """Which of all arrays pushed so far are still there."""
+        array = gradients_of(rank, 0, LENGTH)[start:stop].copy()
+        pushed.append(weakref.ref(array))
+        complete = store.push(rank, EPOCH, 0, 1, start, array)
+        del array
+        if complete:
+            if with_the_update:
+                store.update(updater)
+            else:
+                store.reduce(1)
+        return [each() is not None for each in pushed]
+
+    assert push(0, 16, 32) == [True]
+    assert push(0, 32, 48) == [True] * 2
+    assert push(1, 16, 20) == [True] * 3  # not a whole piece
+    assert push(1, 20, 40) == [False, True, False, True]  # its last 8 words are not averaged
+    assert push(1, 40, 48) == [False] * 5
+    sources = [gradients_of(rank, 0, LENGTH)[16:48] for rank in range(2)]
+    if with_the_update:
+        assert_same_bits(store.parameters[16:48], parameters_after(1, 2, PLAN, LENGTH)[16:48])
+    else:
+        assert_same_bits(store.gradients[16:48], reduced(sources, "mean"))
+
+
 def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
-    """In place or as a copy, according to where rank 0's next gradients go."""
     for in_place in ((), (1,), (0, 1, 2)):
         store = Store(Shard(0, LENGTH), PLAN, 3, epoch=EPOCH)
         for rank in in_place:
@@ -295,6 +331,13 @@ def test_who_reads_in_place_only_later_reads_the_average_too() -> None:
     assert_same_bits(average, before)
 
 
+def test_gradients_are_not_offered_after_words_of_the_same_step() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
+    deliver(store, 1, 0, LENGTH)
+    with refused(store, ProtocolError, text="^rank 1 offered its gradients after it had pushed some of step 0$"):
+        store.read_in_place(1, gradients_of(1, 0, LENGTH))
+
+
 def test_words_and_references_are_not_mixed_up() -> None:
     store = Store(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
     store.read_in_place(1, gradients_of(1, 0, LENGTH))
@@ -303,7 +346,8 @@ def test_words_and_references_are_not_mixed_up() -> None:
             store.push(rank, EPOCH, 0, 2, 0, data)
 
 
-def test_half_of_a_large_bucket_is_reduced_on_the_helper() -> None:
+@pytest.mark.parametrize("in_place", [True, False])
+def test_half_of_a_large_bucket_is_reduced_on_the_helper(in_place: bool) -> None:
     shard, threads = Shard(0, 2 * WORTH_HELP), set()
 
     class Helper(ThreadPoolExecutor):
@@ -317,10 +361,11 @@ def test_half_of_a_large_bucket_is_reduced_on_the_helper() -> None:
         with Helper(1) as helper:
             store = Store(shard, plan, 3, helper=helper)
             for rank, source in enumerate(sources):
-                store.read_in_place(rank, source)
-            for rank in range(3):
-                if store.push(rank, 0, 0, 0, 16, shard.stop - 16):
-                    store.reduce(0)
+                if in_place:
+                    store.read_in_place(rank, source)
+                for a, b in segments(16, shard.stop, 100_000 * (1 + rank)):  # cut at other places for each
+                    if store.push(rank, 0, 0, 0, a, b - a if in_place else source[a:b]):
+                        store.reduce(0)
         expected = reduced([source[16:].view(dtype) for source in sources], "mean")
         assert_same_bits(store.gradients[16:].view(dtype), expected)
     assert threads == {"helper"}
@@ -346,6 +391,12 @@ def test_what_cannot_be_right_is_refused(name: str) -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
     with refused(store, kind, text=f"rank 0 .*{text}"):
         act(store)
+
+
+def test_a_part_of_an_element_is_refused() -> None:
+    store = make_store(Shard(0, 224), MIXED, 2, 224)
+    with refused(store, ProtocolError, text="rank 1 pushed a part of an element, 7 words, of bucket 1 at step 0"):
+        store.push(1, EPOCH, 0, 1, 96, np.ones(7, np.float32))
 
 
 def test_an_element_twice_is_refused() -> None:
@@ -985,7 +1036,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def push_a_piece(self, data: st.DataObject) -> None:
         server, rank, bucket = data.draw(st.sampled_from(self.pending()))
-        self.push(server, rank, bucket, data.draw(st.integers(0, self.left(server, rank, bucket))))
+        word = words(self.buckets[bucket].dtype)
+        self.push(server, rank, bucket, word * data.draw(st.integers(0, self.left(server, rank, bucket) // word)))
 
     @precondition(lambda self: self.replacing())
     @rule(data=st.data())
@@ -1124,9 +1176,9 @@ class StoreMachine(RuleBasedStateMachine):
     def every_server_has_its_slice_of_the_model(self) -> None:
         for server, store in enumerate(getattr(self, "stores", [])):
             expected = self.model(store.step).copy()
-            for bucket, words in enumerate(self.updated[server]):
-                if words:
-                    new = slice(start := self.part(server, bucket).start, start + words)
+            for bucket, done in enumerate(self.updated[server]):
+                if done:
+                    new = slice(start := self.part(server, bucket).start, start + done)
                     expected[new] = self.model(store.step + 1)[new]
             assert store.parameters.tobytes() == expected[store.shard.start : store.shard.stop].tobytes()
             assert store.waiting_for() == [r for r in range(self.nranks) if not self.finished(server, r)]
