@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+from benchmarks.interval import Measured
+
 __all__ = ["Agreement", "Figure", "agreement"]
 
 
@@ -17,6 +19,7 @@ class Figure:
     Args:
         ours: not another library, nor a limit of the machine.
         race: those of one run that have this in common are compared with one another; "": with none.
+        rounds: the times, round by round, where they are known.
     """
 
     time: float
@@ -24,15 +27,17 @@ class Figure:
     high: float
     ours: bool = True
     race: str = ""
+    rounds: tuple[float, ...] = ()
 
     @property
     def measured_once(self) -> bool:
         """So that its noise is unknown."""
         return self.low == self.high
 
-    def against(self, other: Figure) -> int:
-        """-1 if this is faster beyond noise, 1 if slower, 0 if the intervals overlap."""
-        return (self.low > other.high) - (self.high < other.low)
+    def against(self, other: Figure, *, same_rounds: bool) -> int:
+        """-1 if this is faster beyond noise, 1 if slower, else 0; see Measured."""
+        mine, theirs = (Measured(each.time, each.low, each.high, each.rounds) for each in (self, other))
+        return mine.against(theirs, same_rounds=same_rounds)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ def agreement(before: Mapping[str, Figure], after: Mapping[str, Figure]) -> Agre
     flipped = [
         (one, other)
         for one, other in pairs
-        if both[one][0].against(both[other][0]) * both[one][1].against(both[other][1]) < 0
+        if both[one][0].against(both[other][0], same_rounds=True)
+        * both[one][1].against(both[other][1], same_rounds=True)
+        < 0
     ]
     return Agreement(inside, 2 * len(both), flipped, len(pairs))

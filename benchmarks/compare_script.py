@@ -352,7 +352,7 @@ def distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], warmup: int) -> dict[str, Any]:
-    """Median step time of each repetition, the median of those, and its interval (ms); rank 0's memory above that after
+    """Median step time of each repetition, the median of those and its interval (ms); rank 0's memory above that after
     imports (MB)."""
     medians = [1e3 * float(np.median(np.diff(r["times"])[warmup:])) for r in repetitions]
     return {
@@ -363,6 +363,7 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]], war
         "repetitions": len(repetitions),
         "step_ms": median(medians),
         "step_ms_interval": interval(medians),
+        "step_ms_rounds": medians,
         "memory_mb": median(r["memory_bytes"] for r in repetitions) / 1e6,
         "parameters_sha256": repetitions[0]["parameters_sha256"],
     }

@@ -291,7 +291,8 @@ def cell(
         rates: of a plain stream over the link, bytes/s, one a round.
         ring, ps: the median of each round, in seconds.
     """
-    rate = median(rates)
+    rate, rounds = median(rates), min(len(ring), len(ps))
+    ring, ps = ring[:rounds], ps[:rounds]  # of an interrupted round one may lack
     return {
         "link": cluster.link,
         "link_bytes_per_s": cluster.links()[0],
@@ -303,15 +304,16 @@ def cell(
         "ring": time_of(ring, cluster.ring_seconds(nbytes, rate, nranks)),
         "ps": time_of(ps, cluster.round_seconds(nbytes, rate, nranks, servers)),
         "ratio": median(ring) / median(ps),
-        "rounds": min(len(ring), len(ps)),
+        "rounds": rounds,
     }
 
 
 def time_of(times: Sequence[float], bound: float) -> dict[str, Any]:
-    middle = median(times)
+    middle, in_ms = median(times), [1e3 * each for each in times]
     return {
         "time_ms": 1e3 * middle,
-        "time_ms_interval": [1e3 * min(times), 1e3 * max(times)],
+        "time_ms_interval": [min(in_ms), max(in_ms)],
+        "time_ms_rounds": in_ms,
         "bound_ms": 1e3 * bound,
         "of_bound": bound / middle,
     }

@@ -15,10 +15,10 @@ from rich.text import Text
 from benchmarks.figures import milliseconds
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
-from benchmarks.interval import in_words
+from benchmarks.interval import in_words, measured
 from benchmarks.language import known, mark, say
 from benchmarks.plot import Key, Plot, axis, layout
-from benchmarks.report import environment_table
+from benchmarks.report import environment_table, noise_in_words
 from benchmarks.sweep_config import size_in_words
 
 __all__ = ["plots", "print_terminal", "sections", "to_html", "to_markdown", "verdict", "winner"]
@@ -45,11 +45,9 @@ BOUND = mark(
 
 
 def winner(cell: Cell) -> str:
-    """ "ring", "ps", or "" where the spreads over rounds overlap."""
-    (low, high), (other_low, other_high) = (cell[scheme]["time_ms_interval"] for scheme in SCHEMES)
-    if low <= other_high and other_low <= high:
-        return ""
-    return "ring" if cell["ratio"] < 1 else "ps"
+    """ "ring", "ps", or "" where the difference is within noise."""
+    ring, server = (measured(cell[scheme], "time_ms") for scheme in ("ring", "ps"))
+    return {-1: "ring", 0: "", 1: "ps"}[ring.against(server)]
 
 
 def lead(cell: Cell) -> float:
@@ -298,7 +296,7 @@ def sections(results: Results) -> list[str]:
     rounds = say("Medians over {rounds} rounds. {bound}", rounds=results["repetitions"], bound=known(BOUND))
     return [
         *map(plot_section, plots(results)),
-        section(say("Times of a step"), f"<p>{escape(rounds)}</p>", *tables),
+        section(say("Times of a step"), f"<p>{escape(rounds)}</p>", f"<p>{escape(noise_in_words())}</p>", *tables),
         section(say("What the links carried"), f"<ul>{links}</ul>"),
     ]
 
@@ -313,7 +311,7 @@ def to_html(results: Results) -> str:
 def to_markdown(results: Results) -> str:
     """The whole report as Markdown, for a pull request."""
     lines = [f"## {say('GradSync crossover map')}", "", *(f"- {line}" for line in verdict(results))]
-    lines += ["", known(PLACES), "", known(BOUND)]
+    lines += ["", known(PLACES), "", known(BOUND), "", noise_in_words()]
     for key, cells in panels(results):
         rule = "|---|---|" + "---:|" * (len(heads()) - 2)
         lines += ["", f"### {name_of(key)}", "", f"| {' | '.join(heads())} |", rule]

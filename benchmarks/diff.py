@@ -17,7 +17,7 @@ from rich.text import Text
 from benchmarks.accuracy_figures import entries, straggler_words
 from benchmarks.agreement import Figure, agreement
 from benchmarks.contestants import PEERS
-from benchmarks.interval import three_digits
+from benchmarks.interval import Measured, measured, three_digits
 from benchmarks.peers import OURS
 from benchmarks.result_files import SCHEMA, kind_of, problem
 from benchmarks.sweep_config import size_in_words
@@ -34,7 +34,7 @@ COLOURS = {"slower": "red", "faster": "green"}
 class DiffConfig:
     """Say what got faster or slower beyond noise, and how far two runs agree; exit code 1 if anything got slower.
 
-    A difference counts if the intervals over repetitions do not overlap."""
+    A difference counts if the intervals over repetitions do not overlap; who won within a run, its own rounds tell."""
 
     before: tyro.conf.Positional[Path]
     """results.json, script.json, sweep.json, crossover.json, accuracy.json, suite.json of a job, or a file of a
@@ -56,7 +56,7 @@ class Change:
         """ "faster", "slower", "within noise", or "noise unknown" (where one was measured once)."""
         if self.before.measured_once or self.after.measured_once:
             return "noise unknown"
-        return {1: "slower", 0: "within noise", -1: "faster"}[self.after.against(self.before)]
+        return {1: "slower", 0: "within noise", -1: "faster"}[self.after.against(self.before, same_rounds=False)]
 
     @property
     def factor(self) -> str:
@@ -144,8 +144,7 @@ def figures(results: dict[str, Any]) -> dict[str, Figure]:
 def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for row in results.get("rows", ()):
         race = f"N={row['nranks']} {size_in_words(row['bytes'])}"
-        low, high = row["time_ms_interval"]
-        yield f"{row['backend']} {race}", Figure(row["time_ms"], low, high, row["backend"] in OURS, race)
+        yield f"{row['backend']} {race}", figure(measured(row, "time_ms"), row["backend"] in OURS, race)
     if kind_of(results) == "accuracy":
         for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
             race = straggler_words(entry.straggler, results["job"])
@@ -155,21 +154,25 @@ def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for run in results.get("runs", ()):
         ours, race = run.get("scheme") not in PEERS, f"N={run['nranks']}"
         if "samples_per_s" in run:
-            low, high = run["samples_per_s_interval"]
-            yield run["contestant"], Figure(1e6 / run["samples_per_s"], 1e6 / high, 1e6 / low, ours, race)
+            rate = measured(run, "samples_per_s")
+            rounds = tuple(1e6 / each for each in rate.rounds)
+            time = Measured(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, rounds)
         else:
-            low, high = run["step_ms_interval"]
-            yield run["contestant"], Figure(run["step_ms"], low, high, ours, race)
+            time = measured(run, "step_ms")
+        yield run["contestant"], figure(time, ours, race)
     for cell in results.get("cells", ()):
         at = f"{cell['link']} {size_in_words(cell['bytes'])}"
         race = f"N={cell['nranks']} {at}"
         sides = (("ring", f"ring {race}"), ("ps", f"ps N={cell['nranks']} S={cell['servers']} {at}"))
         for scheme, name in sides:
-            low, high = cell[scheme]["time_ms_interval"]
-            yield name, Figure(cell[scheme]["time_ms"], low, high, race=race)
+            yield name, figure(measured(cell[scheme], "time_ms"), True, race)
         low, high = cell["stream_bytes_per_s_interval"]
         a_mb = Figure(1e9 / cell["stream_bytes_per_s"], 1e9 / high, 1e9 / low, ours=False)
         yield f"plain stream {race}", a_mb
+
+
+def figure(time: Measured, ours: bool, race: str) -> Figure:
+    return Figure(time.median, time.low, time.high, ours, race, time.rounds)
 
 
 def changes(before: dict[str, Figure], after: dict[str, Figure]) -> list[Change]:

@@ -1,13 +1,85 @@
-"""How sure a median is: where that of another such run would lie."""
+"""How sure a median is: where that of another such run would lie, and which of two is the lower beyond noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import comb
+from typing import Any
 
-__all__ = ["in_words", "interval", "three_digits"]
+__all__ = ["Measured", "are_paired", "chance", "in_words", "interval", "measured", "three_digits"]
 
 OUTSIDE = 0.05  # of all cases, at most
+BY_CHANCE = 0.02  # likewise, in which the sign test tells two equals apart
+LEAST_LEAD = 0.01  # of less nobody would make anything
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure that several rounds were measured for: median, interval, and the values in the order of the rounds,
+    where they are known."""
+
+    median: float
+    low: float
+    high: float
+    rounds: tuple[float, ...] = ()
+
+    def against(self, other: Measured, *, same_rounds: bool = True) -> int:
+        """-1 if this is the lower beyond noise, 1 if the higher, 0 if the difference is within noise.
+
+        Of seven rounds or more that both were measured in: by a sign test over the rounds (two-sided, 2 %), and by a
+        difference of 1 % at least. Whatever changes from one round to another, such as the machine's speed, has then no
+        part in it. Otherwise by whether their intervals overlap.
+        """
+        if not same_rounds or not are_paired(self, other):
+            return (self.low > other.high) - (self.high < other.low)
+        needed = needed_of(len(self.rounds))
+        pairs = list(zip(self.rounds, other.rounds, strict=True))
+        lower, higher = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+        enough = 1 + LEAST_LEAD
+        return (higher >= needed and self.median >= enough * other.median) - (
+            lower >= needed and self.median * enough <= other.median
+        )
+
+
+def measured(record: Mapping[str, Any], name: str) -> Measured:
+    """Of one of the entries in a file of results. Older ones do not hold the values of the rounds."""
+    low, high = record[f"{name}_interval"]
+    return Measured(record[name], low, high, tuple(record.get(f"{name}_rounds", ())))
+
+
+def are_paired(*figures: Measured) -> bool:
+    """Whether a sign test over their rounds can tell them apart."""
+    counts = {len(figure.rounds) for figure in figures}
+    return len(counts) == 1 and needed_of(*counts) <= min(counts)
+
+
+def chance(count: int, *, paired: bool) -> float:
+    """In which share of all cases, at most, two equals look apart that were measured in so many rounds, if these are
+    independent: by the sign test, or because their ranges do not overlap, as in two of C(2n, n) orders of their values.
+
+    >>> [round(1 / chance(count, paired=False)) for count in (2, 3, 5)], round(1 / chance(7, paired=True))
+    ([3, 10, 126], 64)
+    """
+    return _agree(count, needed_of(count)) if paired else 2 / comb(2 * count, count)
+
+
+def needed_of(count: int) -> int:
+    """In how many of so many rounds one of two must be the lower, to be so beyond noise; with fewer than 7 rounds more
+    than there are.
+
+    >>> [needed_of(count) for count in (5, 6, 7, 9, 12)]
+    [6, 7, 7, 9, 11]
+    """
+    needed = count + 1
+    while needed - 1 > count / 2 and _agree(count, needed - 1) <= BY_CHANCE:
+        needed -= 1
+    return needed
+
+
+def _agree(count: int, needed: int) -> float:
+    """The probability that of so many tosses of a coin this many or more fall the same way."""
+    return 2 * sum(comb(count, heads) for heads in range(needed, count + 1)) / (1 << count)
 
 
 def interval(values: Sequence[float]) -> list[float]:

@@ -57,7 +57,7 @@ def records_from(content: Mapping[str, Any], contestants: Sequence[Contestant]) 
 
 
 def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One entry of results.json's `runs`: medians over repetitions, and the interval of the throughput."""
+    """One entry of results.json's `runs`: medians over repetitions; of the throughput its interval and values too."""
     first = repetitions[0]
     rates = [r["samples_per_s"] for r in repetitions]
 
@@ -70,6 +70,7 @@ def summarise(contestant: Contestant, repetitions: Sequence[dict[str, Any]]) -> 
         "repetitions": len(repetitions),
         "samples_per_s": median(rates),
         "samples_per_s_interval": interval(rates),
+        "samples_per_s_rounds": rates,
         **{key: {p: middle(key, p) for p in ("p50", "p99")} for key in ("step_ms", "sync_ms", "wait_ms")},
         "phases_ms": {phase: middle("phases_ms", phase) for phase in first["phases_ms"]},
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 from benchmarks import figures, report
 from benchmarks.contestants import PEERS
 from benchmarks.figures import Run, series
+from benchmarks.interval import Measured, are_paired, chance, measured
 from benchmarks.language import known, mark, say
 from benchmarks.result_files import kind_of
 from benchmarks.sweep_report import nearest_to_limit
@@ -22,15 +22,17 @@ COMPUTING = ("input", "forward", "backward")
 
 @dataclass(frozen=True)
 class Speed:
-    """Steps or samples in a second: the median and its interval."""
+    """Steps or samples in a second."""
 
     contestant: str
-    rate: float
-    low: float
-    high: float
+    measured: Measured
 
-    def overlaps(self, other: Speed) -> bool:
-        return self.low <= other.high and other.low <= self.high
+    @property
+    def rate(self) -> float:
+        return self.measured.median
+
+    def ties(self, other: Speed) -> bool:
+        return not self.measured.against(other.measured)
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Race:
         best: by scheme.
         computing: the share of the fastest one's step in which it computes, where it is known.
         repetitions: of each contestant.
+        paired: whether they can be compared repetition by repetition.
     """
 
     where: str
     best: Mapping[str, Speed]
     computing: float | None
     repetitions: int
+    paired: bool
 
     def lead(self, one: str, other: str) -> float:
         return self.best[one].rate / self.best[other].rate
@@ -67,26 +71,19 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
     sure = say(
         "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
-        "measured {rounds} times in turn, differences inside the intervals count as noise ({chance}); the speed of "
-        "memory varied by {noise:.1%}.",
+        "measured {rounds} times in turn, and only what is beyond noise counts ({chance}); the speed of memory varied "
+        "by {noise:.1%}.",
         rounds=say("{few} to {most}" if fewest < most else "{most}", few=fewest, most=most),
         chance=say("with one repetition noise is unknown")
         if fewest < 2
-        else say("two equals look apart in 1 of {cases} cases", cases=cases_by_chance(fewest)),
+        else say(
+            "two equals look apart in 1 of {cases} cases",
+            cases=min(int(1 / chance(race.repetitions, paired=race.paired)) for race in races),
+        ),
         noise=environment["noise"],
     )
     first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
     return [first, *against_peers(races), sure, *bounds(races, parts)]
-
-
-def cases_by_chance(repetitions: int) -> int:
-    """In one of so many cases the ranges of two equal contestants do not overlap: in two of C(2n, n) orders of their
-    values.
-
-    >>> cases_by_chance(2), cases_by_chance(3), cases_by_chance(5)
-    (3, 10, 126)
-    """
-    return comb(2 * repetitions, repetitions) // 2
 
 
 def choice(races: Sequence[Race]) -> str:
@@ -129,7 +126,7 @@ def choice(races: Sequence[Race]) -> str:
 def clearly(race: Race, name: str) -> bool:
     """Whether this scheme is faster beyond noise."""
     (other,) = NAMES.keys() - {name}
-    return race.lead(name, other) > 1 and not race.best[name].overlaps(race.best[other])
+    return race.lead(name, other) > 1 and not race.best[name].ties(race.best[other])
 
 
 def margins_in_words(races: Sequence[Race], winner: str, loser: str) -> str:
@@ -163,7 +160,7 @@ def against_peers(races: Sequence[Race]) -> Iterator[str]:
 
 def against(race: Race, peer: str) -> str:
     best = max((name for name in NAMES if name in race.best), key=lambda name: race.best[name].rate)
-    near = say(", within noise") if race.best[best].overlaps(race.best[peer]) else ""
+    near = say(", within noise") if race.best[best].ties(race.best[peer]) else ""
     near = say(", measured once") if race.repetitions < 2 else near
     return say("{lead:.2f} times ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
 
@@ -207,13 +204,15 @@ def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:
     )
     phases = fastest.get("phases_ms")
     share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None
-    return Race(where, best, share, min(run["repetitions"] for run, _ in speeds))
+    paired = are_paired(*(speed.measured for _, speed in speeds))
+    return Race(where, best, share, min(run["repetitions"] for run, _ in speeds), paired)
 
 
 def of_training(run: Run) -> Speed:
-    return Speed(series(run), run["samples_per_s"], *run["samples_per_s_interval"])
+    return Speed(series(run), measured(run, "samples_per_s"))
 
 
 def of_program(run: Run) -> Speed:
-    low, high = run["step_ms_interval"]
-    return Speed(series(run), 1e3 / run["step_ms"], 1e3 / high, 1e3 / low)
+    step = measured(run, "step_ms")
+    rates = tuple(1e3 / each for each in step.rounds)
+    return Speed(series(run), Measured(1e3 / step.median, 1e3 / step.high, 1e3 / step.low, rates))

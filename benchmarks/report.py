@@ -14,6 +14,7 @@ from rich.text import Text
 
 from benchmarks.contestants import PEERS, TORCH
 from benchmarks.figures import Group, Run, cells, columns, fastest, in_step, leads, races, rate, series
+from benchmarks.interval import measured
 from benchmarks.language import known, listed, mark, say
 from benchmarks.markdown import bullets, escape, row, table
 from benchmarks.reasons import reason
@@ -28,6 +29,7 @@ __all__ = [
     "groups",
     "holds",
     "in_words",
+    "noise_in_words",
     "notes",
     "print_terminal",
     "terms",
@@ -39,6 +41,10 @@ __all__ = [
 Results = dict[str, Any]  # what lies in results.json
 
 APART = mark("other order by design")
+NOISE = mark(
+    "where two were measured in the same 7 rounds or more: neither is ahead by 1 % and in so many rounds (all of 7 to "
+    "10) that chance would do that in at most 2 % of all cases; otherwise: their intervals overlap."
+)
 NEAR = mark("≈ within the bound")
 ABSENT = mark("– absent")
 MARKS = {
@@ -51,6 +57,11 @@ MARKS = {
 }
 
 
+def noise_in_words() -> str:
+    """For the reports of other kinds."""
+    return say("Within noise: {noise}", noise=known(NOISE))
+
+
 def terms() -> dict[str, str]:
     """What the words of a comparison mean."""
     return {
@@ -60,9 +71,9 @@ def terms() -> dict[str, str]:
         say("samples/s"): say("samples of all ranks together."),
         say("interval"): say(
             "of the median over the repetitions: where another such run's would lie in 95 % of all cases; with up to "
-            "12 repetitions it is from the least to the greatest. Every other figure is a median over them. Two whose "
-            "intervals overlap are within noise."
+            "12 repetitions it is from the least to the greatest. Every other figure is a median over them."
         ),
+        say("within noise"): known(NOISE),
         say("sync"): say(
             "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, optimizer "
             "update included."
@@ -289,13 +300,13 @@ def _race(group: Group) -> str:
         return say("N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.", **winner)
     second = fastest(rivals)
     rival = {"rival": series(second), "rival_rate": rate(second["samples_per_s"])}
-    if _overlap(first, second):
+    if _tied(first, second):
         return say(
             "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
             **winner,
             **rival,
         )
-    tied = [series(run) for run in runs if run is not first and _overlap(first, run)]
+    tied = [series(run) for run in runs if run is not first and _tied(first, run)]
     once = min(first["repetitions"], second["repetitions"]) < 2
     return say(
         "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}){once}.",
@@ -307,9 +318,8 @@ def _race(group: Group) -> str:
     )
 
 
-def _overlap(one: Run, other: Run) -> bool:
-    (low, high), (other_low, other_high) = one["samples_per_s_interval"], other["samples_per_s_interval"]
-    return bool(low <= other_high and other_low <= high)
+def _tied(one: Run, other: Run) -> bool:
+    return not measured(one, "samples_per_s").against(measured(other, "samples_per_s"))
 
 
 def _peers(results: Results) -> list[str]:

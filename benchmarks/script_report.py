@@ -12,11 +12,11 @@ from benchmarks.contestants import PADDLE_SCHEMES
 from benchmarks.figures import KNOWN, series
 from benchmarks.html_page import page, plot_section, row, section, table, verdict_box
 from benchmarks.html_report import environment_section
-from benchmarks.interval import in_words
+from benchmarks.interval import in_words, measured
 from benchmarks.language import say
 from benchmarks.plot import OTHERS, Key, Plot, axis, layout, plain
 from benchmarks.reasons import reason
-from benchmarks.report import environment_table
+from benchmarks.report import environment_table, noise_in_words
 
 __all__ = ["cells", "distances", "heads", "outcome", "plots", "sections", "to_html", "to_markdown", "verdict"]
 
@@ -117,7 +117,7 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
         return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
     told, clear = [], True
     for run in others:
-        near = run["step_ms_interval"][0] <= first["step_ms_interval"][1]
+        near = not measured(run, "step_ms").against(measured(first, "step_ms"))
         clear = clear and not near
         once = say(", noise unknown") if min(run["repetitions"], first["repetitions"]) < 2 else ""
         slower = run["step_ms"] / first["step_ms"] - 1
@@ -192,7 +192,8 @@ def sections(results: Results) -> list[str]:
     bodies = [[row(map(escape, cells(run, results["runs"]))) for run in runs] for _, runs in _groups(results)]
     if bodies:
         found += map(plot_section, plots(results))
-        found.append(section(say("Results"), table(say("Step times"), heads(), bodies, look="figures wide")))
+        noise = f"<p>{escape(noise_in_words())}</p>"
+        found.append(section(say("Results"), table(say("Step times"), heads(), bodies, look="figures wide"), noise))
     return found
 
 
@@ -215,6 +216,7 @@ def to_markdown(results: Results) -> str:
         f"## {say('A program under each scheme')}",
         markdown.bullets(verdict(results)),
         markdown.table(heads(), lines, numeric=True) if lines else "",
+        noise_in_words() if lines else "",
         f"### {say('Environment')}",
         environment_table(results),
         f"```console\n{results['command']}\n```",

@@ -337,14 +337,15 @@ def row_of(
         times: the median of each round, in seconds.
         limit: the least time there can be, in seconds, if it is known.
     """
-    middle = median(times)
+    middle, in_ms = median(times), [1e3 * each for each in times]
     factor = 1.0 if op == "broadcast" else 2 * (nranks - 1) / nranks
     return {
         "backend": backend,
         "nranks": nranks,
         "bytes": nbytes,
         "time_ms": 1e3 * middle,
-        "time_ms_interval": interval([1e3 * each for each in times]),
+        "time_ms_interval": interval(in_ms),
+        "time_ms_rounds": in_ms,
         "algbw_gb_s": nbytes / middle / 1e9,
         "busbw_gb_s": nbytes / middle / 1e9 * factor,
         "of_limit": limit / middle if limit else None,

@@ -12,12 +12,12 @@ from benchmarks.figures import KNOWN
 from benchmarks.html_page import page, plot_section, section, table, verdict_box
 from benchmarks.html_page import row as line
 from benchmarks.html_report import environment_section
-from benchmarks.interval import in_words, three_digits
+from benchmarks.interval import in_words, measured, three_digits
 from benchmarks.language import known, mark, say
 from benchmarks.peers import OURS, is_limit
 from benchmarks.plot import Key, Plot, axis, layout, plain
 from benchmarks.reasons import reason
-from benchmarks.report import cluster_in_words, environment_table
+from benchmarks.report import cluster_in_words, environment_table, noise_in_words
 from benchmarks.sweep_config import size_in_words
 
 __all__ = [
@@ -158,7 +158,7 @@ def _time(row: Row) -> float:
 
 
 def _against(best: Row, rival: Row) -> str:
-    (low, high), (other_low, other_high) = best["time_ms_interval"], rival["time_ms_interval"]
+    ours, theirs = (measured(row, "time_ms") for row in (best, rival))
     names = say(
         "({ours} {time:.3g} ms, {rival} {rival_time:.3g} ms)",
         ours=best["backend"],
@@ -166,14 +166,15 @@ def _against(best: Row, rival: Row) -> str:
         rival=rival["backend"],
         rival_time=rival["time_ms"],
     )
-    if low <= other_high and other_low <= high:
+    if not ours.against(theirs):
         return say("within noise {names}", names=names)
-    if low == high or other_low == other_high:
+    if ours.low == ours.high or theirs.low == theirs.high:
         names += say(", noise unknown")
     ratio = rival["time_ms"] / best["time_ms"]
+    times = max(ratio, 1 / ratio)
     return say(
-        "{ratio:.1f} times faster {names}" if ratio > 1 else "{ratio:.1f} times slower {names}",
-        ratio=max(ratio, 1 / ratio),
+        "{ratio} times faster {names}" if ratio > 1 else "{ratio} times slower {names}",
+        ratio=f"{times:.2f}" if times < 1.095 else f"{times:.1f}",
         names=names,
     )
 
@@ -238,8 +239,9 @@ def sections(results: Results) -> list[str]:
         section(
             say("{op} on {nranks} ranks, the figures", op=escape(results["op"]), nranks=nranks),
             table(f"N={nranks}{escape(_where(results))}", heads(), bodies_of(rows), look="figures wide"),
+            "" if number else f"<p>{escape(noise_in_words())}</p>",
         )
-        for nranks, rows in groups(results)
+        for number, (nranks, rows) in enumerate(groups(results))
     ]
     if results.get("waiting"):
         title, columns, lines = waiting(results)
@@ -301,6 +303,8 @@ def to_markdown(results: Results) -> str:
     for nranks, rows in groups(results):
         lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
         parts += [f"## N={nranks}", markdown.table(heads(), lines, numeric=True)]
+    if results["rows"] and not wrong_backends(results):
+        parts.append(noise_in_words())
     if results.get("waiting"):
         title, columns, shares = waiting(results)
         table_of_shares = markdown.table(columns, map(markdown.row, shares), numeric=True)

@@ -108,7 +108,7 @@ class TestVerdict:
         )
         assert lines[1] == "The better of the two reaches, of paddle.DataParallel's speed: 1.50 times (SCRIPT, N=2)."
         assert lines[2].endswith(
-            "each was measured 3 times in turn, differences inside the intervals count as noise (two equals look apart "
+            "each was measured 3 times in turn, and only what is beyond noise counts (two equals look apart "
             "in 1 of 10 cases); "
             "the speed of memory varied by 3.0%."
         )
