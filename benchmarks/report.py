@@ -42,8 +42,8 @@ Results = dict[str, Any]  # what lies in results.json
 
 APART = mark("other order by design")
 NOISE = mark(
-    "where two were measured in the same 7 rounds or more: neither is ahead by 1 % and in so many rounds (all of 7 to "
-    "10) that chance would do that in at most 2 % of all cases; otherwise: their intervals overlap."
+    "where the file holds the values of 7 rounds or more of both: neither is ahead by 1 % and in so many rounds (all "
+    "of 7 to 10) that chance would do that in at most 2 % of all cases; otherwise: their intervals overlap."
 )
 NEAR = mark("≈ within the bound")
 ABSENT = mark("– absent")
