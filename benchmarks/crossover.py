@@ -291,8 +291,8 @@ def cell(
         rates: of a plain stream over the link, bytes/s, one a round.
         ring, ps: the median of each round, in seconds.
     """
-    rate, rounds = median(rates), min(len(ring), len(ps))
-    ring, ps = ring[:rounds], ps[:rounds]  # of an interrupted round one may lack
+    rate, made = median(rates), min(len(ring), len(ps))
+    ring, ps = ring[:made], ps[:made]  # of an interrupted round one may lack
     return {
         "link": cluster.link,
         "link_bytes_per_s": cluster.links()[0],
@@ -304,7 +304,7 @@ def cell(
         "ring": time_of(ring, cluster.ring_seconds(nbytes, rate, nranks)),
         "ps": time_of(ps, cluster.round_seconds(nbytes, rate, nranks, servers)),
         "ratio": median(ring) / median(ps),
-        "rounds": rounds,
+        "rounds": made,
     }
 
 
