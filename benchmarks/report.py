@@ -431,8 +431,8 @@ def _network(results: Results) -> list[str]:
             share=rate / nominal,
         )
     ]
-    for run in results["runs"]:
-        if (least := run["least_sync_ms"]) and run["scheme"] not in PEERS:  # theirs hides inside backward
+    for run in results["runs"]:  # most of geo's steps exchange nothing, and what the peers do hides inside backward
+        if not run.get("mode", "").startswith("geo") and run["scheme"] not in PEERS and (least := run["least_sync_ms"]):
             blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
             share = f"{least / blocked:.0%}" if blocked > least else say("the rest is hidden behind backward")
             lines.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,24 +15,26 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import Hosts
+from benchmarks.core_time import CoreTime, PerfFailed, core_time, sampled, to_markdown, why_no_perf
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import OURS, load_peer
 from benchmarks.progress import progress
-from benchmarks.result_files import check_history, head_of_results, write_results
+from benchmarks.result_files import check_history, head_of_results, withdraw, write_results
 from benchmarks.rounds import rounds
 from benchmarks.sweep_config import SweepConfig, size_in_words
 from benchmarks.sweep_report import TITLES, WAITING, cells, wrong_backends
 from common.entry import check_writable
-from common.errors import CertificateFailed, GradSyncError
+from common.errors import CertificateFailed, GradSyncError, UsageError
 from common.launch import Job
 from common.process_memory import ProcessMemory
 
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 500  # iterations of one size in one round
+MOST_AT_ONCE = 5000  # calls while the cores are sampled, in one go
 LATE_BYTES = 4096  # of the call to which the last rank comes late
 BY_KEY = ("medians", "wrong", "iterations")  # of Measured
 MARGIN = 100e6  # bytes that a server may use beside its data
@@ -53,6 +57,8 @@ def run_sweep(config: SweepConfig) -> None:
     console = Console(highlight=False)
     check_history(config.history)
     check_writable("out", config.out / "sweep.json")
+    withdraw(config.out, "profile.md")  # an earlier sweep's
+    check_profile(config)
     backends = config.names()
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
@@ -71,7 +77,8 @@ def run_sweep(config: SweepConfig) -> None:
     counts = sorted({int(n) for n in config.nranks.split(",")})
     restless = restless_among(present, config.op)
     each_round = len(config.bytes) * (len(present) > len(restless)) + len(restless)
-    runs = len(counts) * (config.repetitions * each_round + waits(config))
+    profiled = len(present) * len(config.bytes) * profile_cost(config)
+    runs = len(counts) * (config.repetitions * each_round + waits(config) + profiled)
     measured = {nranks: Measured() for nranks in counts}
 
     def so_far() -> dict[str, Any]:
@@ -94,6 +101,9 @@ def run_sweep(config: SweepConfig) -> None:
         with config.make_hosts() as hosts, progress(console, runs) as on_run, ExitStack() as running:
             groups = [running.enter_context(groups_of(n, present, config, hosts, measured[n])) for n in counts]
             measure_all(groups, measured, config, left, on_run)
+            found: list[CoreTime] = []
+            for each in groups if config.profile else ():
+                found += profile(each, measured[each.nranks], config, on_run, console)
     finally:
         results = so_far()  # what there is, if it was interrupted
         for who, reason in results["failed"].items():
@@ -104,6 +114,9 @@ def run_sweep(config: SweepConfig) -> None:
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
+    if found:
+        (config.out / "profile.md").write_text(to_markdown(found, results), encoding="utf-8")
+        console.print(f"where the cores' time goes: {config.out / 'profile.md'}", soft_wrap=True)
 
 
 @dataclass
@@ -210,6 +223,52 @@ def measure_waiting(groups: Groups, measured: Measured, config: SweepConfig) -> 
             core = group.wait(LATE_BYTES, config.late)
             row = {"backend": group.backend, "nranks": group.nranks, "late_s": config.late, "core": core}
             measured.waiting.append(row)
+
+
+def profile(
+    groups: Groups, measured: Measured, config: SweepConfig, on_run: Callable[..., None], console: Console
+) -> Iterator[CoreTime]:
+    """What the cores do while each backend runs at each size, nobody else running."""
+
+    def profiled(group: MeasuredGroup) -> Iterator[CoreTime]:
+        for nbytes in config.bytes:
+            on_run(f"N={groups.nranks}, {size_in_words(nbytes)}: profile of {group.backend}", profile_cost(config))
+            expected = median(measured.medians[group.backend, nbytes])
+            once = max(1, min(MOST_AT_ONCE, int(min(1.0, config.profile) / expected)))  # calls of about a second
+            group.measure(nbytes, once, check=False)
+            times: list[float] = []
+            try:
+                with sampled() as samples:
+                    end = time.monotonic() + config.profile
+                    while time.monotonic() < end:
+                        times += group.measure(nbytes, once, check=False)[0]
+            except PerfFailed as exc:
+                console.print(f"no profile of {group.backend}: {exc}", soft_wrap=True, markup=False)
+            else:
+                yield core_time(group.backend, group.nranks, nbytes, median(times), samples)
+
+    leave(groups, measured)
+    for group in [*groups.started]:
+        with leaving(group.backend, measured):
+            yield from profiled(group)
+            group.rest()
+        leave(groups, measured)
+    for name, start in groups.restless.items():
+        if name not in measured.failed:
+            with leaving(name, measured), start() as group:
+                yield from profiled(group)
+
+
+def check_profile(config: SweepConfig) -> None:
+    if config.profile:
+        reason, mend = why_no_perf()
+        if reason:
+            raise UsageError(f"--profile: {reason}" + f" ({mend})" * bool(mend))
+
+
+def profile_cost(config: SweepConfig) -> int:
+    """Of one backend at one size, in units of a backend's run in a round."""
+    return math.ceil(config.profile / config.seconds / 5)  # a run takes about that many times as long as it measures
 
 
 def waits(config: SweepConfig) -> bool:

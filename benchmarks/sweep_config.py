@@ -19,6 +19,7 @@ from common.errors import UsageError, choose
 
 __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 
+MOST_PROFILE_S = 60
 MOST_LATE_S = 20  # less than what other libraries wait for a rank
 UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -46,8 +47,11 @@ class SweepConfig:
     late: float = 2.0
     """How many seconds the last rank comes late where it is measured what waiting costs the others, with all_reduce;
     0: that is not measured."""
+    profile: float = 0.0
+    """After the rounds, for how many seconds to sample all cores while each backend runs at each size (needs perf, and
+    root); where their time goes is written to profile.md, in English. 0: not at all."""
     out: Path = Path("out/sweep")
-    """Folder for sweep.json, sweep.md and sweep.html."""
+    """Folder for sweep.json, sweep.md, sweep.html and profile.md."""
     lang: str = "en"
     """Language of the report: en or zh."""
     history: Path | None = None
@@ -72,6 +76,8 @@ class SweepConfig:
                 raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
         if not self.bytes:
             raise UsageError("--sizes must name at least one size")
+        if not 0 <= self.profile <= MOST_PROFILE_S:
+            raise UsageError(f"--profile must be from 0 to {MOST_PROFILE_S} seconds (got {self.profile:g})")
         if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0 or not 0 <= self.late <= MOST_LATE_S:
             raise UsageError(
                 f"--repetitions and --servers must be at least 1, --seconds positive, --late from 0 to {MOST_LATE_S}"

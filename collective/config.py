@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import tyro
 
@@ -74,6 +75,7 @@ class CollectiveTrainerConfig(CollectiveConfig):
     """HOST:PORT where the ranks meet; rank 0 listens there."""
     insecure: bool = False
     """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
+    log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
 
     def __post_init__(self) -> None:
         super().__post_init__()

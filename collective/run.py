@@ -37,7 +37,7 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
     rendezvous = node.meeting_place or abstract_address("ring")
     config = replace(config, backend=choose_backend(config, node))
-    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "nranks"))]
+    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks"))]
     trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
     environment = {
         RENDEZVOUS_VARIABLE: rendezvous,

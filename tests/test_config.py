@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from collective.config import CollectiveTrainerConfig
 from common import errors
 from common.cli import run_command, split_script
 from common.config import DATASETS, MODELS, TrainingConfig, check_rank, parse_address, parse_addresses
@@ -126,8 +127,13 @@ def test_mains_result_is_the_exit_code(returned: int | None, code: int) -> None:
     assert command([], lambda config: returned) == code
 
 
-def test_a_trainer_writes_to_its_terminal_and_has_no_folder_for_logs(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_command(TrainerConfig, lambda _: 0, prog="ps.trainer", args=["--log-dir", "logs"]) == 2
+@pytest.mark.parametrize(
+    ("config", "prog"), [(TrainerConfig, "ps.trainer"), (CollectiveTrainerConfig, "collective.trainer")]
+)
+def test_a_trainer_writes_to_its_terminal_and_has_no_folder_for_logs(
+    config: type, prog: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(config, lambda _: 0, prog=prog, args=["--log-dir", "logs"]) == 2
     assert "--log-dir" in capfd.readouterr().err
 
 
