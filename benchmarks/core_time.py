@@ -249,7 +249,8 @@ def to_markdown(found: Sequence[CoreTime], results: Mapping[str, Any]) -> str:
 Shares of the time of all cores, from {FREQUENCY} samples a second and core (perf, cpu-clock), while one backend ran
 alone. Kernel: copies are those between processes, sockets and pages, and pages being zeroed; the rest is
 scheduling, wake-ups, sockets and system calls. NumPy: additions, multiplications and what leads to them. libc: mostly
-copies in user memory. Functions without a name are in files without symbols. Being sampled slows programs a little.
+copies in user memory. Functions without a name are in files without symbols. Python's part holds the measuring itself:
+reading clocks, and telling each call's time. Being sampled slows programs a little.
 
 {table(head, rows, numeric=True)}
 
