@@ -55,10 +55,10 @@ def accuracy(config: AccuracyConfig) -> None:
     except CertificateFailed:
         withdraw(config.out, "accuracy.json", "accuracy.md", "accuracy.html")
         raise
-    write_results(results, config.out / "accuracy.json", config.history)
-    write_report(results, config.out, "accuracy", config.lang)
     for sentence in verdict(results):
         console.print(Text(sentence))
+    write_results(results, config.out / "accuracy.json", config.history)
+    write_report(results, config.out, "accuracy", config.lang)
     console.print(f"\nreport: {config.out / 'accuracy.html'}", soft_wrap=True)
 
 

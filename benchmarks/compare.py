@@ -46,9 +46,9 @@ def compare(config: CompareConfig) -> None:
     except CertificateFailed:
         withdraw(config.out, "results.json", "report.md", "report.html")
         raise
+    print_terminal(results, console)  # first: the disk may be full
     write_results(results, config.out / "results.json", config.history)
     write_report(results, config.out, "report", config.lang)
-    print_terminal(results, console)
     console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
     if not results["certificate"]["passed"]:
         raise CertificateFailed(f"the schemes did not compute the same; see {config.out / 'report.md'}")

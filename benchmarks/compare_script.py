@@ -128,9 +128,9 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         run_all(contestants, config, script, Path(folder), console, runs=runs, failures=failures, rounds=left)
         results = so_far()
     results = json.loads(json.dumps(results))  # as whoever reads the file has it
+    show(results, console)
     write_results(results, config.out / "script.json", config.history)
     write_report(results, config.out, "script", config.lang)
-    show(results, console)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
     verdict(results["certificate"], failures)
 

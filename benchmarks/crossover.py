@@ -93,9 +93,9 @@ def run_crossover(config: CrossoverConfig) -> int:
             raise
         results["interrupted"] = True
     results = so_far()
+    print_terminal(results, console)
     write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
     write_report(results, config.out, "crossover", config.lang)
-    print_terminal(results, console)
     console.print(Text(f"\nreport: {config.out / 'crossover.html'}"), soft_wrap=True)
     return 130 if results["interrupted"] else 0
 

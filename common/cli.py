@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -18,6 +19,7 @@ from common.process import Terminated, last_words
 __all__ = ["run_command", "split_script"]
 
 T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT)
 KINDS: dict[type, tuple[str, str]] = {  # of flags: the placeholder in --help, and what an error says was expected
     int: ("INT", "a whole number"),
     float: ("FLOAT", "a number"),
@@ -31,7 +33,7 @@ def run_command(
 ) -> int:
     """Parse the command line into `config`, call `main` with it, and return the exit code.
 
-    An error of ours is one line on stderr, without a traceback; anything else is a bug and keeps it.
+    An error of ours is one line on stderr, without a traceback, as is a full disk; anything else is a bug and keeps it.
     """
     try:
         return main(parse(config, prog, args)) or 0
@@ -39,6 +41,12 @@ def run_command(
         with last_words():
             print(getattr(exc, "words", "") or f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        with last_words():
+            print(f"{prog}: no space is left where it writes: free some, or write elsewhere", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130

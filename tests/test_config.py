@@ -122,6 +122,13 @@ def test_an_interrupt_is_one_line_and_130(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().err == "a.command: interrupted\n"
 
 
+def test_a_full_disk_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert command([], lambda _: Path("/dev/full").write_text("results") and None) == 1
+    assert capfd.readouterr().err == "a.command: no space is left where it writes: free some, or write elsewhere\n"
+    with pytest.raises(FileNotFoundError):
+        command([], lambda _: Path("/nowhere/at/all").write_text("results") and None)
+
+
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (7, 7)])
 def test_mains_result_is_the_exit_code(returned: int | None, code: int) -> None:
     assert command([], lambda config: returned) == code
