@@ -30,8 +30,9 @@ from common.launch import FOLDER
 __all__ = ["compare"]
 
 
-def compare(config: CompareConfig) -> None:
-    """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`.
+def compare(config: CompareConfig) -> int:
+    """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`; also of the whole
+    rounds that were made when it is interrupted. Returns the exit code.
 
     Raises:
         UsageError: all who were asked for are absent.
@@ -47,11 +48,13 @@ def compare(config: CompareConfig) -> None:
         withdraw(config.out, "results.json", "report.md", "report.html")
         raise
     print_terminal(results, console)  # first: the disk may be full
-    write_results(results, config.out / "results.json", config.history)
+    interrupted = results.get("interrupted", False)
+    write_results(results, config.out / "results.json", None if interrupted else config.history)
     write_report(results, config.out, "report", config.lang)
     console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
     if not results["certificate"]["passed"]:
         raise CertificateFailed(f"the schemes did not compute the same; see {config.out / 'report.md'}")
+    return 130 if interrupted else 0
 
 
 def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
@@ -95,10 +98,27 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
                 restore=lambda kept: records.update(records_from(kept, contestants)),
                 so_far=so_far,
             )
-            measure(pool, contestants, config, rounds=left, records=records, on_run=on_run)
-            streams += measure_link(config.cluster, hosts)
+            try:
+                measure(pool, contestants, config, rounds=left, records=records, on_run=on_run)
+                streams += measure_link(config.cluster, hosts)
+            except KeyboardInterrupt:
+                keep_whole_rounds(records, contestants)
+                results["interrupted"] = True
             results = so_far()
     return results
+
+
+def keep_whole_rounds(records: Records, contestants: Sequence[Contestant]) -> None:
+    """Of an interrupted measurement.
+
+    Raises:
+        KeyboardInterrupt: there is none.
+    """
+    whole = min(len(records.get(contestant, ())) for contestant in contestants)
+    if not whole:
+        raise KeyboardInterrupt
+    for mine in records.values():
+        del mine[whole:]
 
 
 def speeds(records: Records, config: CompareConfig, streams: Sequence[float], *, first_server: int) -> dict[str, Any]:

@@ -194,6 +194,7 @@ def verdict(results: Results) -> list[str]:
     certificate = results["certificate"]
     compared = [group for group in certificate["groups"] if len(group["contestants"]) > 1]
     sizes = [say("{count} at N={nranks}", count=len(g["contestants"]), nranks=g["nranks"]) for g in compared]
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
     bits = (
         say(
             "The bits are the same: after {steps} steps, contestants with the same number of ranks hold identical "
@@ -219,6 +220,7 @@ def verdict(results: Results) -> list[str]:
     apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
     return [
         bits,
+        *cut,
         *(_race(group) for group in several),
         *scaling,
         *_in_torch(measured),

@@ -47,8 +47,9 @@ LIMITS = {  # of a backend and its variants, as in shm-copied
 }
 
 
-def run_sweep(config: SweepConfig) -> None:
-    """Measure, print a table for each number of ranks, and write `sweep.json`, `sweep.md` and `sweep.html`.
+def run_sweep(config: SweepConfig) -> int:
+    """Measure, print a table for each number of ranks, and write `sweep.json`, `sweep.md` and `sweep.html`; also what
+    there is when it is interrupted. Returns the exit code.
 
     Raises:
         CertificateFailed: a backend gave wrong sums.
@@ -69,6 +70,7 @@ def run_sweep(config: SweepConfig) -> None:
         "op": config.op,
         "cluster": config.where(),
         "servers": config.servers if config.op == "push_pull" else 0,
+        "interrupted": False,
         "absent": absent,
         "failed": {},
         "rows": [],
@@ -97,19 +99,23 @@ def run_sweep(config: SweepConfig) -> None:
         restore=restore,
         so_far=lambda: None if wrong_backends(so_far()) else so_far(),
     )
+    found: list[CoreTime] = []
     try:
         with config.make_hosts() as hosts, progress(console, runs) as on_run, ExitStack() as running:
             groups = [running.enter_context(groups_of(n, present, config, hosts, measured[n])) for n in counts]
             measure_all(groups, measured, config, left, on_run)
-            found: list[CoreTime] = []
             for each in groups if config.profile else ():
                 found += profile(each, measured[each.nranks], config, on_run, console)
+    except KeyboardInterrupt:
+        if not so_far()["rows"]:
+            raise
+        results["interrupted"] = True
     finally:
-        results = so_far()  # what there is, if it was interrupted
+        results = so_far()
         for who, reason in results["failed"].items():
             console.print(f"failed: {who}: {reason}", soft_wrap=True, markup=False)
         show(results, console)
-    write_results(results, config.out / "sweep.json", config.history)
+    write_results(results, config.out / "sweep.json", None if results["interrupted"] else config.history)
     write_report(results, config.out, "sweep", config.lang)
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     if wrong := wrong_backends(results):
@@ -117,6 +123,7 @@ def run_sweep(config: SweepConfig) -> None:
     if found:
         (config.out / "profile.md").write_text(to_markdown(found, results), encoding="utf-8")
         console.print(f"where the cores' time goes: {config.out / 'profile.md'}", soft_wrap=True)
+    return 130 if results["interrupted"] else 0
 
 
 @dataclass

@@ -62,7 +62,8 @@ def verdict(results: Results) -> list[str]:
                 rate=rate,
             )
         ]
-    return [checked, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
+    return [checked, *cut, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
 
 
 def pace(results: Results) -> str:

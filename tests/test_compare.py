@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.cluster import why_no_cluster
-from benchmarks.contestants import PEERS
+from benchmarks.compare import keep_whole_rounds
+from benchmarks.contestants import PEERS, Contestant
 from benchmarks.diff import load
+from benchmarks.measure import Records
+from benchmarks.progress import PROGRESS_VARIABLE, told_by
 from tests.groups import LEAST_OF_LINK
 from tests.traces import check_causes, check_trace, read_trace
 
@@ -139,6 +145,45 @@ def test_bad_input_is_one_line_and_exit_code_2(flags: list[str], text: str) -> N
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    told = tmp_path / "told"
+    flags = ["--schemes", "local,ring", "--nranks", "1", "--repetitions", "1000", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks", "compare", *TINY, *flags, "--history", str(tmp_path / "history")]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, PROGRESS_VARIABLE: str(told)},
+    ) as process:
+        try:
+            wait_until(lambda: "round 3 of 1000" in told_by(told)[1], 60)
+            process.send_signal(signal.SIGINT)
+            shown, complaint = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, complaint) == (130, "")
+    found = load(tmp_path / "out" / "results.json")
+    assert found["interrupted"]
+    counts = {run["contestant"]: run["repetitions"] for run in found["runs"]}
+    assert counts.keys() == {"local N=1", "ring/shm N=1"}
+    assert len({*counts.values()}) == 1
+    assert min(counts.values()) >= 2
+    cut = "Interrupted: only a part of what was asked for was measured."
+    assert cut in shown
+    assert f"- {cut}" in (tmp_path / "out" / "report.md").read_text()
+    assert not (tmp_path / "history").exists() or not [*(tmp_path / "history").iterdir()]
+
+
+def test_before_the_first_round_is_made_there_is_nothing_to_keep() -> None:
+    one, other = Contestant("local", "none", 1), Contestant("ring", "shm", 1)
+    with pytest.raises(KeyboardInterrupt):
+        keep_whole_rounds({one: [{}]}, [one, other])
+    records: Records = {one: [{}, {}, {}], other: [{}, {}]}
+    keep_whole_rounds(records, [one, other])
+    assert [len(mine) for mine in records.values()] == [2, 2]
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
