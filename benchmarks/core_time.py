@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -117,51 +118,51 @@ def recording(file: Path, words: Path) -> Iterator[None]:
     this process, whatever ends it."""
     with ExitStack() as stack:
 
-        def pipe() -> tuple[int, int]:
-            ends = os.pipe()
-            for end in ends:
-                stack.callback(closed, end)
-            return ends
+        def pipe() -> tuple[FileIO, FileIO]:
+            outlet, inlet = os.pipe()
+            return stack.enter_context(FileIO(outlet)), stack.enter_context(FileIO(inlet, "w"))
 
         (orders, tell), (hear, answers), (workload, alive) = pipe(), pipe(), pipe()
         command = ["perf", "record", "--all-cpus", "--event", "cpu-clock", "--freq", str(FREQUENCY), "--delay", "-1"]
-        command += ["--control", f"fd:{orders},{answers}", "--no-buildid", "--no-buildid-cache", "--output", str(file)]
+        command += [
+            "--control",
+            f"fd:{orders.fileno()},{answers.fileno()}",
+            "--no-buildid",
+            "--no-buildid-cache",
+            "--output",
+            str(file),
+        ]
         try:
             perf = subprocess.Popen(
                 [*command, "--", "cat"],
                 stdin=workload,
                 stdout=subprocess.DEVNULL,
                 stderr=stack.enter_context(words.open("w")),
-                pass_fds=(orders, answers),
+                pass_fds=(orders.fileno(), answers.fileno()),
                 start_new_session=True,
             )
         except OSError as exc:
             raise PerfFailed(f"perf cannot be started: {exc.strerror}") from exc
         stack.callback(kill, perf)
         for theirs in (orders, answers, workload):
-            os.close(theirs)
+            theirs.close()
 
         def order(what: str) -> None:
             with suppress(BrokenPipeError):
-                os.write(tell, f"{what}\n".encode())
+                tell.write(f"{what}\n".encode())
             if not select.select([hear], [], [], ANSWER_S)[0]:
                 raise PerfFailed(f"perf did not answer to {what!r} within {ANSWER_S:g} s")
-            if not os.read(hear, 64):
+            if not hear.read(64):
                 raise PerfFailed(f"perf cannot sample the cores: {in_one_line(words.read_text(errors='replace'))}")
 
         order("enable")
         yield
         order("disable")
-        os.close(alive)
+        alive.close()
         try:
             perf.wait(WRITE_S)
         except subprocess.TimeoutExpired as exc:
             raise PerfFailed(f"perf did not end within {WRITE_S:g} s") from exc
-
-
-def closed(end: int) -> None:
-    with suppress(OSError):  # it is already
-        os.close(end)
 
 
 def kill(perf: subprocess.Popen[bytes]) -> None:

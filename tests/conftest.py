@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+from benchmarks.progress import PROGRESS_VARIABLE, told_by
 from common.process import PARENT_VARIABLE, prepare_process
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
@@ -51,6 +54,28 @@ def wait_until() -> Callable[[Callable[[], object]], None]:
             time.sleep(POLL_S)
 
     return wait
+
+
+@pytest.fixture
+def interrupted_when(
+    tmp_path: Path, wait_until: Callable[..., None]
+) -> Callable[[list[str], Callable[[str], bool]], subprocess.CompletedProcess[str]]:
+    """A function that runs `python -m benchmarks ARGS` until what it says it does fulfils a condition; then Ctrl-C."""
+
+    def run(args: list[str], reached: Callable[[str], bool]) -> subprocess.CompletedProcess[str]:
+        told = tmp_path / "told"
+        command = [sys.executable, "-m", "benchmarks", *args]
+        environment = {**os.environ, PROGRESS_VARIABLE: str(told)}
+        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as process:
+            try:
+                wait_until(lambda: reached(told_by(told)[1]), 60)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=30)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from benchmarks.compare import keep_whole_rounds
 from benchmarks.contestants import PEERS, Contestant
 from benchmarks.diff import load
 from benchmarks.measure import Records
-from benchmarks.progress import PROGRESS_VARIABLE, told_by
 from tests.groups import LEAST_OF_LINK
 from tests.traces import check_causes, check_trace, read_trace
 
@@ -147,24 +144,11 @@ def test_bad_input_is_one_line_and_exit_code_2(flags: list[str], text: str) -> N
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, wait_until: Callable[..., None]) -> None:
-    told = tmp_path / "told"
+def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, interrupted_when: Callable[..., Any]) -> None:
     flags = ["--schemes", "local,ring", "--nranks", "1", "--repetitions", "1000", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "benchmarks", "compare", *TINY, *flags, "--history", str(tmp_path / "history")]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, PROGRESS_VARIABLE: str(told)},
-    ) as process:
-        try:
-            wait_until(lambda: "round 3 of 1000" in told_by(told)[1], 60)
-            process.send_signal(signal.SIGINT)
-            shown, complaint = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (process.returncode, complaint) == (130, "")
+    command = ["compare", *TINY, *flags, "--history", str(tmp_path / "history")]
+    done = interrupted_when(command, lambda doing: "round 3 of 1000" in doing)
+    assert (done.returncode, done.stderr) == (130, "")
     found = load(tmp_path / "out" / "results.json")
     assert found["interrupted"]
     counts = {run["contestant"]: run["repetitions"] for run in found["runs"]}
@@ -172,7 +156,7 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path: Path, wait_until: Cal
     assert len({*counts.values()}) == 1
     assert min(counts.values()) >= 2
     cut = "Interrupted: only a part of what was asked for was measured."
-    assert cut in shown
+    assert cut in done.stdout
     assert f"- {cut}" in (tmp_path / "out" / "report.md").read_text()
     assert not (tmp_path / "history").exists() or not [*(tmp_path / "history").iterdir()]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from benchmarks.cluster import ClusterConfig, OneHost
 from benchmarks.diff import load
 from benchmarks.measured_group import MeasuredGroup
 from benchmarks.peers import PEERS, RATE, load_peer
-from benchmarks.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.sweep import Groups, Measured, measure_all, row_of, rows_of
 from benchmarks.sweep_config import SweepConfig, size_in_bytes, size_in_words
 from benchmarks.sweep_report import plots, to_html, to_markdown, verdict
@@ -464,30 +462,18 @@ def test_paced_sockets_hold_the_rate_and_are_called_no_network(tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_what_a_sweep_has_measured_before_ctrl_c_is_kept(tmp_path: Path, wait_until: Callable[..., None]) -> None:
-    told, out = tmp_path / "told", tmp_path / "out"
+def test_what_a_sweep_has_measured_before_ctrl_c_is_kept(tmp_path: Path, interrupted_when: Callable[..., Any]) -> None:
+    out, history = tmp_path / "out", tmp_path / "history"
     flags = ["--nranks", "2", "--sizes", "4KiB", "--backends", "shm,memory-limit", "--repetitions", "100000"]
-    command = [sys.executable, "-m", "benchmarks", "sweep", *flags, "--seconds", "0.001", "--out", str(out)]
-    with subprocess.Popen(
-        [*command, "--history", str(tmp_path / "history")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, PROGRESS_VARIABLE: str(told)},
-    ) as process:
-        try:
-            wait_until(lambda: "round " in told_by(told)[1] and "round 1 " not in told_by(told)[1], 60)
-            process.send_signal(signal.SIGINT)
-            shown, complaint = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (process.returncode, complaint) == (130, "")
+    command = ["sweep", *flags, "--seconds", "0.001", "--out", str(out), "--history", str(history)]
+    done = interrupted_when(command, lambda doing: "round " in doing and "round 1 " not in doing)
+    assert (done.returncode, done.stderr) == (130, "")
     found = load(out / "sweep.json")
     assert found["interrupted"]
     assert [row["backend"] for row in found["rows"]] == ["shm", "memory-limit"]
     assert "- Interrupted: only a part of what was asked for was measured." in (out / "sweep.md").read_text()
-    assert "N=2" in shown
-    assert not (tmp_path / "history").exists() or not [*(tmp_path / "history").iterdir()]
+    assert "N=2" in done.stdout
+    assert not history.exists() or not [*history.iterdir()]
 
 
 def test_backends_of_another_operation_are_refused() -> None:
