@@ -17,12 +17,12 @@ from common.errors import GradSyncError
 from common.launch import Job
 from common.process_memory import ProcessMemory, added_since
 
-__all__ = ["MeasuredGroup"]
+__all__ = ["WARMUP", "MeasuredGroup"]
 
 START_S = 60.0  # for a group to come together
 ANSWER_S = 300.0  # for a rank to measure one size
 END_S, POLL_S = 10.0, 0.05  # for a rank whose connection has ended to end, too
-WARMUP = 2
+WARMUP = 2  # calls before those that are timed
 
 
 class MeasuredGroup:

@@ -19,7 +19,7 @@ from benchmarks.core_time import CoreTime, PerfFailed, core_time, sampled, to_ma
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.link import link_bytes
-from benchmarks.measured_group import MeasuredGroup
+from benchmarks.measured_group import WARMUP, MeasuredGroup
 from benchmarks.peers import OURS, load_peer
 from benchmarks.progress import progress
 from benchmarks.result_files import check_history, head_of_results, withdraw, write_results
@@ -33,10 +33,10 @@ from common.process_memory import ProcessMemory
 
 __all__ = ["run_sweep"]
 
-FEWEST, MOST = 5, 500  # iterations of one size in one round
-MOST_AT_ONCE = 5000  # calls while the cores are sampled, in one go
+FEWEST, MOST = 5, 5000  # iterations of one size in one round; more at once are many numbers to hand over
+WARM_UP_S = 0.1  # before those: ranks that have slept share a core until the kernel has spread them
 LATE_BYTES = 4096  # of the call to which the last rank comes late
-BY_KEY = ("medians", "wrong", "iterations")  # of Measured
+BY_KEY = ("medians", "wrong", "iterations", "warmups")  # of Measured
 MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
@@ -241,7 +241,7 @@ def profile(
         for nbytes in config.bytes:
             on_run(f"N={groups.nranks}, {size_in_words(nbytes)}: profile of {group.backend}", profile_cost(config))
             expected = median(measured.medians[group.backend, nbytes])
-            once = max(1, min(MOST_AT_ONCE, int(min(1.0, config.profile) / expected)))  # calls of about a second
+            once = max(1, min(MOST, int(min(1.0, config.profile) / expected)))  # calls of about a second
             group.measure(nbytes, once, check=False)
             times: list[float] = []
             try:
@@ -304,11 +304,12 @@ def leave(groups: Groups, measured: Measured) -> None:
 
 @dataclass
 class Measured:
-    """By backend and bytes: the median of each round in seconds, wrong elements, and iterations a round."""
+    """By backend and bytes: the median of each round in seconds, wrong elements, iterations a round, calls before."""
 
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     wrong: dict[tuple[str, int], int] = field(default_factory=dict)
     iterations: dict[tuple[str, int], int] = field(default_factory=dict)
+    warmups: dict[tuple[str, int], int] = field(default_factory=dict)
     memory: dict[str, ProcessMemory] = field(default_factory=dict)  # by backend: of a server, at the largest size
     failed: dict[str, str] = field(default_factory=dict)  # by backend: why
     waiting: list[dict[str, Any]] = field(default_factory=list)  # the rows of `waiting` in sweep.json
@@ -318,7 +319,8 @@ class Measured:
         if key not in self.iterations:
             trial, self.wrong[key] = group.measure(nbytes, FEWEST)
             self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
-        times, bad = group.measure(nbytes, self.iterations[key])
+            self.warmups[key] = max(WARMUP, min(MOST, int(WARM_UP_S / median(trial))))
+        times, bad = group.measure(nbytes, self.iterations[key], warmup=self.warmups[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad
         if nbytes == max(config.bytes):

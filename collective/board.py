@@ -4,8 +4,12 @@ Each rank owns a control segment that all others map:
 
     arrived   2 semaphores: another rank has come to a meeting (posted by it, waited on by the owner)
     meetings  at how many meetings the owner has posted to all; only to find who is late
-    notes     2 x NOTE_BYTES
     halves    2 x HALF_BYTES of payload
+
+rank 0's besides, which all write to:
+
+    common    2 x COMMON_BYTES for each rank
+    notes     2 x NOTE_BYTES for each rank
 
 and as many data segments as `empty` made, mapped by the others when first needed. Nothing has a name.
 
@@ -34,12 +38,12 @@ from collective.transport import Array
 from common.memory import Segment
 from common.semaphore import SEMAPHORE_BYTES, Semaphore
 
-__all__ = ["HALF_BYTES", "NOTE_BYTES", "Board"]
+__all__ = ["COMMON_BYTES", "HALF_BYTES", "NOTE_BYTES", "Board"]
 
 NOTE_BYTES = 48
 HALF_BYTES = 1 << 20
+COMMON_BYTES = 1 << 14
 MEETINGS_AT = 2 * SEMAPHORE_BYTES
-NOTES_AT = 512  # and so on, a cache line or two each
 HALVES_AT = 4096
 CONTROL_BYTES = HALVES_AT + 2 * HALF_BYTES
 SLICE_S = 0.05  # a sleeping rank looks this often whether somebody died
@@ -51,7 +55,6 @@ class Control:
     def __init__(self, segment: Segment, *, create: bool) -> None:
         self.arrived = [Semaphore(segment, i * SEMAPHORE_BYTES, create=create) for i in range(2)]
         self.meetings = segment.array(MEETINGS_AT, 8, np.uint8).data.cast("Q")
-        self.notes = [segment.array((1 + i) * NOTES_AT, NOTE_BYTES, np.uint8).data for i in range(2)]
         self.halves = [segment.array(HALVES_AT + i * HALF_BYTES, HALF_BYTES, np.uint8) for i in range(2)]
 
 
@@ -63,6 +66,7 @@ class Board:
 
     `halves[turn][rank]`: what each rank posts for the coming meeting; write to one's own only.
     `halves[1 - turn][r]`: what rank r posted for the last one; to be read until the next.
+    `common[turn]`, `common[1 - turn]`: likewise, but any rank may write to any part of it, as they have agreed.
     """
 
     def __init__(self, mesh: Mesh, ranks: Sequence[int]) -> None:
@@ -71,7 +75,9 @@ class Board:
         self._ranks = ranks
         self._segments = SharedSegments(mesh)
         self._others = [r for r in range(self.nranks) if r != self.rank]
-        self._mine = Control(self._segments.create(CONTROL_BYTES), create=True)
+        common, notes = self.nranks * COMMON_BYTES, self.nranks * NOTE_BYTES
+        nbytes = CONTROL_BYTES if self.rank else CONTROL_BYTES + 2 * common + 2 * notes
+        self._mine = Control(self._segments.create(nbytes), create=True)
         self._share(CONTROL)
         everyone = [
             self._mine if r == self.rank else Control(self._segments.of(ranks[r], CONTROL), create=False)
@@ -79,7 +85,11 @@ class Board:
         ]
         self._everyone = everyone
         self._posts = [[everyone[r].arrived[i].post for r in self._others] for i in range(2)]
-        self._notes = [[control.notes[i] for control in everyone] for i in range(2)]
+        first = self._segments.of(ranks[0], CONTROL)
+        notes_at = CONTROL_BYTES + 2 * common
+        self.common = [first.array(CONTROL_BYTES + i * common, common, np.uint8) for i in range(2)]
+        self._notes = [first.array(notes_at + i * notes, notes, np.uint8).data for i in range(2)]
+        self._my_note = slice(self.rank * NOTE_BYTES, (self.rank + 1) * NOTE_BYTES)
         self.halves = [[control.halves[i] for control in everyone] for i in range(2)]
         self.turn = 0
         self._meetings = 0
@@ -108,12 +118,12 @@ class Board:
         """See SharedSegments."""
         self._segments.have_in_common(number, self._ranks[rank], theirs)
 
-    def exchange(self, note: bytes) -> list[bytes]:
-        """Meet, and return every rank's note, of NOTE_BYTES, in rank order."""
-        turn = self.turn
-        self._mine.notes[turn][:] = note
+    def exchange(self, note: bytes) -> bytes:
+        """Meet, and return all ranks' notes, of NOTE_BYTES each, in rank order."""
+        notes = self._notes[self.turn]
+        notes[self._my_note] = note
         self.meet()
-        return [theirs.tobytes() for theirs in self._notes[turn]]
+        return notes.tobytes()
 
     def meet(self) -> None:
         """Block until every rank has come; each wait lasts at most the timeout."""

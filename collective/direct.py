@@ -12,9 +12,14 @@ This needs all arrays to come from `empty`. Others are passed through the board'
 
     staged      copy values in | meet | reduce, post results, copy the next values in | meet | copy results out, ...
 
-Short ones too, but there every rank reduces everything by itself, which takes more additions and one meeting less:
+Short ones too, but there every rank reduces everything by itself, which takes more additions and one meeting less.
+Each chunk is posted in the place of its term: term k has of every chunk the values that come k-th in its canonical
+order, so that all chunks are added up at once:
 
-    short       copy values in | meet | reduce
+    short       copy values in | meet | reduce              N = 4      chunk 0   chunk 1   chunk 2   chunk 3
+                                                            term 0     rank 1    rank 2    rank 3    rank 0
+                                                            term 1     rank 2    rank 3    rank 0    rank 1
+                                                            ...
 
 Source: the first is the shared-memory form of Rabenseifner's reduce-scatter and all-gather, "Optimization of
 collective reduction operations", 2004.
@@ -23,7 +28,7 @@ collective reduction operations", 2004.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import TypeVar
@@ -43,7 +48,7 @@ from collective.algorithm import (
     Algorithm,
     Label,
 )
-from collective.board import HALF_BYTES, Board
+from collective.board import COMMON_BYTES, HALF_BYTES, Board
 from collective.transport import Array, Tag
 from common.buckets import chunk_bounds, segments
 from common.memory import ALIGNMENT_BYTES
@@ -54,11 +59,11 @@ __all__ = ["DirectAlgorithm"]
 NOTE = struct.Struct("<IQIHHIQ16s")  # the fields of a tag, and bytes: these must agree; place of the array
 PLACE = struct.Struct("<QQ")  # segment number, offset in bytes
 ELSEWHERE = PLACE.pack(0, 0)  # of an array that is not from `empty`: data segments count from 1
-SHORT_BYTES = 64 * 1024  # divided by N squared, for so much more is added: 16 KiB at N=2, 4 KiB at N=4
+SHORT_BYTES = COMMON_BYTES  # terms of N such arrays fit there; of 64 KiB each rank would add too much
 BLOCK_BYTES = 128 * 1024  # reduced at a time: a block of every rank stays in a core's L2 cache
 MAX_PLANS = 128
 
-Short = tuple[Array, list[tuple[slice, list[Array]]]]  # own posting, and what to reduce where, for each chunk
+Short = tuple[list[tuple[Array, slice]], list[Array], slice | None]  # where to post what; terms, of a chunk or of all
 Plan = list[tuple[Sequence[Array], Sequence[Array]]]  # inputs in canonical order and outputs, for each block
 
 
@@ -76,7 +81,6 @@ class DirectAlgorithm(Algorithm):
         self._others = [r for r in range(self.nranks) if r != self.rank]
         self._order = canonical_ranks(self.rank, self.nranks)
         self._section = HALF_BYTES // self.nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES  # of a half, one a chunk
-        self._short_bytes = SHORT_BYTES // self.nranks**2
         self._scratch = np.empty(max(BLOCK_BYTES, self._section) // 2, np.float32)  # so many float16 fit
         self._shorts: dict[tuple[object, ...], Short] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -85,14 +89,14 @@ class DirectAlgorithm(Algorithm):
         return self._board.empty(count, dtype)
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
-        if flat.nbytes <= self._short_bytes:
-            self._reduce_short(flat, reduction, label, ALL_REDUCE, range(self.nranks))
+        if flat.nbytes <= SHORT_BYTES:
+            self._reduce_short(flat, reduction, label, ALL_REDUCE)
         else:
             self._reduce(flat, reduction, label, ALL_REDUCE)
 
     def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
-        if flat.nbytes <= self._short_bytes:
-            self._reduce_short(flat, reduction, label, REDUCE_SCATTER, [self.rank])
+        if flat.nbytes <= SHORT_BYTES:
+            self._reduce_short(flat, reduction, label, REDUCE_SCATTER)
         else:
             self._reduce(flat, reduction, label, REDUCE_SCATTER)
 
@@ -107,8 +111,7 @@ class DirectAlgorithm(Algorithm):
     def gather_chunks(self, flat: Array, label: Label) -> None:
         where = self._board.locate(flat)
         place = PLACE.pack(*where) if where else ELSEWHERE
-        notes = self._agree(label, GATHER_CHUNKS + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
-        places = [note[-PLACE.size :] for note in notes]
+        places = self._agree(label, GATHER_CHUNKS + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
         bounds = chunk_bounds(flat.size, self.nranks)
         mine = slice(*bounds[self.rank])
         if ELSEWHERE not in places:  # everyone has come, so the others' arrays may be written to
@@ -138,8 +141,7 @@ class DirectAlgorithm(Algorithm):
     def have_in_common(self, flat: Array, label: Label) -> bool:
         number = self._board.whole_segment(flat)
         place = ELSEWHERE if number is None else PLACE.pack(number, 0)
-        notes = self._agree(label, HAVE_IN_COMMON + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
-        places = [note[-PLACE.size :] for note in notes]
+        places = self._agree(label, HAVE_IN_COMMON + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
         if number is None or ELSEWHERE in places:
             return False
         self._board.have_in_common(number, 0, PLACE.unpack(places[0])[0])
@@ -151,38 +153,42 @@ class DirectAlgorithm(Algorithm):
     # The first meeting
 
     def _agree(self, label: Label, phase: int, nbytes: int, *, root: int = 0, place: bytes = ELSEWHERE) -> list[bytes]:
-        """Meet, and compare what all ranks are about to do; returns everyone's notes."""
+        """Meet, and compare what all ranks are about to do; returns where everyone's array lies."""
         mine = NOTE.pack(*label, phase, root, 0, nbytes, place)
-        notes = self._board.exchange(mine)
-        if notes.count(mine) != self.nranks:
-            for rank, note in enumerate(notes):
-                check(mine, note, rank)
-        return notes
+        everyones = self._board.exchange(mine)
+        if everyones == mine * self.nranks:
+            return [place] * self.nranks
+        notes = [everyones[at : at + NOTE.size] for at in range(0, len(everyones), NOTE.size)]
+        for rank, note in enumerate(notes):
+            check(mine, note, rank)
+        return [note[-PLACE.size :] for note in notes]
 
     # Short arrays
 
-    def _reduce_short(
-        self, flat: Array, reduction: Reduction, label: Label, operation: int, chunks: Iterable[int]
-    ) -> None:
-        key = (operation, reduction, flat.size, self._board.turn)
+    def _reduce_short(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
+        key = (operation, reduction.number, flat.size, self._board.turn)
         short = self._shorts.get(key)
         if short is None:
-            short = remember(self._shorts, key, self._plan_short(flat, chunks))
-        posting, parts = short
-        posting[...] = flat
+            short = remember(self._shorts, key, self._plan_short(flat, operation))
+        places, terms, wanted = short
+        for place, chunk in places:
+            place[...] = flat[chunk]
         self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes)
-        for part, inputs in parts:
-            reduction.reduce(inputs, (flat[part],), self._scratch)
+        reduction.reduce(terms, (flat if wanted is None else flat[wanted],), self._scratch)
 
-    def _plan_short(self, flat: Array, chunks: Iterable[int]) -> Short:
-        everyone = [half[: flat.nbytes].view(flat.dtype) for half in self._board.halves[self._board.turn]]
-        bounds = chunk_bounds(flat.size, self.nranks)
-        parts = [
-            (slice(*bounds[c]), [everyone[r][slice(*bounds[c])] for r in canonical_ranks(c, self.nranks)])
-            for c in chunks
-            if bounds[c][0] < bounds[c][1]
+    def _plan_short(self, flat: Array, operation: int) -> Short:
+        common = self._board.common[self._board.turn].view(flat.dtype)
+        apart = -(-flat.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // flat.itemsize
+        terms = [common[k * apart :][: flat.size] for k in range(self.nranks)]
+        chunks = [slice(*bounds) for bounds in chunk_bounds(flat.size, self.nranks)]
+        places = [
+            (terms[canonical_ranks(c, self.nranks).index(self.rank)][chunk], chunk)
+            for c, chunk in enumerate(chunks)
+            if chunk.start < chunk.stop
         ]
-        return everyone[self.rank], parts
+        if operation == ALL_REDUCE:
+            return places, terms, None
+        return places, [term[chunks[self.rank]] for term in terms], chunks[self.rank]
 
     # Arrays in shared memory
 
@@ -191,8 +197,7 @@ class DirectAlgorithm(Algorithm):
         place = PLACE.pack(*where) if where else ELSEWHERE
         if not where:
             self._copy_in(flat, self._cuts(flat)[0])
-        notes = self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes, place=place)
-        places = [note[-PLACE.size :] for note in notes]
+        places = self._agree(label, operation + OPERATIONS * reduction.number, flat.nbytes, place=place)
         if ELSEWHERE in places:
             self._reduce_staged(flat, reduction, operation, places)
         else:

@@ -150,7 +150,8 @@ class HierarchicalAlgorithm(Algorithm):
     def _meet(self, shared: Array, label: Label, phase: int, root: int = 0) -> list[Array]:
         """Compare what the host's ranks are about to do; returns their arrays."""
         where = self._board.locate(shared) or (0, 0)  # an empty array lies nowhere
-        notes = [NOTE.unpack(n) for n in self._board.exchange(NOTE.pack(*label, phase, root, 0, shared.size, *where))]
+        everyones = self._board.exchange(NOTE.pack(*label, phase, root, 0, shared.size, *where))
+        notes = [*NOTE.iter_unpack(everyones)]
         first = self.rank - self._index
         for index, note in enumerate(notes):
             check(notes[self._index], note, first + index)

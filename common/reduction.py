@@ -44,7 +44,8 @@ def mean_scale(nranks: int, dtype: npt.DTypeLike) -> Any:
 class Reduction:
     """What one op means for arrays of one dtype; made by `Reduction.of`, which returns the same object again.
 
-    sum and mean: integers wrap, there is no mean of them. max: NaN if any rank's is (which NaN is not defined).
+    sum and mean: integers wrap, there is no mean of them. max: NaN if any rank's is. A NaN's sign and payload are not
+    defined: the processor takes the first operand's, and compilers exchange operands.
     """
 
     number: int  # another one for every dtype and op: ranks that differ must not add up

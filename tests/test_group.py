@@ -70,7 +70,7 @@ BIG_CASES = [(owners, "float32", "mean") for owners in OWNERS] + [("even", *case
 
 def sizes_of(nranks):
     """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several segments."""
-    short = SHORT_BYTES // nranks**2 // 4
+    short = SHORT_BYTES // 4
     around = {short - 1, short, short + 1}
     return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099, *around})
 
@@ -376,9 +376,10 @@ def test_special_floats_survive(groups, backend):
 
     with np.errstate(all="ignore"):
         expected = reduced([mine(r) for r in range(3)], "sum")
+    numbers = ~np.isnan(expected)  # the sign of a NaN is that of whichever operand the processor takes it from
     for result in groups.run(backend, 3, body):
         np.testing.assert_array_equal(result, expected)
-        np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
+        np.testing.assert_array_equal(np.signbit(result[numbers]), np.signbit(expected[numbers]))
 
 
 @backends

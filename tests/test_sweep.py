@@ -69,14 +69,16 @@ class FakeGroup:
 
     nranks = 4
 
-    def __init__(self, backend: str, lives: int) -> None:
-        self.backend, self.lives, self.closed = backend, lives, False
+    def __init__(self, backend: str, lives: int, *, seconds: float = 1.0) -> None:
+        self.backend, self.lives, self.closed, self.seconds = backend, lives, False, seconds
+        self.asked: list[tuple[int, int]] = []  # calls before and calls timed
 
-    def measure(self, nbytes: int, iterations: int) -> tuple[list[float], int]:
+    def measure(self, nbytes: int, iterations: int, *, warmup: int = 2) -> tuple[list[float], int]:
+        self.asked.append((warmup, iterations))
         self.lives -= 1
         if self.lives < 0:
             raise GradSyncError(f"{self.backend}: a rank ended")
-        return [1.0] * iterations, 0
+        return [self.seconds] * iterations, 0
 
     def wait(self, nbytes: int, late: float) -> float:
         assert (nbytes, late) == (4096, 2.0)
@@ -120,6 +122,19 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
     assert [(row["backend"], row["bytes"]) for row in rows] == [("shm", 4096), ("gloo", 4096), ("shm", 1 << 20)]
     found = {**results_of(*rows), "failed": {"gloo N=4": "gloo: a rank ended"}}
     assert "gloo N=4 failed: gloo: a rank ended." in verdict(found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "series"),
+    [(1.0, (2, 5)), (0.007, (14, 28)), (7e-5, (1428, 2857)), (1e-6, (5000, 5000))],
+    ids=lambda value: str(value),
+)
+def test_short_calls_warm_up_for_a_tenth_of_a_second_and_are_timed_for_longer(
+    seconds: float, series: tuple[int, int]
+) -> None:
+    group = FakeGroup("shm", 99, seconds=seconds)
+    fake_measurement(group, config=SweepConfig(sizes="4KiB", repetitions=2, seconds=0.2))
+    assert group.asked == [(2, 5), series, series]
 
 
 def test_what_was_kept_is_gone_on_from() -> None:
