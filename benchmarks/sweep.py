@@ -34,7 +34,7 @@ from common.process_memory import ProcessMemory
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 5000  # iterations of one size in one round; more at once are many numbers to hand over
-WARM_UP_S = 0.1  # before those: ranks that have slept share a core until the kernel has spread them
+WARM_UP_S = 0.3  # before those: ranks that have slept share a core until the kernel has spread them
 LATE_BYTES = 4096  # of the call to which the last rank comes late
 BY_KEY = ("medians", "wrong", "iterations", "warmups")  # of Measured
 MARGIN = 100e6  # bytes that a server may use beside its data
@@ -319,7 +319,7 @@ class Measured:
         if key not in self.iterations:
             trial, self.wrong[key] = group.measure(nbytes, FEWEST)
             self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
-            self.warmups[key] = max(WARMUP, min(MOST, int(WARM_UP_S / median(trial))))
+            self.warmups[key] = max(WARMUP, int(WARM_UP_S / median(trial)))
         times, bad = group.measure(nbytes, self.iterations[key], warmup=self.warmups[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad
