@@ -73,12 +73,12 @@ class Board:
         self.rank, self.nranks = ranks.index(mesh.rank), len(ranks)
         self._mesh = mesh
         self._ranks = ranks
-        self._segments = SharedSegments(mesh)
         self._others = [r for r in range(self.nranks) if r != self.rank]
+        self._segments = SharedSegments(mesh, [ranks[r] for r in self._others])
         common, notes = self.nranks * COMMON_BYTES, self.nranks * NOTE_BYTES
         nbytes = CONTROL_BYTES if self.rank else CONTROL_BYTES + 2 * common + 2 * notes
         self._mine = Control(self._segments.create(nbytes), create=True)
-        self._share(CONTROL)
+        self._segments.share(CONTROL)
         everyone = [
             self._mine if r == self.rank else Control(self._segments.of(ranks[r], CONTROL), create=False)
             for r in range(self.nranks)
@@ -102,7 +102,7 @@ class Board:
         """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`."""
         where = self._segments.locate(array)
         if where is not None:
-            self._share(where[0])
+            self._segments.share(where[0])
         return where
 
     def array_of(self, rank: int, number: int, offset: int, count: int, dtype: npt.DTypeLike) -> Array:
@@ -158,6 +158,3 @@ class Board:
 
     def _late(self) -> list[int]:
         return [self._ranks[r] for r in self._others if self._everyone[r].meetings[0] < self._meetings]
-
-    def _share(self, number: int) -> None:
-        self._segments.share(number, [self._ranks[r] for r in self._others])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from collective.mesh import Mesh
 from common.memory import Segment, SegmentPool
@@ -15,23 +15,27 @@ CONTROL = 0  # number of the segment that a transport makes first, for itself; a
 class SharedSegments:
     """A rank's segments, numbered in the order of creation. Descriptors travel over the mesh's Unix sockets.
 
+    Args:
+        readers: the ranks that map what is shared.
+
     Memory returns to the system when the group is closed and no array views it any longer.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, readers: Sequence[int]) -> None:
         self._mesh = mesh
+        self._readers = readers
         self._mine = SegmentPool()
         self.create, self.empty, self.locate = self._mine.create, self._mine.empty, self._mine.locate
         self._theirs: dict[tuple[int, int], Segment] = {}
-        self._shared: set[tuple[int, int]] = set()  # (rank, number of mine)
+        self._shared: set[int] = set()  # numbers of mine
         self._common: list[tuple[Segment, int]] = []  # and where it is mapped
 
-    def share(self, number: int, ranks: Iterable[int]) -> None:
-        """Let other ranks map a segment of this one's; sent once to each."""
-        for rank in ranks:
-            if (rank, number) not in self._shared:
-                self._shared.add((rank, number))
-                segment = self._mine.segments[number]
+    def share(self, number: int) -> None:
+        """Let the readers map a segment of this rank; sent once."""
+        if number not in self._shared:
+            self._shared.add(number)
+            segment = self._mine.segments[number]
+            for rank in self._readers:
                 self._mesh.share(rank, number, segment.nbytes, segment.descriptor)
 
     def of(self, rank: int, number: int) -> Segment:

@@ -54,9 +54,9 @@ class ShmTransport(Transport):
     def __init__(self, mesh: Mesh, nranks: int) -> None:
         self.rank, self.nranks, self.timeout = mesh.rank, nranks, mesh.timeout
         self._mesh = mesh
-        self._segments = SharedSegments(mesh)
+        self._segments = SharedSegments(mesh, [self.right])
         self._out = Control(self._segments.create(CONTROL_BYTES), create=True)
-        self._segments.share(CONTROL, [self.right])
+        self._segments.share(CONTROL)
         self._in = Control(self._segments.of(self.left, CONTROL), create=False)
         self._sent = self._received = 0
         self._credits = SLOTS
@@ -102,7 +102,7 @@ class ShmTransport(Transport):
         """Where the neighbour finds the array's bytes: where they lie, or in this slot's bounce buffer."""
         where = self._segments.locate(array)
         if where is not None:
-            self._segments.share(where[0], [self.right])
+            self._segments.share(where[0])
             return where
         at = BOUNCE_AT + slot * SEGMENT_BYTES
         bounce: npt.NDArray[Any] = self._out.segment.array(at, array.size, array.dtype)
