@@ -34,6 +34,7 @@ from common.process_memory import ProcessMemory
 __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 5000  # iterations of one size in one round; more at once are many numbers to hand over
+MOST_ON_TRIAL = 500  # calls from which it is told how many these and those before them are to be
 WARM_UP_S = 0.3  # before those: ranks that have slept share a core until the kernel has spread them
 LATE_BYTES = 4096  # of the call to which the last rank comes late
 BY_KEY = ("medians", "wrong", "iterations", "warmups")  # of Measured
@@ -275,7 +276,7 @@ def check_profile(config: SweepConfig) -> None:
 
 def profile_cost(config: SweepConfig) -> int:
     """Of one backend at one size, in units of a backend's run in a round."""
-    return math.ceil(config.profile / config.seconds / 5)  # a run takes about that many times as long as it measures
+    return math.ceil(config.profile / (config.seconds + WARM_UP_S) / 2)  # a run takes about twice that long
 
 
 def waits(config: SweepConfig) -> bool:
@@ -302,6 +303,15 @@ def leave(groups: Groups, measured: Measured) -> None:
     groups.started = [group for group in groups.started if group.backend not in measured.failed]
 
 
+def seconds_of_a_call(group: MeasuredGroup, nbytes: int) -> tuple[float, int]:
+    """(about so long takes one when the ranks are awake; elements that were wrong in a first one)."""
+    times, wrong = group.measure(nbytes, FEWEST)
+    more = min(MOST_ON_TRIAL, int(WARM_UP_S / median(times)))
+    if more > FEWEST:
+        times, _ = group.measure(nbytes, more, check=False)
+    return median(times), wrong
+
+
 @dataclass
 class Measured:
     """By backend and bytes: the median of each round in seconds, wrong elements, iterations a round, calls before."""
@@ -317,9 +327,9 @@ class Measured:
     def add(self, group: MeasuredGroup, nbytes: int, config: SweepConfig) -> None:
         key = (group.backend, nbytes)
         if key not in self.iterations:
-            trial, self.wrong[key] = group.measure(nbytes, FEWEST)
-            self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / median(trial))))
-            self.warmups[key] = max(WARMUP, int(WARM_UP_S / median(trial)))
+            once, self.wrong[key] = seconds_of_a_call(group, nbytes)
+            self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / once)))
+            self.warmups[key] = max(WARMUP, int(WARM_UP_S / once))
         times, bad = group.measure(nbytes, self.iterations[key], warmup=self.warmups[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad

@@ -12,9 +12,9 @@ This needs all arrays to come from `empty`. Others are passed through the board'
 
     staged      copy values in | meet | reduce, post results, copy the next values in | meet | copy results out, ...
 
-Short ones too, but there every rank reduces everything by itself, which takes more additions and one meeting less.
-Each chunk is posted in the place of its term: term k has of every chunk the values that come k-th in its canonical
-order, so that all chunks are added up at once:
+Short ones, wherever they lie, through its common area: there every rank reduces by itself all that it needs, which
+takes more additions and one meeting less. Each chunk is posted in the place of its term: term k has of every chunk the
+values that come k-th in its canonical order, so that all chunks are added up at once:
 
     short       copy values in | meet | reduce              N = 4      chunk 0   chunk 1   chunk 2   chunk 3
                                                             term 0     rank 1    rank 2    rank 3    rank 0

@@ -35,7 +35,7 @@ def test_nobody_leaves_a_meeting_before_everyone_has_come(boards):
     on_ranks(boards, body)
 
 
-def test_notes_and_halves_are_everyones_of_this_meeting(boards):
+def test_notes_halves_and_what_is_common_are_everyones_of_this_meeting(boards):
     """Though ranks that are quick have posted for the next one."""
 
     def note(rank, i):
@@ -43,10 +43,13 @@ def test_notes_and_halves_are_everyones_of_this_meeting(boards):
 
     def body(group):
         board = board_of(group)
+        everyones = range(len(boards))
         for i in range(20):
             board.halves[board.turn][group.rank][:] = sample(group.rank, HALF_BYTES, "uint8", seed=i)
-            assert board.exchange(note(group.rank, i)) == b"".join(note(r, i) for r in range(len(boards)))
-            for r in range(len(boards)):
+            board.common[board.turn][group.rank :: len(boards)] = 10 * i + group.rank
+            assert board.exchange(note(group.rank, i)) == b"".join(note(r, i) for r in everyones)
+            assert all((board.common[1 - board.turn][r :: len(boards)] == 10 * i + r).all() for r in everyones)
+            for r in everyones:
                 if (i + r) % 5 == group.rank:  # not all, for speed
                     assert_same_bits(board.halves[1 - board.turn][r], sample(r, HALF_BYTES, "uint8", seed=i))
 

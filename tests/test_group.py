@@ -607,6 +607,35 @@ def test_what_an_operation_returned_may_be_overwritten_at_once(backend, operatio
         assert_same_bits(on_ranks(every, body)[1], expected[operation])
 
 
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter"])
+def test_a_rank_that_is_quick_may_post_for_the_next_short_call(operation):
+    """Though others have yet to read what all have posted for this one."""
+    first, second = ([sample(rank, 1009, "float32", seed=seed) for rank in range(2)] for seed in (1, 2))
+    posted = threading.Event()
+
+    def body(group):
+        if group.rank == 0:
+            exchange = board_of(group).exchange
+
+            def exchange_and_tell(note):
+                if group._calls == 2:  # all chunks of the second call are posted
+                    posted.set()
+                return exchange(note)
+
+            board_of(group).exchange = exchange_and_tell
+        arrays = [inputs[group.rank].copy() for inputs in (first, second)]
+        results = [getattr(group, operation)(array, "sum") for array in arrays]
+        return arrays if operation == "all_reduce" else results
+
+    with opened("shm", 2) as every:
+        late(every[1], posted)
+        results = on_ranks(every, body)
+    for rank, found in enumerate(results):
+        mine = slice(None) if operation == "all_reduce" else slice(*chunk_bounds(1009, 2)[rank])
+        for result, inputs in zip(found, (first, second), strict=True):
+            assert_same_bits(result, reduced(inputs, "sum")[mine])
+
+
 @backends
 def test_operations_may_follow_each_other_in_any_mix(groups, backend):
     def body(group):
@@ -754,6 +783,34 @@ MISMATCHES = {  # what rank 1 does, where the others all-reduce 10,000 float32
     "broadcast": lambda group: group.broadcast(ones(10_000), 1),
     "barrier": lambda group: group.barrier(),
 }
+
+
+SHORT_MISMATCHES = {  # the same of 1,000 float32, which ranks of one host post in one area
+    "size": lambda group: group.all_reduce(ones(1_016)),
+    "a longer size": lambda group: group.all_reduce(ones(4_000)),
+    "a long size": lambda group: group.all_reduce(ones(40_000)),
+    "no size": lambda group: group.all_reduce(ones(0)),
+    "dtype": lambda group: group.all_reduce(ones(500, "float64")),
+    "op": lambda group: group.all_reduce(ones(1_000), "max"),
+    "operation": lambda group: group.reduce_scatter(ones(1_000)),
+    "broadcast": lambda group: group.broadcast(ones(1_000), 1),
+}
+
+
+@backends
+@pytest.mark.parametrize("what", SHORT_MISMATCHES)
+def test_short_calls_that_differ_are_an_error_on_every_rank(backend, what):
+    def body(group):
+        if group.rank == 1:
+            SHORT_MISMATCHES[what](group)
+        else:
+            group.all_reduce(ones(1_000))
+        group.barrier()
+
+    with opened(backend, 3) as every:
+        errors = errors_on(every, body)
+    assert all(isinstance(error, (ProtocolError, PeerError)) for error in errors), errors
+    assert any(isinstance(error, ProtocolError) for error in errors)
 
 
 @backends

@@ -69,16 +69,18 @@ class FakeGroup:
 
     nranks = 4
 
-    def __init__(self, backend: str, lives: int, *, seconds: float = 1.0) -> None:
-        self.backend, self.lives, self.closed, self.seconds = backend, lives, False, seconds
-        self.asked: list[tuple[int, int]] = []  # calls before and calls timed
+    def __init__(self, backend: str, lives: int, *, first: float = 1.0, later: float = 1.0) -> None:
+        self.backend, self.lives, self.closed = backend, lives, False
+        self.first, self.later = first, later  # seconds a call takes when its ranks have slept, and when they have not
+        self.asked: list[tuple[int, int, bool]] = []  # calls before, calls timed, whether one is checked
 
-    def measure(self, nbytes: int, iterations: int, *, warmup: int = 2) -> tuple[list[float], int]:
-        self.asked.append((warmup, iterations))
+    def measure(self, nbytes: int, iterations: int, *, warmup: int = 2, check: bool = True) -> tuple[list[float], int]:
+        seconds = self.later if self.asked else self.first
+        self.asked.append((warmup, iterations, check))
         self.lives -= 1
         if self.lives < 0:
             raise GradSyncError(f"{self.backend}: a rank ended")
-        return [self.seconds] * iterations, 0
+        return [seconds] * iterations, 0
 
     def wait(self, nbytes: int, late: float) -> float:
         assert (nbytes, late) == (4096, 2.0)
@@ -125,14 +127,23 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "series"),
-    [(1.0, (2, 5)), (0.007, (42, 28)), (7e-5, (4285, 2857)), (7e-6, (42857, 5000))],
-    ids=lambda value: str(value),
+    ("first", "later", "trial", "series"),
+    [
+        (1.0, 1.0, None, (2, 5)),
+        (0.09, 0.09, None, (3, 5)),
+        (0.007, 0.007, 42, (42, 28)),
+        (2e-4, 7e-5, 500, (4285, 2857)),
+        (7e-5, 7e-6, 500, (42857, 5000)),
+    ],
 )
-def test_short_calls_warm_up_by_time_and_many_are_timed(seconds: float, series: tuple[int, int]) -> None:
-    group = FakeGroup("shm", 99, seconds=seconds)
+def test_short_calls_warm_up_by_time_and_many_are_timed(
+    first: float, later: float, trial: int | None, series: tuple[int, int]
+) -> None:
+    """How many is told by what they take when ranks are awake."""
+    group = FakeGroup("shm", 99, first=first, later=later)
     fake_measurement(group, config=SweepConfig(sizes="4KiB", repetitions=2, seconds=0.2))
-    assert group.asked == [(2, 5), series, series]
+    trials = [(2, 5, True)] + [(2, trial, False)] * (trial is not None)  # type: ignore[list-item]
+    assert group.asked == [*trials, (*series, True), (*series, True)]
 
 
 def test_what_was_kept_is_gone_on_from() -> None:
