@@ -35,7 +35,7 @@ __all__ = ["run_sweep"]
 
 FEWEST, MOST = 5, 5000  # iterations of one size in one round; more at once are many numbers to hand over
 MOST_ON_TRIAL = 500  # calls from which it is told how many these and those before them are to be
-WARM_UP_S = 0.3  # before those: ranks that have slept share a core until the kernel has spread them
+WARM_UP_S = 0.3  # before those, at most: ranks that have slept share a core until the kernel has spread them
 LATE_BYTES = 4096  # of the call to which the last rank comes late
 BY_KEY = ("medians", "wrong", "iterations", "warmups")  # of Measured
 MARGIN = 100e6  # bytes that a server may use beside its data
@@ -276,7 +276,7 @@ def check_profile(config: SweepConfig) -> None:
 
 def profile_cost(config: SweepConfig) -> int:
     """Of one backend at one size, in units of a backend's run in a round."""
-    return math.ceil(config.profile / (config.seconds + WARM_UP_S) / 2)  # a run takes about twice that long
+    return math.ceil(config.profile / (config.seconds + warm_up_of(config)) / 2)  # a run takes about twice that long
 
 
 def waits(config: SweepConfig) -> bool:
@@ -303,10 +303,15 @@ def leave(groups: Groups, measured: Measured) -> None:
     groups.started = [group for group in groups.started if group.backend not in measured.failed]
 
 
-def seconds_of_a_call(group: MeasuredGroup, nbytes: int) -> tuple[float, int]:
+def warm_up_of(config: SweepConfig) -> float:
+    """In seconds, before each series."""
+    return min(WARM_UP_S, 6 * config.seconds)
+
+
+def seconds_of_a_call(group: MeasuredGroup, nbytes: int, warm_up: float) -> tuple[float, int]:
     """(about so long takes one when the ranks are awake; elements that were wrong in a first one)."""
     times, wrong = group.measure(nbytes, FEWEST)
-    more = min(MOST_ON_TRIAL, int(WARM_UP_S / median(times)))
+    more = min(MOST_ON_TRIAL, int(warm_up / median(times)))
     if more > FEWEST:
         times, _ = group.measure(nbytes, more, check=False)
     return median(times), wrong
@@ -327,9 +332,10 @@ class Measured:
     def add(self, group: MeasuredGroup, nbytes: int, config: SweepConfig) -> None:
         key = (group.backend, nbytes)
         if key not in self.iterations:
-            once, self.wrong[key] = seconds_of_a_call(group, nbytes)
+            before = warm_up_of(config)
+            once, self.wrong[key] = seconds_of_a_call(group, nbytes, before)
             self.iterations[key] = max(FEWEST, min(MOST, int(config.seconds / once)))
-            self.warmups[key] = max(WARMUP, int(WARM_UP_S / once))
+            self.warmups[key] = max(WARMUP, int(before / once))
         times, bad = group.measure(nbytes, self.iterations[key], warmup=self.warmups[key])
         self.medians.setdefault(key, []).append(median(times))
         self.wrong[key] = self.wrong.get(key, 0) + bad

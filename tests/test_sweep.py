@@ -127,21 +127,22 @@ def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "trial", "series"),
+    ("seconds", "first", "later", "trial", "series"),
     [
-        (1.0, 1.0, None, (2, 5)),
-        (0.09, 0.09, None, (3, 5)),
-        (0.007, 0.007, 42, (42, 28)),
-        (2e-4, 7e-5, 500, (4285, 2857)),
-        (7e-5, 7e-6, 500, (42857, 5000)),
+        (0.2, 1.0, 1.0, None, (2, 5)),
+        (0.2, 0.09, 0.09, None, (3, 5)),
+        (0.2, 0.007, 0.007, 42, (42, 28)),
+        (0.2, 2e-4, 7e-5, 500, (4285, 2857)),
+        (0.2, 7e-5, 7e-6, 500, (42857, 5000)),
+        (0.01, 2e-4, 7e-5, 300, (857, 142)),
     ],
 )
 def test_short_calls_warm_up_by_time_and_many_are_timed(
-    first: float, later: float, trial: int | None, series: tuple[int, int]
+    seconds: float, first: float, later: float, trial: int | None, series: tuple[int, int]
 ) -> None:
     """How many is told by what they take when ranks are awake."""
     group = FakeGroup("shm", 99, first=first, later=later)
-    fake_measurement(group, config=SweepConfig(sizes="4KiB", repetitions=2, seconds=0.2))
+    fake_measurement(group, config=SweepConfig(sizes="4KiB", repetitions=2, seconds=seconds))
     trials = [(2, 5, True)] + [(2, trial, False)] * (trial is not None)  # type: ignore[list-item]
     assert group.asked == [*trials, (*series, True), (*series, True)]
 
