@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants import OTHER_ORDER, PADDLE_KERNELS, PADDLE_SCHEMES, Contestant
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.measure import Records, records_from, records_to_json
@@ -30,6 +30,7 @@ from benchmarks.script_report import cells, distances, heads, outcome
 from common.entry import check_writable
 from common.errors import CertificateFailed, GradSyncError
 from common.launch import FOLDER, Job
+from common.mkl import CPU_TYPE, MKL_CHOOSES, wanted_cpu_type
 from common.process import end_in_order_on_sigterm
 
 __all__ = ["PADDLE_BOUNDS", "YARDSTICK_MULTIPLE", "compare_script"]
@@ -57,7 +58,15 @@ So it is the first backward that tells a wrong mean from rounding."""
 
 YARDSTICK_MULTIPLE = 10
 
-SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.other_order"}  # others are called as they are
+ONCE_MORE = {  # runs beside those that are measured, and why
+    OTHER_ORDER: "beyond the bound of Paddle; once more, summed in another order",
+    PADDLE_KERNELS: "paddle-default leaves the choice of matrix kernels to MKL; ours once more, doing so too",
+}
+SURFACES = {  # others are called as they are
+    "ring": "collective",
+    OTHER_ORDER: "benchmarks.other_order",
+    PADDLE_KERNELS: "collective",
+}
 WORKER = Path(__file__).with_name("script_worker.py")
 EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
@@ -98,12 +107,12 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
 
         @cache  # paddle and paddle-default are measured by the same one, after every round
-        def by_rounding(contestant: Contestant) -> Distances:
-            console.print(f"N={contestant.nranks}: beyond the bound of Paddle; once more, summed in another order")
-            return distances_by_rounding(contestant, failures, config, script, Path(folder))
+        def once_more(scheme: str, nranks: int) -> Contestant | None:
+            console.print(f"N={nranks}: {ONCE_MORE[scheme]}")
+            return run_beside(Contestant(scheme, "shm", nranks), failures, config, script, Path(folder))
 
         def so_far() -> dict[str, Any]:
-            certified = certificate([c for c in contestants if c in runs], runs, failures, Path(folder), by_rounding)
+            certified = certificate([c for c in contestants if c in runs], runs, failures, Path(folder), once_more)
             speeds = [summarise(c, runs[c], config.warmup_steps) for c in contestants if c in runs]
             return {
                 **results,
@@ -201,7 +210,9 @@ def run_once(
     log = folder / "log"
     shutil.rmtree(log, ignore_errors=True)  # another contestant's words explain nothing
     with Job(log) as job:
-        process = job.start(contestant.name, [*launcher(contestant, config, log), *worker], log="launcher.log")
+        kernels = {CPU_TYPE: MKL_CHOOSES} if contestant.scheme == PADDLE_KERNELS else {}
+        command = [*launcher(contestant, config, log), *worker]
+        process = job.start(contestant.name, command, log="launcher.log", environment=kernels)
         try:
             process.wait(config.run_timeout)
         except subprocess.TimeoutExpired as exc:
@@ -230,7 +241,7 @@ def launcher(contestant: Contestant, config: CompareScriptConfig, log: Path) -> 
     if contestant.scheme == "ps":
         flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
         return ["-m", "ps.run", "--data-plane", contestant.backend, *flags]
-    if contestant.scheme in ("ring", OTHER_ORDER):
+    if contestant.scheme in ("ring", OTHER_ORDER, PADDLE_KERNELS):
         flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
         return ["-m", "collective.run", *flags]
     flags = ["--nproc_per_node", nranks, "--backend", "gloo", "--log_dir", str(log)]
@@ -276,27 +287,34 @@ def certificate(
     runs: Records,
     failures: Failures,
     folder: Path,
-    by_rounding: Callable[[Contestant], Distances],
+    once_more: Callable[[str, int], Contestant | None],
 ) -> dict[str, Any]:
     """Ours must be equal bit for bit, on every rank and in every repetition; Paddle's within the bound.
 
     Args:
-        by_rounding: how far another order of summation takes a contestant of ours; asked where more than two ranks are
-            beyond a fixed bound.
+        once_more: the program has run on so many ranks of ours as PADDLE_KERNELS, which paddle-default is held against
+            where the processes' settings of MKL are ours, or as OTHER_ORDER, by which more than two ranks beyond a
+            fixed bound are judged; None if that failed.
     """
     schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
     identical = not ours_that_disagree(failures)
     against_paddle: dict[str, Distances] = {}
     yardsticks: dict[str, dict[int, dict[str, float]]] = {}
+    own_kernels: list[str] = []
     close = True
     for nranks in sorted({c.nranks for c in contestants}):
         ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]
         identical &= len({r["parameters_sha256"] for c in ours for r in runs[c]}) <= 1
         for peer in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
             for contestant in ours[:1]:
-                found = against_paddle[peer.name] = distances_between(contestant, peer, folder)
+                alike = contestant
+                if peer.scheme == "paddle-default" and sets_cpu_type() and (ran := once_more(PADDLE_KERNELS, nranks)):
+                    alike = ran
+                    own_kernels.append(peer.name)
+                found = against_paddle[peer.name] = distances_between(alike, peer, folder)
                 bounds = PADDLE_BOUNDS
-                if nranks > 2 and not within(found, bounds) and (yardstick := by_rounding(contestant)):
+                if nranks > 2 and not within(found, bounds) and (other := once_more(OTHER_ORDER, nranks)):
+                    yardstick = distances_between(contestant, other, folder)
                     bounds = bounds_by(yardstick)
                     yardsticks[peer.name] = {n: {"distance": d, "bound": bounds[n]} for n, d in yardstick.items()}
                 close &= within(found, bounds)
@@ -306,22 +324,27 @@ def certificate(
         "against_paddle": against_paddle,
         "bounds": PADDLE_BOUNDS,
         "yardsticks": yardsticks,
+        "own_kernels": own_kernels,
         "passed": identical and close,
         "schemes": schemes,
     }
 
 
-def distances_by_rounding(
+def run_beside(
     contestant: Contestant, failures: Failures, config: CompareScriptConfig, script: Sequence[str], folder: Path
-) -> Distances:
-    """From a contestant of ours to the ring that sums in another order; nothing if that one fails, which is noted."""
-    other = Contestant(OTHER_ORDER, "shm", contestant.nranks)
+) -> Contestant | None:
+    """Run one of ours that is not measured, for its parameters; None if it fails, which is noted."""
     try:
-        run_once(other, config, script, folder)
+        run_once(contestant, config, script, folder)
     except GradSyncError as exc:
-        failures[other] = exc
-        return {}
-    return distances_between(contestant, other, folder)
+        failures[contestant] = exc
+        return None
+    return contestant
+
+
+def sets_cpu_type() -> bool:
+    """Whether our processes compute with other matrix kernels than those of paddle-default."""
+    return wanted_cpu_type() != os.environ.get(CPU_TYPE)
 
 
 def bounds_by(yardstick: Distances) -> Distances:

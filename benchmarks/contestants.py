@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from common.errors import choose
 from ps.modes import SYNC, parse_mode
 
-__all__ = ["OTHER_ORDER", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
+__all__ = ["OTHER_ORDER", "PADDLE_KERNELS", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
 
 SCHEMES = ("local", "ps", "ring")
-PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our malloc setting, and with its own
+PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our settings of the process, and with its own
 TORCH = "torch-ddp"  # PyTorch's DistributedDataParallel
 PEERS = {  # over Gloo, which adds in another order; as reports call them
     "paddle": "paddle.DataParallel",
@@ -19,6 +19,7 @@ PEERS = {  # over Gloo, which adds in another order; as reports call them
     TORCH: "torch DistributedDataParallel",
 }
 OTHER_ORDER = "other-order"  # the ring's sums in another order: no contestant, but what rounding does to one
+PADDLE_KERNELS = "paddle-kernels"  # the ring with the matrix kernels of paddle-default: no contestant either
 TRAINED = (*SCHEMES, PADDLE_SCHEMES[0], TORCH)  # of the built-in training
 
 

@@ -22,6 +22,7 @@ from benchmarks.core_time import why_no_perf
 from benchmarks.environment import cpu_name, installed
 from benchmarks.peers import load_peer
 from common.errors import GradSyncError
+from common.mkl import CPU_TYPE, wanted_cpu_type
 
 __all__ = ["CHECKS", "DoctorConfig", "Finding", "doctor"]
 
@@ -107,7 +108,8 @@ def cpu() -> Finding:
     usable = "avx" in flags or platform.machine() != "x86_64"
     features = " ".join(feature for feature in FEATURES if feature in flags)
     mend = "" if usable else "Paddle's wheels need AVX: use another machine"
-    return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}", mend)
+    mkl = f"; {CPU_TYPE}={cpu_type}" if (cpu_type := wanted_cpu_type()) else ""
+    return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}{mkl}", mend)
 
 
 def cores() -> Finding:

@@ -17,6 +17,7 @@ from collective.nccl import load_binding, words
 from common import __version__
 from common.errors import UsageError
 from common.memory import aligned_empty
+from common.mkl import wanted_cpu_type
 
 __all__ = ["describe_environment"]
 
@@ -33,6 +34,7 @@ def describe_environment() -> dict[str, Any]:
     bandwidth, noise = probe_memory()
     return {
         "cpu": cpu_name(),
+        **({"mkl_cpu_type": cpu_type} if (cpu_type := wanted_cpu_type()) else {}),
         **gpus(),
         "governor": governor(),
         "cores": len(os.sched_getaffinity(0)),

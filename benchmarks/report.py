@@ -168,6 +168,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     facts = results["environment"]
     return [
         ("CPU", say("{cpu}, {cores} cores", cpu=facts["cpu"], cores=facts["cores"])),
+        *([("MKL_DEBUG_CPU_TYPE", str(facts["mkl_cpu_type"]))] if "mkl_cpu_type" in facts else []),
         (say("Frequency governor"), str(facts.get("governor") or say("unknown"))),
         (say("Memory"), f"{facts['memory_bytes'] / 1e9:.1f} GB"),
         (

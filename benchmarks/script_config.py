@@ -21,8 +21,8 @@ class CompareScriptConfig:
     """Run your own Paddle program, unchanged, under each scheme and compare its steps."""
 
     schemes: str = "ps,ring,paddle"
-    """Schemes to compare, separated by commas: ps, ring, paddle (paddle.DataParallel over Gloo, with the malloc setting
-    that ours have), paddle-default (the same as Paddle's users have it)."""
+    """Schemes to compare, separated by commas: ps, ring, paddle (paddle.DataParallel over Gloo, with our settings of
+    malloc and MKL), paddle-default (the same as Paddle's users have it)."""
     nranks: str = "2"
     """Numbers of ranks, separated by commas."""
     servers: int = 1

@@ -63,6 +63,13 @@ def distances(results: Results) -> list[str]:
     for peer, found in certificate["against_paddle"].items():
         last = max(map(int, found))
         steps = min(made.get(peer, last), last)
+        if peer in certificate.get("own_kernels", []):
+            lines.append(
+                say(
+                    "{peer} leaves the choice of matrix kernels to MKL and is compared with ours doing so.",
+                    peer=peer,
+                )
+            )
         if not any(found.values()):
             lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
             continue

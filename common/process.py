@@ -1,4 +1,5 @@
-"""What every GradSync process does first: one compute thread, tuned malloc, and an end with its parent."""
+"""What every GradSync process does first: one compute thread, MKL's full code, tuned malloc, and an end with its
+parent."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from common.memory import tune_malloc
+from common.mkl import set_cpu_type
 
 __all__ = [
     "LAST_WORDS_VARIABLE",
@@ -43,6 +45,7 @@ class Terminated(SystemExit):
 def prepare_process() -> None:
     """Call before Paddle is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
+    set_cpu_type()
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
     sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
     tune_malloc()

@@ -19,6 +19,7 @@ import paddle
 from common.data_parallel import DataParallel, GradientAverage
 from common.errors import UsageError
 from common.local import LocalSynchronizer
+from common.mkl import set_cpu_type
 from common.placement import Placement, placement_from
 from common.process import end_in_order_on_sigterm
 from common.server_updates import stop_listening
@@ -64,6 +65,7 @@ class Surface:
     ReduceOp = ReduceOp
 
     def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
+        set_cpu_type()  # for who was not started by a launcher of ours, so that all compute the same
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
         self._process = os.getpid()  # which has joined

@@ -156,6 +156,7 @@ def programs() -> Iterator[Results]:
     yield changed(lambda results: results["certificate"].update(passed=False, against_paddle=apart))
     yardsticks = {"paddle N=2": {steps: {"distance": 2e-3, "bound": 2e-2} for steps in ("5", "20")}}
     yield changed(lambda results: results["certificate"].update(against_paddle=apart, yardsticks=yardsticks))
+    yield changed(lambda results: results["certificate"].update(against_paddle=apart, own_kernels=list(apart)))
     alone = changed(lambda results: results["certificate"].update(ours=["ps/shm N=2"], against_paddle={}))
     yield {**alone, "runs": alone["runs"][:1], "failed": {"ring/shm N=2": {"reason": "gloo", "output": []}}}
 

@@ -26,10 +26,11 @@ from benchmarks.compare_script import (
     run_once,
     summarise,
 )
-from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants import OTHER_ORDER, PADDLE_KERNELS, PADDLE_SCHEMES, Contestant
 from benchmarks.diff import load
 from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
+from common import mkl
 
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
@@ -150,27 +151,42 @@ def test_step_times_are_differences_after_warm_up() -> None:
     assert found["step_ms_interval"] == pytest.approx([100, 200])
 
 
+def keep(folder: Path, contestant: Contestant, distances: tuple[float, ...]) -> None:
+    """Parameters so far from [1.0] after 1, 5 and 20 backwards."""
+    for steps, away in zip(PADDLE_BOUNDS, distances, strict=True):
+        np.savez(folder / f"{contestant.stem}.{steps}.npz", w=np.array([1 / (1 + away)]))
+
+
+@pytest.fixture
+def no_cpu_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: False)
+
+
 def certified(
     folder: Path, apart: tuple[float, ...], yardstick: tuple[float, ...], nranks: int = 4
 ) -> tuple[dict[str, Any], int]:
     """The certificate where paddle is so far away after 1, 5 and 20 backwards, and how often a yardstick was asked."""
     ours = [Contestant("ps", "shm", nranks, 1), Contestant("ring", "shm", nranks)]
     theirs = [Contestant(scheme, "gloo", nranks) for scheme in PADDLE_SCHEMES]
-    for steps, away in zip(PADDLE_BOUNDS, apart, strict=True):
-        for contestant in (*ours, *theirs):
-            values = np.array([1.0 if contestant in ours else 1 / (1 + away)])
-            np.savez(folder / f"{contestant.stem}.{steps}.npz", w=values)
+    for contestant in ours:
+        keep(folder, contestant, (0, 0, 0))
+    for contestant in theirs:
+        keep(folder, contestant, apart)
     asked = []
 
     @cache  # as compare_script has it
-    def by_rounding(contestant: Contestant) -> dict[int, float]:
-        asked.append(contestant)
-        return dict(zip(PADDLE_BOUNDS, yardstick, strict=False))
+    def once_more(scheme: str, nranks: int) -> Contestant | None:
+        asked.append(scheme)
+        other = Contestant(scheme, "shm", nranks)
+        keep(folder, other, yardstick or (0, 0, 0))
+        return other if yardstick else None
 
     runs = {c: [{"parameters_sha256": "a" if c in ours else "b"}] for c in (*ours, *theirs)}
-    return certificate(list(runs), runs, {}, folder, by_rounding), len(asked)
+    return certificate(list(runs), runs, {}, folder, once_more), len(asked)
 
 
+@pytest.mark.usefixtures("no_cpu_type")
 @pytest.mark.parametrize(
     ("apart", "yardstick", "passed", "asked"),
     [
@@ -194,16 +210,55 @@ def test_paddle_may_be_as_far_away_as_rounding_takes_a_training(
     assert list(found["yardsticks"]) == (["paddle N=4", "paddle-default N=4"] if yardstick else [])
     if yardstick:
         told = found["yardsticks"]["paddle N=4"]
-        assert [told[n]["distance"] for n in PADDLE_BOUNDS] == list(yardstick)
-        assert [told[n]["bound"] for n in PADDLE_BOUNDS] == [
-            max(bound, YARDSTICK_MULTIPLE * d) for bound, d in zip(PADDLE_BOUNDS.values(), yardstick, strict=True)
-        ]
+        assert [told[n]["distance"] for n in PADDLE_BOUNDS] == pytest.approx(yardstick, rel=1e-2)
+        assert [told[n]["bound"] for n in PADDLE_BOUNDS] == pytest.approx(
+            [max(bound, YARDSTICK_MULTIPLE * d) for bound, d in zip(PADDLE_BOUNDS.values(), yardstick, strict=True)],
+            rel=1e-2,
+        )
 
 
+@pytest.mark.usefixtures("no_cpu_type")
 def test_two_ranks_need_no_yardstick(tmp_path: Path) -> None:
     found, asked = certified(tmp_path, (1e-5, 1e-5, 1e-5), (1.0, 1.0, 1.0), nranks=2)
     assert not found["passed"]
     assert asked == 0
+
+
+@pytest.mark.parametrize(("set_by_user", "compared"), [(None, PADDLE_KERNELS), ("5", "ring"), ("0", "ring")])
+def test_paddles_default_is_held_against_a_run_of_ours_with_the_same_kernels(
+    set_by_user: str | None, compared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an AMD processor, where ours are others, unless the user has set them for all."""
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
+    if set_by_user:
+        monkeypatch.setenv(mkl.CPU_TYPE, set_by_user)
+    ours, default, paddle = (Contestant(s, "shm", 2) for s in ("ring", "paddle-default", "paddle"))
+    keep(tmp_path, ours, (0, 0, 0))
+    keep(tmp_path, paddle, (0, 0, 0))
+    keep(tmp_path, default, (1e-6, 1e-3, 0.1) if compared == PADDLE_KERNELS else (0, 0, 0))
+
+    def once_more(scheme: str, nranks: int) -> Contestant:
+        assert (scheme, nranks) == (PADDLE_KERNELS, 2)
+        keep(tmp_path, other := Contestant(scheme, "shm", nranks), (1e-6, 1e-3, 0.1))
+        return other
+
+    runs = {c: [{"parameters_sha256": c.scheme}] for c in (ours, paddle, default)}
+    found = certificate(list(runs), runs, {}, tmp_path, once_more)
+    assert found["passed"]
+    assert found["own_kernels"] == (["paddle-default N=2"] if compared == PADDLE_KERNELS else [])
+    assert found["against_paddle"] == {name: {1: 0, 5: 0, 20: 0} for name in ("paddle N=2", "paddle-default N=2")}
+
+
+@pytest.mark.processes
+def test_ours_with_the_kernels_of_paddles_default_ends_in_the_bits_of_paddles_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)  # the tests' own process has set it
+    config = CompareScriptConfig()
+    ours = run_once(Contestant(PADDLE_KERNELS, "shm", 2), config, [str(PROGRAM)], tmp_path)
+    theirs = run_once(Contestant("paddle-default", "gloo", 2), config, [str(PROGRAM)], tmp_path)
+    assert ours["parameters_sha256"] == theirs["parameters_sha256"]
 
 
 def test_distance_is_relative() -> None:

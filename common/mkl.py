@@ -1,0 +1,43 @@
+"""Paddle's matrix kernels: its MKL is of 2019, and gives processors that are not Intel's its slowest code."""
+
+from __future__ import annotations
+
+import os
+from itertools import takewhile
+from pathlib import Path
+
+__all__ = ["CPU_TYPE", "MKL_CHOOSES", "set_cpu_type", "wanted_cpu_type"]
+
+CPU_TYPE = "MKL_DEBUG_CPU_TYPE"  # read by MKL at its first computation in a process; MKL newer than 2020.0 ignores it
+AVX2 = "5"
+MKL_CHOOSES = "0"
+MAKERS = {"AuthenticAMD", "HygonGenuine"}
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def set_cpu_type() -> None:
+    """Have MKL compute with AVX2 and FMA on an AMD or Hygon processor that has them, unless the user has set `CPU_TYPE`
+    (to "0" for MKL's own choice). For every process that computes with Paddle, before it computes.
+
+    MKL's own choice there is SSE2. With it products of 1024 x 1024 float32 matrices ran at 25 to 35 GFLOP/s on one core
+    of an EPYC instead of 45 to 89, a step of ResNet-18 took 1.4 s instead of 0.5; and Paddle's SGD ended in other bits
+    than on Intel's processors, for it multiplied and added in two roundings instead of one.
+    """
+    if wanted := wanted_cpu_type():
+        os.environ[CPU_TYPE] = wanted
+
+
+def wanted_cpu_type() -> str | None:
+    """The user's `CPU_TYPE`, else ours; None where MKL is left to choose."""
+    return os.environ.get(CPU_TYPE) or (AVX2 if _is_misjudged() else None)
+
+
+def _is_misjudged() -> bool:
+    """Whether this processor can do more than MKL believes."""
+    try:
+        with CPU_INFO.open() as file:
+            lines = [line.partition(":") for line in takewhile(str.strip, file)]  # of the first core
+    except OSError:
+        return False
+    facts = {name.strip(): value.split() for name, _, value in lines}
+    return bool(MAKERS & {*facts.get("vendor_id", ())}) and {"avx2", "fma"} <= {*facts.get("flags", ())}

@@ -1,0 +1,104 @@
+"""Which matrix kernels Paddle's MKL is told to use, and that it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import mkl
+from common.mkl import CPU_TYPE, set_cpu_type, wanted_cpu_type
+
+EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx fma avx2\n\nprocessor\t: 1\nflags\t\t: \n"
+XEON = EPYC.replace("AuthenticAMD", "GenuineIntel")
+ARM = "processor\t: 0\nFeatures\t: asimd\n"
+SGD = """
+import sys
+import numpy as np
+{first}
+import paddle
+x = np.random.default_rng(0).standard_normal((2, 10_003)).astype("float32")
+parameter = paddle.create_parameter([10_003], "float32", default_initializer=paddle.nn.initializer.Assign(x[0]))
+parameter.grad = paddle.to_tensor(x[1])
+paddle.optimizer.SGD(0.1, parameters=[parameter]).step()
+rate = np.float32(0.1)
+once = (x[0].astype(float) - float(rate) * x[1].astype(float)).astype("float32")
+twice = x[0] - rate * x[1]
+assert not np.array_equal(once, twice)
+found = parameter.numpy()
+print("once" if np.array_equal(found, once) else "twice" if np.array_equal(found, twice) else "neither")
+"""
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CPU_TYPE, "so that what a test sets does not stay")
+    monkeypatch.delenv(CPU_TYPE)
+
+
+@pytest.mark.parametrize(
+    ("processor", "wanted"),
+    [
+        (EPYC, "5"),
+        (EPYC.replace("AuthenticAMD", "HygonGenuine"), "5"),
+        (EPYC.rstrip("\n"), "5"),
+        (EPYC.replace(" avx2", ""), None),
+        (EPYC.replace(" fma", ""), None),
+        (XEON, None),
+        (ARM, None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_avx2_where_mkl_would_not_use_it(
+    processor: str | None, wanted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if processor is not None:
+        file.write_text(processor)
+    monkeypatch.setattr(mkl, "CPU_INFO", file)
+    assert wanted_cpu_type() == wanted
+    set_cpu_type()
+    assert os.environ.get(CPU_TYPE) == wanted
+
+
+@pytest.mark.parametrize("chosen", ["0", "7"])
+def test_what_the_user_set_stays(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+    monkeypatch.setenv(CPU_TYPE, chosen)
+    set_cpu_type()
+    assert os.environ[CPU_TYPE] == wanted_cpu_type() == chosen
+
+
+def is_fused() -> bool:
+    """Whether MKL has this processor multiply and add in one rounding, as we have it set."""
+    flags = mkl.CPU_INFO.read_text().split()
+    return {"avx2", "fma"} <= set(flags) and ("GenuineIntel" in flags or wanted_cpu_type() is not None)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from common.process import prepare_process; prepare_process()",
+        "import paddle, collective; collective.get_rank()",
+        "import paddle, ps; ps.get_rank()",
+    ],
+)
+def test_every_way_in_sets_it_before_paddle_computes(first: str) -> None:
+    """Seen by Paddle's SGD, which rounds once where MKL uses FMA, as on Intel's processors, and else twice."""
+    pytest.importorskip("paddle")
+    if not is_fused():
+        pytest.skip("MKL has no FMA on this processor")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SGD.format(first=first)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "once", done.stderr
