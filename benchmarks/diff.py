@@ -17,6 +17,7 @@ from rich.text import Text
 from benchmarks.accuracy_figures import entries, straggler_words
 from benchmarks.agreement import Figure, agreement
 from benchmarks.contestants import PEERS
+from benchmarks.environment import machine_of
 from benchmarks.interval import Measured, measured, three_digits
 from benchmarks.peers import OURS
 from benchmarks.result_files import SCHEMA, kind_of, problem
@@ -216,10 +217,8 @@ def trained_by(run: dict[str, Any], *, ranks_share: bool) -> str:
 
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:
     """Why the figures may differ though the code does not, and what only one of the files holds."""
-    machines = [[str(results["environment"].get(key)) for key in ("cpu", "cores")] for results in (before, after)]
-    told = [f"different machines: {' / '.join(', '.join(m) + ' cores' for m in machines)}"] * (
-        machines[0] != machines[1]
-    )
+    machines = [machine_of(results["environment"]) for results in (before, after)]
+    told = [f"different machines: {' / '.join(machines)}"] * (machines[0] != machines[1])
     for change in found:
         if not change.before.ours and change.verdict in COLOURS:
             told.append(f"not ours: {change.what} is {change.factor}")

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from collective.nccl import load_binding, words
 from common import __version__
 from common.errors import UsageError
 from common.memory import aligned_empty
-from common.mkl import wanted_cpu_type
+from common.mkl import CPU_TYPE, wanted_cpu_type
 
-__all__ = ["describe_environment"]
+__all__ = ["cpu_name", "describe_environment", "installed", "machine_of"]
 
 PACKAGES = (
     *("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl"),
@@ -50,6 +51,12 @@ def describe_environment() -> dict[str, Any]:
         },
         "commit": commit(),
     }
+
+
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """What computed, in words; `environment` of any results."""
+    kernels = [f"{CPU_TYPE}={environment['mkl_cpu_type']}"] if "mkl_cpu_type" in environment else []
+    return ", ".join([str(environment.get("cpu")), f"{environment.get('cores')} cores", *kernels])
 
 
 def probe_memory() -> tuple[float, float]:

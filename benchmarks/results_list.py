@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import machine_of
 from benchmarks.kinds import REPORTS
 from benchmarks.result_files import SCHEMA, kind_of, problem
 from common.errors import DataError, UsageError
@@ -112,7 +113,7 @@ def _entry(path: Path, results: Results, home: Path) -> str:
         "",
         f"`{results.get('command')}`",
         "",
-        f"{_escape(str(machine.get('cpu')))}, {machine.get('cores')} cores; {_moment(results)}; "
+        f"{_escape(machine_of(machine))}; {_moment(results)}; "
         f"commit {machine.get('commit') or 'unknown'}; {_links(path, home)}",
         "",
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.agreement import Figure
-from benchmarks.diff import Change, DiffConfig, changes, check_alike, diff, figures, job_of, load
+from benchmarks.diff import Change, DiffConfig, changes, check_alike, diff, figures, job_of, load, remarks
 from benchmarks.result_files import check_history, write_results
 from common.errors import DataError, GradSyncError, UsageError
 
@@ -57,6 +57,23 @@ def compare(*rates: tuple[str, float, float, float], model: str = "mlp") -> dict
 def test_verdicts(after: tuple[float, float, float], verdict: str, factor: str) -> None:
     change = Change("x", Figure(10, 9, 11), Figure(*after))
     assert (change.verdict, change.factor) == (verdict, factor)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, []),
+        ({"cores": 4}, ["different machines: Some CPU, 2 cores / Some CPU, 4 cores"]),
+        (
+            {"mkl_cpu_type": "5"},
+            ["different machines: Some CPU, 2 cores / Some CPU, 2 cores, MKL_DEBUG_CPU_TYPE=5"],
+        ),
+    ],
+)
+def test_two_machines_are_told(change: dict[str, Any], told: list[str]) -> None:
+    before, after = sweep(), sweep()
+    after["environment"] = {**MACHINE, **change}
+    assert remarks(before, after, []) == told
 
 
 def test_figures_of_each_kind() -> None:
