@@ -23,12 +23,14 @@ from common.buckets import segments
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
 from common.model_arena import trainable
+from common.replicas import check_replicas
 from common.server_updates import UpdateByServers, listen_to_steps
 from common.synchronizer import ServerUpdates, Synchronizer
 
 __all__ = ["DataParallel", "GradientAverage"]
 
 DTYPES = ("float32", "float64")
+COMPARED = (2, 10, 100, 1000)  # backwards in which ranks compare their parameters, where each makes the update
 USED = "(used)"  # the first slot of the arena: which parameters had a gradient, 1 or 0 for each
 
 
@@ -63,6 +65,7 @@ class GradientAverage:
         self._early: set[int] = set()  # buckets that may be marked during backward; known after the first one
         self._twice: set[int] = set()  # buckets in which one backward reaches a parameter more than once
         self._servers_update = self._order_agreed = False
+        self._averagings = 0  # backwards whose gradients this rank updates with by itself
         self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
         self._pushed = self._averaged = False  # what has become of the last backward's gradients
         self.enabled = True
@@ -154,6 +157,7 @@ class GradientAverage:
             else:
                 self._synchronizer.finish(0.0)
                 self._agree_on_order()
+                self._compare_replicas()
                 self._has_gradient = [value > 0 for value in self._used_slot().tolist()]
         if self._fired and self._synchronizer.serves_updates:
             self._averaged = self.enabled and not self._pushed
@@ -178,6 +182,12 @@ class GradientAverage:
             everyones = self._synchronizer.all_gather(np.array([*early, *rest]))
             self._synchronizer.launch_in(everyones[0].tolist())
             self._order_agreed = True
+
+    def _compare_replicas(self) -> None:
+        """What the ranks have made of the same gradients so far; soon after the start, for that shows most mistakes."""
+        self._averagings += 1
+        if self._averagings in COMPARED:
+            check_replicas(self._arena.parameters, self._synchronizer, f"in backward {self._averagings:,}")
 
     def _used_slot(self) -> FloatArray:
         return self._arena.gradients[: len(self._named)]

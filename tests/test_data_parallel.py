@@ -840,6 +840,56 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     assert results_of(done.stdout) == launch("ps", 1, tmp_path)
 
 
+APART = """
+import paddle
+from paddle import nn
+import {scheme} as dist
+dist.init()
+model = dist.DataParallel(nn.Linear(3, 2))
+optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+for step in range(12):
+    model(paddle.ones([4, 3])).sum().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+    if step == {step} and dist.get_rank() == 2:
+        model.parameters()[0].set_value(model.parameters()[0] * 1.5)
+print("trained")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("scheme", "flags", "step", "backward"),
+    [
+        ("collective", (), 0, 2),
+        ("collective", (), 4, 10),
+        ("ps", ("--update", "trainer"), 0, 2),
+        ("collective", (), 99, None),
+        ("ps", ("--update", "trainer"), 99, None),
+    ],
+)
+def test_a_rank_that_trains_on_parameters_of_its_own_is_named(
+    tmp_path: Path, scheme: str, flags: tuple[str, ...], step: int, backward: int | None
+) -> None:
+    program = tmp_path / "apart.py"
+    program.write_text(APART.format(scheme=scheme, step=step))
+    done = subprocess.run(
+        [sys.executable, "-m", f"{scheme}.run", "--nranks", "3", *flags, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    if backward is None:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "trained\n"
+        return
+    assert done.returncode == 3, done.stderr
+    text = f"ReplicasDiffer: in backward {backward} the parameters of rank 0 differ from those of rank 2: each rank"
+    assert text in done.stderr
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("body", "text"),
