@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import OTHER_ORDER, PADDLE_KERNELS, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.interval import interval
 from benchmarks.kinds import write_report
 from benchmarks.measure import Records, records_from, records_to_json
@@ -58,17 +59,14 @@ So it is the first backward that tells a wrong mean from rounding."""
 
 YARDSTICK_MULTIPLE = 10
 
-ONCE_MORE = {  # runs beside those that are measured, and why
-    OTHER_ORDER: "beyond the bound of Paddle; once more, summed in another order",
-    PADDLE_KERNELS: "paddle-default leaves the choice of matrix kernels to MKL; ours once more, doing so too",
-}
 SURFACES = {  # others are called as they are
     "ring": "collective",
     OTHER_ORDER: "benchmarks.other_order",
-    PADDLE_KERNELS: "collective",
 }
 WORKER = Path(__file__).with_name("script_worker.py")
-EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
+EXCEPTION = re.compile(
+    r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Differ|Failed|Unreachable|InUse)\b)(:|$)"
+)
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
 
 
@@ -107,9 +105,9 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
 
         @cache  # paddle and paddle-default are measured by the same one, after every round
-        def once_more(scheme: str, nranks: int) -> Contestant | None:
-            console.print(f"N={nranks}: {ONCE_MORE[scheme]}")
-            return run_beside(Contestant(scheme, "shm", nranks), failures, config, script, Path(folder))
+        def once_more(contestant: Contestant) -> bool:
+            console.print(f"once more, to compare Paddle with: {contestant.name}")
+            return run_beside(contestant, failures, config, script, Path(folder))
 
         def so_far() -> dict[str, Any]:
             certified = certificate([c for c in contestants if c in runs], runs, failures, Path(folder), once_more)
@@ -210,7 +208,7 @@ def run_once(
     log = folder / "log"
     shutil.rmtree(log, ignore_errors=True)  # another contestant's words explain nothing
     with Job(log) as job:
-        kernels = {CPU_TYPE: MKL_CHOOSES} if contestant.scheme == PADDLE_KERNELS else {}
+        kernels = {CPU_TYPE: MKL_CHOOSES} if contestant.mkl_chooses else {}
         command = [*launcher(contestant, config, log), *worker]
         process = job.start(contestant.name, command, log="launcher.log", environment=kernels)
         try:
@@ -241,7 +239,7 @@ def launcher(contestant: Contestant, config: CompareScriptConfig, log: Path) -> 
     if contestant.scheme == "ps":
         flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
         return ["-m", "ps.run", "--data-plane", contestant.backend, *flags]
-    if contestant.scheme in ("ring", OTHER_ORDER, PADDLE_KERNELS):
+    if contestant.scheme in ("ring", OTHER_ORDER):
         flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
         return ["-m", "collective.run", *flags]
     flags = ["--nproc_per_node", nranks, "--backend", "gloo", "--log_dir", str(log)]
@@ -287,17 +285,17 @@ def certificate(
     runs: Records,
     failures: Failures,
     folder: Path,
-    once_more: Callable[[str, int], Contestant | None],
+    once_more: Callable[[Contestant], bool],
 ) -> dict[str, Any]:
     """Ours must be equal bit for bit, on every rank and in every repetition; Paddle's within the bound.
 
     Args:
-        once_more: the program has run on so many ranks of ours as PADDLE_KERNELS, which paddle-default is held against
-            where the processes' settings of MKL are ours, or as OTHER_ORDER, by which more than two ranks beyond a
-            fixed bound are judged; None if that failed.
+        once_more: runs the program under one of ours that is not measured, and says whether it ran: with MKL's own
+            choice of kernels, to hold paddle-default against where ours are others, or in another order, by which more
+            than two ranks beyond a fixed bound are judged.
     """
     schemes = {c.name: runs[c][0]["parameters_sha256"] for c in contestants}
-    identical = not ours_that_disagree(failures)
+    identical = True
     against_paddle: dict[str, Distances] = {}
     yardsticks: dict[str, dict[int, dict[str, float]]] = {}
     own_kernels: list[str] = []
@@ -308,16 +306,20 @@ def certificate(
         for peer in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
             for contestant in ours[:1]:
                 alike = contestant
-                if peer.scheme == "paddle-default" and sets_cpu_type() and (ran := once_more(PADDLE_KERNELS, nranks)):
-                    alike = ran
+                if peer.scheme == "paddle-default" and wanted_cpu_type() != os.environ.get(CPU_TYPE):
+                    alike = replace(contestant, mkl_chooses=True)
+                    if not once_more(alike):
+                        continue  # that failure is told
                     own_kernels.append(peer.name)
                 found = against_paddle[peer.name] = distances_between(alike, peer, folder)
                 bounds = PADDLE_BOUNDS
-                if nranks > 2 and not within(found, bounds) and (other := once_more(OTHER_ORDER, nranks)):
+                other = Contestant(OTHER_ORDER, "shm", nranks)  # with our kernels for paddle-default too: a scale
+                if nranks > 2 and not within(found, bounds) and once_more(other):
                     yardstick = distances_between(contestant, other, folder)
                     bounds = bounds_by(yardstick)
                     yardsticks[peer.name] = {n: {"distance": d, "bound": bounds[n]} for n, d in yardstick.items()}
                 close &= within(found, bounds)
+    identical &= not ours_that_disagree(failures)
     return {
         "identical": identical,
         "ours": [c.name for c in contestants if c.scheme not in PADDLE_SCHEMES],
@@ -332,19 +334,14 @@ def certificate(
 
 def run_beside(
     contestant: Contestant, failures: Failures, config: CompareScriptConfig, script: Sequence[str], folder: Path
-) -> Contestant | None:
-    """Run one of ours that is not measured, for its parameters; None if it fails, which is noted."""
+) -> bool:
+    """Run one of ours that is not measured, for its parameters; False if it fails, which is noted."""
     try:
         run_once(contestant, config, script, folder)
     except GradSyncError as exc:
         failures[contestant] = exc
-        return None
-    return contestant
-
-
-def sets_cpu_type() -> bool:
-    """Whether our processes compute with other matrix kernels than those of paddle-default."""
-    return wanted_cpu_type() != os.environ.get(CPU_TYPE)
+        return False
+    return True
 
 
 def bounds_by(yardstick: Distances) -> Distances:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.errors import choose
 from ps.modes import SYNC, parse_mode
 
-__all__ = ["OTHER_ORDER", "PADDLE_KERNELS", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
+__all__ = ["OTHER_ORDER", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
 
 SCHEMES = ("local", "ps", "ring")
 PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our settings of the process, and with its own
@@ -19,7 +19,6 @@ PEERS = {  # over Gloo, which adds in another order; as reports call them
     TORCH: "torch DistributedDataParallel",
 }
 OTHER_ORDER = "other-order"  # the ring's sums in another order: no contestant, but what rounding does to one
-PADDLE_KERNELS = "paddle-kernels"  # the ring with the matrix kernels of paddle-default: no contestant either
 TRAINED = (*SCHEMES, PADDLE_SCHEMES[0], TORCH)  # of the built-in training
 
 
@@ -34,6 +33,7 @@ class Contestant:
     mode: str = "sync"  # of parameter servers
     sharded: bool = False  # the ring's optimizer
     priority: bool = False  # parameters come from servers first layers first, while the next forward goes on
+    mkl_chooses: bool = False  # the matrix kernels: what paddle-default is held against, and no contestant
 
     @property
     def in_step(self) -> bool:
@@ -54,7 +54,8 @@ class Contestant:
         mode = "" if self.mode == "sync" else f" {self.mode}"
         sharded = " sharded" if self.sharded else ""
         priority = " priority" if self.priority else ""
-        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}{priority}"
+        kernels = " MKL=auto" if self.mkl_chooses else ""
+        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}{priority}{kernels}"
 
     @property
     def stem(self) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.environment import machine_of
 from benchmarks.markdown import row, table
 from benchmarks.sweep_config import size_in_words
 from common.errors import GradSyncError
@@ -229,7 +230,7 @@ def to_markdown(found: Sequence[CoreTime], results: Mapping[str, Any]) -> str:
         results: the sweep's, of which the head is told.
     """
     environment = results["environment"]
-    where = f"{environment['cpu']}, {environment['cores']} cores, kernel {environment['kernel']}"
+    where = f"{machine_of(environment)}, kernel {environment['kernel']}"
     head = ("N", "bytes", "backend", "ms a call", "samples", *HEADS)
     rows, most = [], []
     for each in found:

@@ -218,7 +218,7 @@ def trained_by(run: dict[str, Any], *, ranks_share: bool) -> str:
 def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:
     """Why the figures may differ though the code does not, and what only one of the files holds."""
     machines = [machine_of(results["environment"]) for results in (before, after)]
-    told = [f"different machines: {' / '.join(machines)}"] * (machines[0] != machines[1])
+    told = [f"different machines or settings: {' / '.join(machines)}"] * (machines[0] != machines[1])
     for change in found:
         if not change.before.ours and change.verdict in COLOURS:
             told.append(f"not ours: {change.what} is {change.factor}")

@@ -18,6 +18,7 @@ from benchmarks.interval import measured
 from benchmarks.language import known, listed, mark, say
 from benchmarks.markdown import bullets, escape, row, table
 from benchmarks.reasons import reason
+from common.mkl import CPU_TYPE
 
 __all__ = [
     "Certified",
@@ -168,7 +169,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     facts = results["environment"]
     return [
         ("CPU", say("{cpu}, {cores} cores", cpu=facts["cpu"], cores=facts["cores"])),
-        *([("MKL_DEBUG_CPU_TYPE", str(facts["mkl_cpu_type"]))] if "mkl_cpu_type" in facts else []),
+        *([(CPU_TYPE, str(facts["mkl_cpu_type"]))] if "mkl_cpu_type" in facts else []),
         (say("Frequency governor"), str(facts.get("governor") or say("unknown"))),
         (say("Memory"), f"{facts['memory_bytes'] / 1e9:.1f} GB"),
         (

@@ -66,7 +66,8 @@ def distances(results: Results) -> list[str]:
         if peer in certificate.get("own_kernels", []):
             lines.append(
                 say(
-                    "{peer} leaves the choice of matrix kernels to MKL and is compared with ours doing so.",
+                    "{peer} leaves the choice of matrix kernels to MKL, so its time says little of the exchange; its "
+                    "parameters are held against ours made so too.",
                     peer=peer,
                 )
             )

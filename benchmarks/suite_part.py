@@ -26,6 +26,7 @@ from benchmarks.result_files import kind_of
 from benchmarks.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from common.errors import CertificateFailed
 from common.launch import Job
+from common.mkl import wanted_cpu_type
 
 __all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "share_of", "take_up"]
 
@@ -245,11 +246,13 @@ def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> bool:
 
 
 def fingerprint(part: Part) -> str:
-    """Of all that a result depends on: the command, the program, our sources (a commit may be dirty), the machine."""
+    """Of all that a result depends on: the command, the program, our sources (a commit may be dirty), the machine and
+    its matrix kernels."""
     sources = [path for package in PACKAGES for path in sorted((Path(__file__).parents[1] / package).rglob("*.py"))]
     digest = hashlib.sha256()
     for path in [*sources, *([part.script] if part.script and part.script.is_file() else [])]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    told = [part.words, part.arguments, cpu_name(), len(os.sched_getaffinity(0)), sys.version]
+    machine = [cpu_name(), len(os.sched_getaffinity(0)), wanted_cpu_type()]
+    told = [part.words, part.arguments, *machine, sys.version]
     digest.update(json.dumps(told).encode())
     return digest.hexdigest()

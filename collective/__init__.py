@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import common
@@ -12,9 +13,13 @@ if getattr(common, "__version__", None) is None:
     )
 
 from collective.group import Group, connect
+from common.mkl import set_cpu_type
 from common.names import PUBLIC, missing_name
 
 __all__ = ["Group", "connect", *PUBLIC]
+
+if "PADDLE_TRAINER_ID" in os.environ:  # started by Paddle's launcher: before the program computes anything
+    set_cpu_type()
 
 
 def __getattr__(name: str) -> Any:

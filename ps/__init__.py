@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import common
@@ -11,6 +12,7 @@ if getattr(common, "__version__", None) is None:
         f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
     )
 
+from common.mkl import set_cpu_type
 from common.names import PUBLIC, SERVER_SIDE, missing_name
 from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from ps.connection import Connection, connect
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Connection", "Momentum", "RMSProp", "connect", *PUBLIC, *SERVER_SIDE]
+
+if "PADDLE_TRAINER_ID" in os.environ:  # started by Paddle's launcher: before the program computes anything
+    set_cpu_type()
 
 
 def __getattr__(name: str) -> Any:

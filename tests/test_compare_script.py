@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,13 @@ from benchmarks.compare_script import (
     run_once,
     summarise,
 )
-from benchmarks.contestants import OTHER_ORDER, PADDLE_KERNELS, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.diff import load
 from benchmarks.script_config import CompareScriptConfig
 from benchmarks.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
 from common import mkl
 
+DEFAULT = Contestant("paddle-default", "gloo", 2)
 PROGRAM = Path(__file__).parent / "programs" / "many_ways.py"
 
 
@@ -176,11 +178,10 @@ def certified(
     asked = []
 
     @cache  # as compare_script has it
-    def once_more(scheme: str, nranks: int) -> Contestant | None:
-        asked.append(scheme)
-        other = Contestant(scheme, "shm", nranks)
-        keep(folder, other, yardstick or (0, 0, 0))
-        return other if yardstick else None
+    def once_more(contestant: Contestant) -> bool:
+        asked.append(contestant)
+        keep(folder, contestant, yardstick or (0, 0, 0))
+        return bool(yardstick)
 
     runs = {c: [{"parameters_sha256": "a" if c in ours else "b"}] for c in (*ours, *theirs)}
     return certificate(list(runs), runs, {}, folder, once_more), len(asked)
@@ -224,41 +225,68 @@ def test_two_ranks_need_no_yardstick(tmp_path: Path) -> None:
     assert asked == 0
 
 
-@pytest.mark.parametrize(("set_by_user", "compared"), [(None, PADDLE_KERNELS), ("5", "ring"), ("0", "ring")])
-def test_paddles_default_is_held_against_a_run_of_ours_with_the_same_kernels(
-    set_by_user: str | None, compared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On an AMD processor, where ours are others, unless the user has set them for all."""
+def certified_default(folder: Path, once_more: Callable[[Contestant], bool], away: float) -> dict[str, Any]:
+    """The certificate where paddle has our parameters, and paddle-default is so far away."""
+    ours, paddle, default = Contestant("ps", "shm", 2, 1), Contestant("paddle", "gloo", 2), DEFAULT
+    for contestant, apart in ((ours, 0), (paddle, 0), (default, away)):
+        keep(folder, contestant, (apart,) * 3)
+    runs = {c: [{"parameters_sha256": c.scheme}] for c in (ours, paddle, default)}
+    return certificate(list(runs), runs, {}, folder, once_more)
+
+
+@pytest.fixture
+def misjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An AMD processor, and nobody has set anything."""
     monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
     monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
-    if set_by_user:
-        monkeypatch.setenv(mkl.CPU_TYPE, set_by_user)
-    ours, default, paddle = (Contestant(s, "shm", 2) for s in ("ring", "paddle-default", "paddle"))
-    keep(tmp_path, ours, (0, 0, 0))
-    keep(tmp_path, paddle, (0, 0, 0))
-    keep(tmp_path, default, (1e-6, 1e-3, 0.1) if compared == PADDLE_KERNELS else (0, 0, 0))
 
-    def once_more(scheme: str, nranks: int) -> Contestant:
-        assert (scheme, nranks) == (PADDLE_KERNELS, 2)
-        keep(tmp_path, other := Contestant(scheme, "shm", nranks), (1e-6, 1e-3, 0.1))
-        return other
 
-    runs = {c: [{"parameters_sha256": c.scheme}] for c in (ours, paddle, default)}
-    found = certificate(list(runs), runs, {}, tmp_path, once_more)
+@pytest.mark.usefixtures("misjudged")
+def test_paddles_default_is_held_against_ours_with_the_same_kernels(tmp_path: Path) -> None:
+    def once_more(contestant: Contestant) -> bool:
+        assert contestant == Contestant("ps", "shm", 2, 1, mkl_chooses=True)
+        keep(tmp_path, contestant, (0.5, 0.5, 0.5))
+        return True
+
+    found = certified_default(tmp_path, once_more, 0.5)
     assert found["passed"]
-    assert found["own_kernels"] == (["paddle-default N=2"] if compared == PADDLE_KERNELS else [])
-    assert found["against_paddle"] == {name: {1: 0, 5: 0, 20: 0} for name in ("paddle N=2", "paddle-default N=2")}
+    assert found["own_kernels"] == [DEFAULT.name]
+    assert found["against_paddle"] == {name: {1: 0, 5: 0, 20: 0} for name in ("paddle N=2", DEFAULT.name)}
+
+
+@pytest.mark.usefixtures("misjudged")
+@pytest.mark.parametrize("chosen", ["5", "0", "auto", ""])
+def test_where_the_user_has_set_the_kernels_all_have_the_same(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(mkl.CPU_TYPE, chosen)
+    found = certified_default(tmp_path, lambda _: pytest.fail("not needed"), 0.0)
+    assert found["passed"]
+    assert found["own_kernels"] == []
+
+
+@pytest.mark.usefixtures("misjudged")
+def test_without_that_run_paddles_default_is_not_judged(tmp_path: Path) -> None:
+    found = certified_default(tmp_path, lambda _: False, 0.5)
+    assert found["passed"]
+    assert list(found["against_paddle"]) == ["paddle N=2"]
 
 
 @pytest.mark.processes
-def test_ours_with_the_kernels_of_paddles_default_ends_in_the_bits_of_paddles_default(
+def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(mkl.CPU_TYPE, raising=False)  # the tests' own process has set it
-    config = CompareScriptConfig()
-    ours = run_once(Contestant(PADDLE_KERNELS, "shm", 2), config, [str(PROGRAM)], tmp_path)
-    theirs = run_once(Contestant("paddle-default", "gloo", 2), config, [str(PROGRAM)], tmp_path)
-    assert ours["parameters_sha256"] == theirs["parameters_sha256"]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.read_text().replace("nn.Linear(8, 16)", "nn.Linear(8, 64), nn.Linear(64, 16)"))
+    done = run("--schemes", "ring,paddle-default", "--repetitions", "1", "--out", str(tmp_path), str(program))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "script.json").read_text())["certificate"]
+    assert found["against_paddle"] == {DEFAULT.name: {"1": 0, "5": 0, "20": 0}}
+    assert found["own_kernels"] == ([DEFAULT.name] if mkl.wanted_cpu_type() else [])
+    assert ("once more, to compare Paddle with: ring/shm N=2 MKL=auto" in done.stdout) == bool(found["own_kernels"])
+    same = found["schemes"][DEFAULT.name] == found["schemes"]["ring/shm N=2"]
+    assert same == (not found["own_kernels"]), "other kernels, other bits"
 
 
 def test_distance_is_relative() -> None:

@@ -63,10 +63,10 @@ def test_verdicts(after: tuple[float, float, float], verdict: str, factor: str) 
     ("change", "told"),
     [
         ({}, []),
-        ({"cores": 4}, ["different machines: Some CPU, 2 cores / Some CPU, 4 cores"]),
+        ({"cores": 4}, ["different machines or settings: Some CPU, 2 cores / Some CPU, 4 cores"]),
         (
             {"mkl_cpu_type": "5"},
-            ["different machines: Some CPU, 2 cores / Some CPU, 2 cores, MKL_DEBUG_CPU_TYPE=5"],
+            ["different machines or settings: Some CPU, 2 cores / Some CPU, 2 cores, MKL_DEBUG_CPU_TYPE=5"],
         ),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from common import mkl
-from common.mkl import CPU_TYPE, set_cpu_type, wanted_cpu_type
+from common.mkl import CPU_INFO, CPU_TYPE, OTHER_CHOICES, set_cpu_type, wanted_cpu_type
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx fma avx2\n\nprocessor\t: 1\nflags\t\t: \n"
 XEON = EPYC.replace("AuthenticAMD", "GenuineIntel")
@@ -37,6 +38,8 @@ print("once" if np.array_equal(found, once) else "twice" if np.array_equal(found
 def nobody_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CPU_TYPE, "so that what a test sets does not stay")
     monkeypatch.delenv(CPU_TYPE)
+    for name in OTHER_CHOICES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_avx2_where_mkl_would_not_use_it(
     assert os.environ.get(CPU_TYPE) == wanted
 
 
-@pytest.mark.parametrize("chosen", ["0", "7"])
+@pytest.mark.parametrize("chosen", ["0", "7", "auto", ""])
 def test_what_the_user_set_stays(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
     monkeypatch.setenv(CPU_TYPE, chosen)
@@ -73,32 +76,57 @@ def test_what_the_user_set_stays(chosen: str, monkeypatch: pytest.MonkeyPatch) -
     assert os.environ[CPU_TYPE] == wanted_cpu_type() == chosen
 
 
-def is_fused() -> bool:
-    """Whether MKL has this processor multiply and add in one rounding, as we have it set."""
-    flags = mkl.CPU_INFO.read_text().split()
-    return {"avx2", "fma"} <= set(flags) and ("GenuineIntel" in flags or wanted_cpu_type() is not None)
+@pytest.mark.parametrize("name", ["MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"])
+def test_another_choice_of_the_users_is_not_overridden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+    monkeypatch.setenv(name, "COMPATIBLE")
+    set_cpu_type()
+    assert CPU_TYPE not in os.environ
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "first",
-    [
-        "from common.process import prepare_process; prepare_process()",
-        "import paddle, collective; collective.get_rank()",
-        "import paddle, ps; ps.get_rank()",
-    ],
-)
-def test_every_way_in_sets_it_before_paddle_computes(first: str) -> None:
-    """Seen by Paddle's SGD, which rounds once where MKL uses FMA, as on Intel's processors, and else twice."""
-    pytest.importorskip("paddle")
-    if not is_fused():
-        pytest.skip("MKL has no FMA on this processor")
+def rounding_of_sgd(first: str, folder: Path, *, settings: Mapping[str, str], command: Sequence[str]) -> str:
+    """What a process prints that has seen how Paddle's SGD rounds, on one rank."""
+    program = folder / "sgd.py"
+    program.write_text(SGD.format(first=first))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SGD.format(first=first)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        [sys.executable, "-W", "ignore", *command, str(program)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **settings},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.strip() == "once", done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("first", "settings", "command"),
+    [
+        ("from common.process import prepare_process; prepare_process()", {}, ()),
+        ("import paddle, collective; collective.get_rank()", {}, ()),
+        ("import paddle, ps; ps.get_rank()", {}, ()),
+        ("import paddle, collective", {"PADDLE_TRAINER_ID": "0"}, ()),
+        ("import paddle, ps", {"PADDLE_TRAINER_ID": "0"}, ()),
+        ("import collective as dist; dist.init_parallel_env()", {}, ("-m", "collective.run", "--nranks", "1")),
+        ("import ps as dist; dist.init_parallel_env()", {}, ("-m", "ps.run", "--nranks", "1")),
+    ],
+)
+def test_every_way_in_sets_it_before_paddle_computes(
+    first: str, settings: dict[str, str], command: Sequence[str], tmp_path: Path
+) -> None:
+    """Seen by Paddle's SGD, which rounds once where MKL uses FMA, as on Intel's processors, and else twice."""
+    pytest.importorskip("paddle")
+    if not CPU_INFO.exists() or not {"avx2", "fma"} <= {*CPU_INFO.read_text().split()}:
+        pytest.skip("this processor has no AVX2 and FMA")
+    assert rounding_of_sgd(first, tmp_path, settings=settings, command=command) == "once"
+
+
+@pytest.mark.processes
+def test_auto_is_mkls_own_choice(tmp_path: Path) -> None:
+    """Which SSE2 is on the processors that it misjudges."""
+    pytest.importorskip("paddle")
+    chosen = [rounding_of_sgd("", tmp_path, settings=s, command=()) for s in ({}, {CPU_TYPE: mkl.MKL_CHOOSES})]
+    assert chosen[0] == chosen[1]
+    assert not mkl._is_misjudged() or chosen[0] == "twice"

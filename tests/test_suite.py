@@ -19,6 +19,7 @@ from benchmarks.overall_progress import minutes_left
 from benchmarks.rounds import ROUNDS_FILE
 from benchmarks.suite import next_of
 from benchmarks.suite_part import Outcome, fingerprint, keep, take_up
+from common.mkl import CPU_TYPE
 from tests.groups import ROOT
 
 pytestmark = pytest.mark.processes
@@ -123,6 +124,15 @@ def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> 
     assert code == 2
     assert err.startswith(f"benchmarks compare: UsageError: --out {tmp_path}/out holds good of another command, other ")
     assert (tmp_path / "out" / "suite.json").read_bytes() == whole
+
+
+def test_other_matrix_kernels_make_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part("a", "a", ("sweep",))
+    found = set()
+    for cpu_type in ("0", "5", "5"):
+        monkeypatch.setenv(CPU_TYPE, cpu_type)
+        found.add(fingerprint(part))
+    assert len(found) == 2
 
 
 def test_what_is_taken_up(tmp_path: Path) -> None:
