@@ -108,7 +108,7 @@ def cpu() -> Finding:
     usable = "avx" in flags or platform.machine() != "x86_64"
     features = " ".join(feature for feature in FEATURES if feature in flags)
     mend = "" if usable else "Paddle's wheels need AVX: use another machine"
-    mkl = f"; {CPU_TYPE}={cpu_type}" if (cpu_type := wanted_cpu_type()) else ""
+    mkl = "" if (cpu_type := wanted_cpu_type()) is None else f"; {CPU_TYPE}={cpu_type}"
     return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}{mkl}", mend)
 
 

@@ -35,7 +35,7 @@ def describe_environment() -> dict[str, Any]:
     bandwidth, noise = probe_memory()
     return {
         "cpu": cpu_name(),
-        **({"mkl_cpu_type": cpu_type} if (cpu_type := wanted_cpu_type()) else {}),
+        **({} if (cpu_type := wanted_cpu_type()) is None else {"mkl_cpu_type": cpu_type}),
         **gpus(),
         "governor": governor(),
         "cores": len(os.sched_getaffinity(0)),

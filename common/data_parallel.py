@@ -23,7 +23,7 @@ from common.buckets import segments
 from common.errors import UsageError
 from common.flat_optimizer import as_tensor
 from common.model_arena import trainable
-from common.replicas import check_replicas
+from common.replicas import replicas_agree
 from common.server_updates import UpdateByServers, listen_to_steps
 from common.synchronizer import ServerUpdates, Synchronizer
 
@@ -65,7 +65,8 @@ class GradientAverage:
         self._early: set[int] = set()  # buckets that may be marked during backward; known after the first one
         self._twice: set[int] = set()  # buckets in which one backward reaches a parameter more than once
         self._servers_update = self._order_agreed = False
-        self._averagings = 0  # backwards whose gradients this rank updates with by itself
+        self._averagings = 0  # backwards whose mean gradients this rank updates with by itself
+        self._replicas_agree = True  # with those of other ranks, the last time that they were compared
         self._gradient_sum = self._parameter_sum = 0  # fingerprints, where servers may update
         self._pushed = self._averaged = False  # what has become of the last backward's gradients
         self.enabled = True
@@ -186,8 +187,10 @@ class GradientAverage:
     def _compare_replicas(self) -> None:
         """What the ranks have made of the same gradients so far; soon after the start, for that shows most mistakes."""
         self._averagings += 1
-        if self._averagings in COMPARED:
-            check_replicas(self._arena.parameters, self._synchronizer, f"in backward {self._averagings:,}")
+        if self._averagings in COMPARED and self._replicas_agree:
+            parameters = (p.numpy().reshape(-1) for _, p in self._named)  # which the model computes with
+            when = f"in averaging backward {self._averagings:,}"
+            self._replicas_agree = replicas_agree(parameters, self._synchronizer, when)
 
     def _used_slot(self) -> FloatArray:
         return self._arena.gradients[: len(self._named)]

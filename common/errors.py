@@ -11,7 +11,6 @@
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
     ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
     ├── CertificateFailed            3   schemes that must compute the same bits did not
-    │   └── ReplicasDiffer               ranks do not hold the same parameters any longer
     ├── PeerError                    4   another process failed; the one it names is where to look
     │   ├── PeerLost                     it died, or left with an error
     │   └── PeerStalled                  it is there but did not take part within the limit
@@ -39,7 +38,6 @@ __all__ = [
     "PortInUse",
     "ProtocolError",
     "RendezvousError",
-    "ReplicasDiffer",
     "SharedMemoryTooSmall",
     "StaleEpoch",
     "UsageError",
@@ -94,10 +92,6 @@ class NcclFailed(GradSyncError):
 
 class CertificateFailed(GradSyncError):
     exit_code = 3
-
-
-class ReplicasDiffer(CertificateFailed):
-    pass
 
 
 class PeerError(GradSyncError):

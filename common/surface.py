@@ -65,7 +65,7 @@ class Surface:
     ReduceOp = ReduceOp
 
     def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
-        set_cpu_type()  # for whom no launcher started, so that all compute the same
+        set_cpu_type()  # where no launcher of ours has, so that all compute the same
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
         self._process = os.getpid()  # which has joined

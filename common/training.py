@@ -21,7 +21,6 @@ from common.layer_waits import LayerWaits
 from common.model_arena import ModelArena, digest_of_model, layout_of
 from common.models import make_model
 from common.record import RunRecord
-from common.replicas import check_replicas
 from common.synchronizer import Synchronizer
 from common.timeline import Timeline, make_record
 
@@ -98,7 +97,6 @@ def train(
     waits.close()
     with naming_the_step(total - 1, total):
         synchronizer.settle()
-        check_replicas(arena.parameters, synchronizer, f"after {total:,} steps")
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
     record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
     bound.close()

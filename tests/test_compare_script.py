@@ -238,7 +238,8 @@ def certified_default(folder: Path, once_more: Callable[[Contestant], bool], awa
 def misjudged(monkeypatch: pytest.MonkeyPatch) -> None:
     """An AMD processor, and nobody has set anything."""
     monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
-    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
+    for name in (mkl.CPU_TYPE, *mkl.OTHER_CHOICES):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("misjudged")
@@ -284,7 +285,7 @@ def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
     found = json.loads((tmp_path / "script.json").read_text())["certificate"]
     assert found["against_paddle"] == {DEFAULT.name: {"1": 0, "5": 0, "20": 0}}
     assert found["own_kernels"] == ([DEFAULT.name] if mkl.wanted_cpu_type() else [])
-    assert ("once more, to compare Paddle with: ring/shm N=2 MKL=auto" in done.stdout) == bool(found["own_kernels"])
+    assert ("once more, as ring/shm N=2 MKL=auto: paddle-default has" in done.stdout) == bool(found["own_kernels"])
     same = found["schemes"][DEFAULT.name] == found["schemes"]["ring/shm N=2"]
     assert same == (not found["own_kernels"]), "other kernels, other bits"
 

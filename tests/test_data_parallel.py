@@ -25,6 +25,7 @@ from common.arena import FloatArray  # noqa: E402
 from common.data_parallel import FINGERPRINT, GradientAverage, fingerprint, share_buffers  # noqa: E402
 from common.errors import PeerLost, UsageError  # noqa: E402
 from common.local import LocalSynchronizer  # noqa: E402
+from common.replicas import replicas_agree  # noqa: E402
 from common.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
 from common.synchronizer import ServerUpdates  # noqa: E402
 from tests.traces import check_trace, read_trace, spans  # noqa: E402
@@ -862,13 +863,12 @@ print("trained")
     ("scheme", "flags", "step", "backward"),
     [
         ("collective", (), 0, 2),
-        ("collective", (), 4, 10),
-        ("ps", ("--update", "trainer"), 0, 2),
+        ("ps", ("--update", "trainer"), 4, 10),
         ("collective", (), 99, None),
         ("ps", ("--update", "trainer"), 99, None),
     ],
 )
-def test_a_rank_that_trains_on_parameters_of_its_own_is_named(
+def test_a_rank_that_trains_on_parameters_of_its_own_is_named_once(
     tmp_path: Path, scheme: str, flags: tuple[str, ...], step: int, backward: int | None
 ) -> None:
     program = tmp_path / "apart.py"
@@ -881,13 +881,37 @@ def test_a_rank_that_trains_on_parameters_of_its_own_is_named(
         check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
-    if backward is None:
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "trained\n"
-        return
-    assert done.returncode == 3, done.stderr
-    text = f"ReplicasDiffer: in backward {backward} the parameters of rank 0 differ from those of rank 2: each rank"
-    assert text in done.stderr
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    text = f"gradsync: in averaging backward {backward} the parameters of rank 2 differ from rank 0's: unless"
+    assert done.stderr.startswith(text) if backward else not done.stderr
+    assert done.stderr.count("\n") == bool(backward)
+
+
+def test_parameters_are_compared_seldom_and_only_where_ranks_update(wrapped: Any) -> None:
+    model, average, synchronizer = wrapped
+    gathered = []
+
+    def all_gather(values: np.ndarray) -> np.ndarray:
+        gathered.append((synchronizer.steps, values.copy()))
+        return values[None]
+
+    synchronizer.all_gather = all_gather
+    for _ in range(11):
+        for average.enabled in (False, True):
+            model(batch()).sum().backward()
+    compared = [step for step, values in gathered if values.size == 1]
+    assert compared == [2, 10]
+    before, after = (values for _, values in gathered if values.size == 1)
+    assert before == after
+    model.body.weight.set_value(model.body.weight + 1)
+    replicas_agree((p.numpy() for p in model.parameters()), synchronizer, "")
+    assert gathered[-1][1] != after
+    average.leave_to_servers()
+    del gathered[:]
+    average._averagings = 98
+    for _ in range(3):
+        model(batch()).sum().backward()
+    assert gathered == []
 
 
 @pytest.mark.processes

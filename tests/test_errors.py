@@ -21,7 +21,6 @@ TREE = {
     "LayoutMismatch": ("UsageError", 2),
     "NcclFailed": ("GradSyncError", 1),
     "CertificateFailed": ("GradSyncError", 3),
-    "ReplicasDiffer": ("CertificateFailed", 3),
     "PeerError": ("GradSyncError", 4),
     "PeerLost": ("PeerError", 4),
     "PeerStalled": ("PeerError", 4),

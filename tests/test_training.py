@@ -16,7 +16,7 @@ paddle = pytest.importorskip("paddle")
 from common.config import TrainingConfig  # noqa: E402
 from common.data import load_dataset  # noqa: E402
 from common.entry import run_training  # noqa: E402
-from common.errors import PeerLost, PeerStalled, ProtocolError, ReplicasDiffer, UsageError  # noqa: E402
+from common.errors import PeerLost, PeerStalled, ProtocolError, UsageError  # noqa: E402
 from common.local import LocalSynchronizer  # noqa: E402
 from common.model_arena import digest_of_model  # noqa: E402
 from common.models import make_model  # noqa: E402
@@ -73,20 +73,6 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     first, again = run().record, run().record
     assert first.parameters_sha256 == again.parameters_sha256
     assert [loss for _, loss in first.curve] == [loss for _, loss in again.curve]
-
-
-def test_a_rank_that_ends_with_other_parameters_is_named() -> None:
-    class Apart(LocalSynchronizer):
-        """One of two ranks, of which the other has the same flags, and at the end other parameters."""
-
-        nranks = 2
-
-        def all_gather(self, values: np.ndarray) -> np.ndarray:
-            return np.stack([values, values if values.dtype == np.uint8 else values + 1])
-
-    text = r"^after 5 steps the parameters of rank 0 differ from those of rank 1: each rank updates its own copy"
-    with Apart() as synchronizer, pytest.raises(ReplicasDiffer, match=text):
-        train(SMALL, synchronizer, evaluate_model=False)
 
 
 def test_other_settings_give_other_bits() -> None:
