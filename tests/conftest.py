@@ -34,6 +34,14 @@ if importlib.util.find_spec("hypothesis"):
     settings.load_profile("gradsync")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `long` repeat with real processes, and much time, what others show a part of."""
+    if not os.environ.get("GRADSYNC_LONG_TESTS"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of the real data sets: $GRADSYNC_DATA, or shared/data beside the checkout."""

@@ -251,7 +251,10 @@ def test_namespaces_go_with_their_process(number: signal.Signals, wait_until: Ca
 
 @needs_cluster
 @pytest.mark.processes
-@pytest.mark.parametrize(("op", "backends"), [("all_reduce", ["tcp", "ring-limit"]), ("push_pull", ["ps-grpc"])])
+@pytest.mark.parametrize(
+    ("op", "backends"),
+    [("all_reduce", ["tcp", "ring-limit"]), pytest.param("push_pull", ["ps-grpc"], marks=pytest.mark.long)],
+)
 def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> None:
     flags = ["--hosts", "3", "--link", "200mbit", "--nranks", "2,3", "--sizes", "64KiB,2MB", "--servers", "2"]
     few = [

@@ -177,6 +177,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
 def test_between_emulated_hosts(tmp_path: Path) -> None:
     cluster = ["--hosts", "3", "--link", "200mbit", "--nranks", "1,2", "--servers", "1,2"]

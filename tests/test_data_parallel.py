@@ -863,9 +863,9 @@ print("trained")
     ("scheme", "flags", "step", "backward"),
     [
         ("collective", (), 0, 2),
-        ("ps", ("--update", "trainer"), 4, 10),
-        ("collective", (), 99, None),
+        pytest.param("ps", ("--update", "trainer"), 4, 10, marks=pytest.mark.long),
         ("ps", ("--update", "trainer"), 99, None),
+        pytest.param("collective", (), 99, None, marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_trains_on_parameters_of_its_own_is_named_once(

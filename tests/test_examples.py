@@ -103,7 +103,9 @@ def digest(scheme: str, nranks: int, program: Path, folder: Path, *flags: str) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("sampler", ["--distributed-sampler", "--no-distributed-sampler"])
+@pytest.mark.parametrize(
+    "sampler", ["--distributed-sampler", pytest.param("--no-distributed-sampler", marks=pytest.mark.long)]
+)
 def test_mnist_ends_in_the_same_bits(tmp_path: Path, sampler: str) -> None:
     write_mnist_json(tmp_path / "mnist.json.gz")
     flags = ["--data", str(tmp_path / "mnist.json.gz"), "--steps", "3", "--save", str(tmp_path / "m.pdparams"), sampler]

@@ -110,7 +110,10 @@ def rounding_of_sgd(first: str, folder: Path, *, settings: Mapping[str, str], co
         ("import paddle, collective", {"PADDLE_TRAINER_ID": "0"}, ()),
         ("import paddle, ps", {"PADDLE_TRAINER_ID": "0"}, ()),
         ("import collective as dist; dist.init_parallel_env()", {}, ("-m", "collective.run", "--nranks", "1")),
-        ("import ps as dist; dist.init_parallel_env()", {}, ("-m", "ps.run", "--nranks", "1")),
+        pytest.param(
+            *("import ps as dist; dist.init_parallel_env()", {}, ("-m", "ps.run", "--nranks", "1")),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_every_way_in_sets_it_before_paddle_computes(

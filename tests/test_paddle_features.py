@@ -28,6 +28,7 @@ def outcome(scheme: str, folder: Path, *arguments: str) -> tuple[list[str], str]
     return results, said
 
 
+@pytest.mark.long
 def test_data_loaders_with_workers_evaluation_and_metrics_in_mid_training(tmp_path: Path) -> None:
     """Workers are forked beside the threads of gRPC and of the ring; with shared memory, without, and left early."""
     found = {scheme: outcome(scheme, tmp_path, "epochs") for scheme in SCHEMES}
@@ -50,6 +51,7 @@ def runs_the_program(pid: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_amp_accumulation_recomputation_and_a_plateau(tmp_path: Path) -> None:
     """Paddle switches AMP and its scaler off on a CPU, which is not to be noticed."""
     found = {s: outcome(s, tmp_path, "accumulation", *["plain"] * (s == "paddle")) for s in SCHEMES}

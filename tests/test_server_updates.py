@@ -45,7 +45,7 @@ def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int 
 
 
 # One of each kind; test_flat_optimizer has all of them, in this process.
-BY_SERVERS = (("sgd", "float32"), ("adamw", "float32"), ("adam", "float64"))
+BY_SERVERS = (("sgd", "float32"), pytest.param("adamw", "float32", marks=pytest.mark.long), ("adam", "float64"))
 BY_TRAINERS = {  # for two of the reasons; `test_why_servers_cannot` has all of them, in this process
     "clip": "the optimizer clips gradients (ClipGradByNorm)",
     "by hand": "the program changes gradients between backward and step",

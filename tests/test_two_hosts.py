@@ -168,6 +168,7 @@ def test_launchers_on_both_hosts_train_as_on_one(
     assert one_host["training"] in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "how"), [("collective", "--master"), ("ps", "--ips")])
 def test_launchers_on_both_hosts_run_a_program_as_on_one(
     scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, one_host: dict[str, str]
