@@ -25,7 +25,7 @@ results: setup       ## list the committed results in docs/results.md
 test: setup          ## all tests
 	$(BIN)/python -m pytest $(ARGS)
 
-test-long: setup     ## the collective contract with 10,000,001 elements and 2,000 random cases each, and long runs, about 8 minutes
+test-long: setup     ## the collective contract with 10,000,001 elements and 2,000 random cases each, and long runs, about 7 minutes
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/test_group.py $(ARGS)
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest -m long $(ARGS)
 

@@ -59,10 +59,7 @@ So it is the first backward that tells a wrong mean from rounding."""
 
 YARDSTICK_MULTIPLE = 10
 
-SURFACES = {  # others are called as they are
-    "ring": "collective",
-    OTHER_ORDER: "benchmarks.other_order",
-}
+SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.other_order"}  # others are called as they are
 WORKER = Path(__file__).with_name("script_worker.py")
 EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere

@@ -188,7 +188,7 @@ class GradientAverage:
         """What the ranks have made of the same gradients so far; soon after the start, for that shows most mistakes."""
         self._averagings += 1
         if self._averagings in COMPARED and self._replicas_agree:
-            parameters = (p.numpy().reshape(-1) for _, p in self._named)  # which the model computes with
+            parameters = (p.numpy() for _, p in self._named)  # which the model computes with
             when = f"in averaging backward {self._averagings:,}"
             self._replicas_agree = replicas_agree(parameters, self._synchronizer, when)
 

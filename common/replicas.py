@@ -22,7 +22,7 @@ def replicas_agree(parameters: Iterable[npt.NDArray[Any]], synchronizer: Synchro
     """
     digest = xxh3_64()
     for array in parameters:
-        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     mine = np.array([digest.intdigest()], np.uint64).view(np.int64)
     first, *others = synchronizer.all_gather(mine)[:, 0].tolist()
     differ = [str(rank) for rank, other in enumerate(others, 1) if other != first]
