@@ -26,7 +26,7 @@ test: setup          ## all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 test-long: setup     ## the collective contract with 10,000,001 elements and 2,000 random cases each, and long runs, about 7 minutes
-	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/test_group.py $(ARGS)
+	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/contracts/test_group.py $(ARGS)
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest -m long $(ARGS)
 
 check: setup         ## formatting, lint, types, and whether the generated code is current
@@ -35,12 +35,12 @@ check: setup         ## formatting, lint, types, and whether the generated code 
 	$(BIN)/mypy
 	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
 
-PROTO_OUT ?= common
-proto: setup         ## write common/gradsync_pb2.py from proto/gradsync.proto
+PROTO_OUT ?= common/network
+proto: setup         ## write common/network/gradsync_pb2.py from proto/gradsync.proto
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) proto/gradsync.proto
 	@if [ -n "$(CHECK)" ]; then \
 	  for f in gradsync_pb2.py gradsync_pb2.pyi; do \
-	    cmp $(PROTO_OUT)/$$f common/$$f || { echo "common/$$f is not current; run 'make proto'"; exit 1; }; \
+	    cmp $(PROTO_OUT)/$$f common/network/$$f || { echo "common/network/$$f is not current; run 'make proto'"; exit 1; }; \
 	  done; rm -r $(PROTO_OUT); fi
 
 format: setup        ## format and sort imports

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from common.cli import run_command, split_script
 from common.errors import UsageError, choose
-from common.process import die_with_parent
+from common.launch.cli import run_command, split_script
+from common.system.process import die_with_parent
 
 __all__ = ["main"]
 
@@ -44,34 +44,34 @@ def main() -> int:
         print(f"benchmarks: {exc}", file=sys.stderr)
         return exc.exit_code
     if verb == "sweep":
-        from benchmarks.sweep import run_sweep
-        from benchmarks.sweep_config import SweepConfig
+        from benchmarks.flags.sweep import SweepConfig
+        from benchmarks.verbs.sweep import run_sweep
 
         return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
     if verb == "crossover":
-        from benchmarks.crossover import run_crossover
-        from benchmarks.crossover_config import CrossoverConfig
+        from benchmarks.flags.crossover import CrossoverConfig
+        from benchmarks.verbs.crossover import run_crossover
 
         return run_command(CrossoverConfig, run_crossover, prog="benchmarks crossover", args=sys.argv[2:])
     if verb == "results":
-        from benchmarks.results_list import ResultsConfig, list_results
+        from benchmarks.verbs.results import ResultsConfig, list_results
 
         return run_command(ResultsConfig, list_results, prog="benchmarks results", args=sys.argv[2:])
     if verb == "report":
-        from benchmarks.report_again import ReportConfig, report_again
+        from benchmarks.verbs.report import ReportConfig, report_again
 
         return run_command(ReportConfig, report_again, prog="benchmarks report", args=sys.argv[2:])
     if verb == "accuracy":
-        from benchmarks.accuracy import accuracy
-        from benchmarks.accuracy_config import AccuracyConfig
+        from benchmarks.flags.accuracy import AccuracyConfig
+        from benchmarks.verbs.accuracy import accuracy
 
         return run_command(AccuracyConfig, accuracy, prog="benchmarks accuracy", args=sys.argv[2:])
     if verb == "doctor":
-        from benchmarks.doctor import DoctorConfig, doctor
+        from benchmarks.verbs.doctor import DoctorConfig, doctor
 
         return run_command(DoctorConfig, doctor, prog="benchmarks doctor", args=sys.argv[2:])
     if verb == "diff":
-        from benchmarks.diff import DiffConfig, diff
+        from benchmarks.verbs.diff import DiffConfig, diff
 
         return run_command(DiffConfig, diff, prog="benchmarks diff", args=sys.argv[2:])
     return compare(sys.argv[2:])
@@ -81,18 +81,18 @@ def compare(args: Sequence[str]) -> int:
     """A job of several parts, a program of the user's, or the built-in training."""
     flags, script = split_script(args)
     if not script and any(word.partition("=")[0] in ("--preset", "--config") for word in flags):
-        from benchmarks.suite import SuiteConfig, run_suite
+        from benchmarks.verbs.suite import SuiteConfig, run_suite
 
         return run_command(SuiteConfig, run_suite, prog="benchmarks compare", args=flags)
     if script:
-        from benchmarks.compare_script import compare_script
-        from benchmarks.script_config import CompareScriptConfig
+        from benchmarks.flags.script import CompareScriptConfig
+        from benchmarks.verbs.script import compare_script
 
         return run_command(
             CompareScriptConfig, lambda config: compare_script(config, script), prog="benchmarks compare", args=flags
         )
-    from benchmarks.compare import compare as compare_built_in
-    from benchmarks.config import CompareConfig
+    from benchmarks.flags.compare import CompareConfig
+    from benchmarks.verbs.compare import compare as compare_built_in
 
     return run_command(CompareConfig, compare_built_in, prog="benchmarks compare", args=flags)
 

@@ -13,8 +13,8 @@ if getattr(common, "__version__", None) is None:
     )
 
 from collective.group import Group, connect
-from common.mkl import set_cpu_type
-from common.names import PUBLIC, missing_name
+from common.paddle_api.names import PUBLIC, missing_name
+from common.system.mkl import set_cpu_type
 
 __all__ = ["Group", "connect", *PUBLIC]
 

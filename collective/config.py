@@ -9,12 +9,12 @@ from pathlib import Path
 import tyro
 
 from collective.group import ALGORITHMS, BACKENDS
-from collective.links import CHECKSUMS
-from collective.nccl import BINDINGS
-from collective.nccl_group import check_device
-from common.config import TrainingConfig, check_rank, parse_address
+from collective.nccl.binding import BINDINGS
+from collective.nccl.seat import check_device
+from collective.transports.links import CHECKSUMS
 from common.errors import UsageError, choose
-from common.hosts import HostsConfig
+from common.launch.config import TrainingConfig, check_rank, parse_address
+from common.launch.hosts import HostsConfig
 
 __all__ = ["CollectiveConfig", "CollectiveRunConfig", "CollectiveTrainerConfig"]
 

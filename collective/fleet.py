@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collective.group import connect
 from collective.synchronizer import RingSynchronizer
-from common.placement import Placement
-from common.rpc import check_bind_host, host_of
-from common.surface import Surface
-from common.synchronizer import Synchronizer
+from common.launch.placement import Placement
+from common.network.rpc import check_bind_host, host_of
+from common.paddle_api.surface import Surface
+from common.sync.synchronizer import Synchronizer
 
 __all__ = ["join", "surface"]
 

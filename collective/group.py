@@ -14,25 +14,25 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithm import Algorithm, Label
-from collective.board import Board
-from collective.direct import DirectAlgorithm
-from collective.exchange import ExchangeAlgorithm
-from collective.hierarchy import HierarchicalAlgorithm, neighbours, ranks_each
-from collective.links import CHECKSUMS, Links
-from collective.memory import make_memory_ring
-from collective.mesh import Listener, Mesh, build_mesh
-from collective.nccl_group import NcclSeat, check_device
-from collective.ring_algorithm import RingAlgorithm
-from collective.shm import ShmTransport
-from collective.tcp import TcpTransport
-from collective.transport import Array
-from common.addresses import host_identity, own_host
-from common.buckets import chunk_bounds
-from common.config import check_rank, parse_address
+from collective.algorithms.base import Algorithm, Label
+from collective.algorithms.direct import DirectAlgorithm
+from collective.algorithms.exchange import ExchangeAlgorithm
+from collective.algorithms.hierarchy import HierarchicalAlgorithm, neighbours, ranks_each
+from collective.algorithms.ring import RingAlgorithm
+from collective.nccl.seat import NcclSeat, check_device
+from collective.transports.base import Array
+from collective.transports.board import Board
+from collective.transports.links import CHECKSUMS, Links
+from collective.transports.memory import make_memory_ring
+from collective.transports.mesh import Listener, Mesh, build_mesh
+from collective.transports.shm import ShmTransport
+from collective.transports.tcp import TcpTransport
 from common.errors import UsageError, choose
-from common.reduction import Reduction
-from common.rendezvous import RendezvousServer, join
+from common.launch.config import check_rank, parse_address
+from common.network.rendezvous import RendezvousServer, join
+from common.system.addresses import host_identity, own_host
+from common.tensors.buckets import chunk_bounds
+from common.tensors.reduction import Reduction
 
 __all__ = ["ALGORITHMS", "BACKENDS", "Group", "connect"]
 
@@ -81,8 +81,9 @@ class Group:
     def all_reduce(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> None:
         """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
 
-        Combined in the canonical order (common/reduction.py), in the array's own type (float16 in float32, rounded
-        once), so that every backend and algorithm gives the same bits; but nccl, in an order of NCCL's own.
+        Combined in the canonical order (common/tensors/reduction.py), in the array's own type (float16 in
+        float32, rounded once), so that every backend and algorithm gives the same bits; but nccl, in
+        an order of its own.
 
         Args:
             array: float32, float64, float16, int32 or int64; of equal size on all ranks, which must give it the same
@@ -102,7 +103,7 @@ class Group:
 
     def reduce_scatter(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> Array:
         """This rank's chunk of what `all_reduce` would compute: elements chunk_bounds(array.size, nranks)[rank]
-        (common/buckets.py) of the flattened result, 1-D, perhaps empty.
+        (common/tensors/buckets.py) of the flattened result, 1-D, perhaps empty.
 
         Of a contiguous array it is a view, at the chunk's own place; the rest of `array` is undefined afterwards.
         Arguments and errors are those of `all_reduce`; half of its bytes move.
@@ -227,7 +228,7 @@ def connect(
             canonical order), or "auto": nccl for a device gpu:K, else shm if the rendezvous is on this host, else tcp.
         device: where `empty` makes arrays: "cpu", "gpu:K", or "auto": by the backend. An NCCL group takes arrays of
             its GPU (CuPy's or of any DLPack producer) and of the host, which it copies to the GPU and back.
-        nccl_binding: "cupy" or "pynccl" (collective/nccl.py).
+        nccl_binding: "cupy" or "pynccl" (collective/nccl/binding.py).
         algorithm: "ring" (each rank passes data to the next), "direct" (each rank reduces its chunk straight out of
             everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring),
             "hierarchical" (several hosts with equally many ranks, numbered host by host: shared memory inside a host,

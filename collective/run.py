@@ -6,11 +6,11 @@ import sys
 from dataclasses import replace
 
 from collective.config import CollectiveRunConfig
-from collective.nccl_group import gpus_for, require_nccl
-from common.cli import run_command, split_script
-from common.hosts import Node, find_node, start_ranks
-from common.launch import Job, abstract_address, flags_of
-from common.placement import (
+from collective.nccl.seat import gpus_for, require_nccl
+from common.launch.cli import run_command, split_script
+from common.launch.hosts import Node, find_node, start_ranks
+from common.launch.launch import Job, abstract_address, flags_of
+from common.launch.placement import (
     ALGORITHM_VARIABLE,
     BACKEND_VARIABLE,
     CHECKSUM_VARIABLE,
@@ -20,7 +20,7 @@ from common.placement import (
     RENDEZVOUS_VARIABLE,
     TIMEOUT_VARIABLE,
 )
-from common.tracing import check_one_host, collecting
+from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
 

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.group import Group
-from common.arena import Arena, FloatArray
-from common.buckets import Bucket, chunk_bounds, words
 from common.errors import LayoutMismatch, UsageError
-from common.optimizers import Optimizer
-from common.overlap import BucketRunner
-from common.synchronizer import Synchronizer
-from common.trace import FINISH
-from common.updater import make_updater
+from common.sync.overlap import BucketRunner
+from common.sync.synchronizer import Synchronizer
+from common.sync.trace import FINISH
+from common.tensors.arena import Arena, FloatArray
+from common.tensors.buckets import Bucket, chunk_bounds, words
+from common.tensors.optimizers import Optimizer
+from common.tensors.updater import make_updater
 
 __all__ = ["RingSynchronizer"]
 

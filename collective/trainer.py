@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from common.process import prepare_process
+from common.system.process import prepare_process
 
 if TYPE_CHECKING:
     from collective.config import CollectiveTrainerConfig
@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main(args: list[str] | None = None) -> int:
     prepare_process()
     from collective.config import CollectiveTrainerConfig
-    from common.cli import run_command
+    from common.launch.cli import run_command
 
     return run_command(CollectiveTrainerConfig, run, prog="collective.trainer", args=args)
 
@@ -24,8 +24,8 @@ def main(args: list[str] | None = None) -> int:
 def run(config: CollectiveTrainerConfig) -> None:
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer
-    from common.entry import run_training
-    from common.rpc import check_bind_host, host_of
+    from common.network.rpc import check_bind_host, host_of
+    from common.trainer.entry import run_training
 
     if not config.rendezvous.startswith("unix"):
         check_bind_host(host_of(config.rendezvous), insecure=config.insecure)

@@ -12,9 +12,9 @@ if getattr(common, "__version__", None) is None:
         f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
     )
 
-from common.mkl import set_cpu_type
-from common.names import PUBLIC, SERVER_SIDE, missing_name
-from common.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
+from common.paddle_api.names import PUBLIC, SERVER_SIDE, missing_name
+from common.system.mkl import set_cpu_type
+from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
 
 if TYPE_CHECKING:
     from ps.connection import Connection, connect

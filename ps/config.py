@@ -9,13 +9,13 @@ from typing import Annotated
 
 import tyro
 
-from common.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
 from common.errors import UsageError, choose
-from common.hosts import HostsConfig
-from common.placement import UPDATE_CHOICES
-from ps.client import DATA_PLANES
-from ps.modes import MODES, SYNC, Mode, parse_mode
-from ps.shards import parse_shard
+from common.launch.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
+from common.launch.hosts import HostsConfig
+from common.launch.placement import UPDATE_CHOICES
+from ps.client.session import DATA_PLANES
+from ps.store.modes import MODES, SYNC, Mode, parse_mode
+from ps.store.shards import parse_shard
 
 __all__ = ["RunConfig", "ServerConfig", "StatusConfig", "TrainerConfig"]
 

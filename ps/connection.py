@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.arena import Arena, FloatArray, Layout, Slot
-from common.buckets import Bucket, align, words
 from common.errors import UsageError
-from common.optimizers import Optimizer
-from ps.client import Client
+from common.tensors.arena import Arena, FloatArray, Layout, Slot
+from common.tensors.buckets import Bucket, align, words
+from common.tensors.optimizers import Optimizer
+from ps.client.session import Client
 
 __all__ = ["Connection", "connect"]
 

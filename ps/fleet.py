@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from common.errors import UsageError
-from common.memory import limit_malloc_arenas
-from common.placement import Placement, placement_from
-from common.rpc import check_bind_host, host_of
-from common.surface import Surface
-from common.synchronizer import Synchronizer
-from common.tracing import parts_folder
-from ps.client import Client
+from common.launch.placement import Placement, placement_from
+from common.launch.tracing import parts_folder
+from common.network.rpc import check_bind_host, host_of
+from common.paddle_api.surface import Surface
+from common.sync.synchronizer import Synchronizer
+from common.system.memory import limit_malloc_arenas
+from ps.client.session import Client
+from ps.coordinator.servicer import ParameterServer
 from ps.server import stop_on_sigterm
-from ps.servicer import ParameterServer
 from ps.synchronizer import ServerSynchronizer
 
 __all__ = ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "surface"]

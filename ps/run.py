@@ -6,18 +6,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from common.addresses import address_after
-from common.cli import run_command, split_script
-from common.hosts import Node, find_node, start_ranks
-from common.launch import Job, flags_of, start_servers
-from common.placement import (
+from common.launch.cli import run_command, split_script
+from common.launch.hosts import Node, find_node, start_ranks
+from common.launch.launch import Job, flags_of, start_servers
+from common.launch.placement import (
     DATA_PLANE_VARIABLE,
     OVERLAP_VARIABLE,
     SERVERS_VARIABLE,
     TIMEOUT_VARIABLE,
     UPDATE_VARIABLE,
 )
-from common.tracing import check_one_host, collecting
+from common.launch.tracing import check_one_host, collecting
+from common.system.addresses import address_after
 from ps.config import RunConfig
 
 __all__ = ["main"]

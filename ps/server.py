@@ -8,19 +8,19 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from common.memory import limit_malloc_arenas
-from common.process import prepare_process
+from common.system.memory import limit_malloc_arenas
+from common.system.process import prepare_process
 
 if TYPE_CHECKING:
     from ps.config import ServerConfig
-    from ps.servicer import ParameterServer
+    from ps.coordinator.servicer import ParameterServer
 
 __all__ = ["main", "prepare_server", "stop_on_sigterm"]
 
 
 def main(args: list[str] | None = None) -> int:
     prepare_server()
-    from common.cli import run_command
+    from common.launch.cli import run_command
     from ps.config import ServerConfig
 
     return run_command(ServerConfig, run, prog="ps.server", args=args)
@@ -34,18 +34,18 @@ def prepare_server() -> None:
 
 
 def run(config: ServerConfig) -> None:
-    from common.entry import check_writable, import_paddle
-    from common.rpc import check_bind_host
-    from common.tracing import parts_folder
-    from ps.servicer import ParameterServer
-    from ps.shards import parse_shard
+    from common.launch.tracing import parts_folder
+    from common.network.rpc import check_bind_host
+    from common.trainer.entry import check_writable, import_paddle
+    from ps.coordinator.servicer import ParameterServer
+    from ps.store.shards import parse_shard
 
     check_bind_host(config.host, insecure=config.insecure)
     host = f"[{config.host}]" if ":" in config.host else config.host
     shard = parse_shard(config.shard)
     with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
         import_paddle()
-        import common.flat_optimizer  # noqa: F401
+        import common.tensors.flat_optimizer  # noqa: F401
     with ExitStack() as stack:
         server = stack.enter_context(
             ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
@@ -56,7 +56,7 @@ def run(config: ServerConfig) -> None:
             check_writable("address-file", config.address_file)
             config.address_file.write_text(f"{server.address}\n")
         if config.metrics_port is not None:
-            from ps.metrics import serve_metrics
+            from ps.coordinator.metrics import serve_metrics
 
             port = stack.enter_context(serve_metrics(server.status, config.host, config.metrics_port))
             print(f"metrics at http://{host}:{port}/metrics", flush=True)

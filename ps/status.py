@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from common.process import prepare_process
+from common.system.process import prepare_process
 
 if TYPE_CHECKING:
     import grpc
     from rich.console import RenderableType
 
-    from common.gradsync_pb2 import StatusReply
+    from common.network.gradsync_pb2 import StatusReply
     from ps.config import StatusConfig
 
 __all__ = ["main"]
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 def main(args: list[str] | None = None) -> int:
     prepare_process()
-    from common.cli import run_command
+    from common.launch.cli import run_command
     from ps.config import StatusConfig
 
     return run_command(StatusConfig, run, prog="ps.status", args=args)
@@ -32,9 +32,9 @@ def run(config: StatusConfig) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from common import rpc
-    from common.config import parse_addresses
     from common.errors import PeerLost
+    from common.launch.config import parse_addresses
+    from common.network import rpc
 
     console = Console()
     addresses = parse_addresses(config.servers)
@@ -65,9 +65,9 @@ def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel], timeout: flo
     """
     import grpc
 
-    from common import rpc
-    from common.gradsync_pb2 import StatusReply, StatusRequest
-    from ps.servicer import STATUS
+    from common.network import rpc
+    from common.network.gradsync_pb2 import StatusReply, StatusRequest
+    from ps.coordinator.servicer import STATUS
 
     found = []
     for address, channel in zip(addresses, channels, strict=True):

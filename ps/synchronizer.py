@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.arena import Arena, FloatArray
-from common.optimizers import Optimizer
-from common.overlap import LaunchOrder
-from common.synchronizer import ServerUpdates
-from common.trace import FINISH, ServerAnswer, Trace
-from common.updater import make_updater
-from ps.client import Client
-from ps.modes import SYNC
+from common.sync.overlap import LaunchOrder
+from common.sync.synchronizer import ServerUpdates
+from common.sync.trace import FINISH, ServerAnswer, Trace
+from common.tensors.arena import Arena, FloatArray
+from common.tensors.optimizers import Optimizer
+from common.tensors.updater import make_updater
+from ps.client.session import Client
+from ps.store.modes import SYNC
 
 __all__ = ["GeoSynchronizer", "ServerSynchronizer", "synchronizer_for"]
 

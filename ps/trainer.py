@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from common.process import prepare_process
+from common.system.process import prepare_process
 
 if TYPE_CHECKING:
     from ps.config import TrainerConfig
@@ -15,16 +15,16 @@ __all__ = ["main"]
 
 def main(args: list[str] | None = None) -> int:
     prepare_process()
-    from common.cli import run_command
+    from common.launch.cli import run_command
     from ps.config import TrainerConfig
 
     return run_command(TrainerConfig, run, prog="ps.trainer", args=args)
 
 
 def run(config: TrainerConfig) -> None:
-    from common.config import parse_addresses
-    from common.entry import run_training
-    from ps.client import Client
+    from common.launch.config import parse_addresses
+    from common.trainer.entry import run_training
+    from ps.client.session import Client
     from ps.synchronizer import ServerSynchronizer, synchronizer_for
 
     def join() -> ServerSynchronizer:

@@ -16,8 +16,8 @@ from subprocess import PIPE
 
 import pytest
 
-from benchmarks.progress import PROGRESS_VARIABLE, told_by
-from common.process import PARENT_VARIABLE, prepare_process
+from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
+from common.system.process import PARENT_VARIABLE, prepare_process
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC

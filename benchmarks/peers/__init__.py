@@ -107,7 +107,7 @@ def load_peer(name: str) -> Any:
     restless: True if its processes take the cores while they wait, too.
     driven_by_rank_0: True if the other ranks' processes are idle; its `changed()` tells that `array` has new values.
     SERVER: the module that is a server: `python -m SERVER ADDRESS I/S NRANKS MEMORY`, which may write to the file
-        MEMORY what it uses after its imports (common/process_memory.py).
+        MEMORY what it uses after its imports (common/system/process_memory.py).
 
     Raises:
         UsageError: unknown name.

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.pacing import pace
+from benchmarks.netlab.pacing import pace
 from collective.group import connect
-from collective.nccl_group import require_nccl
+from collective.nccl.seat import require_nccl
 from common.errors import UsageError
-from common.memory import aligned_empty
+from common.system.memory import aligned_empty
 
 __all__ = ["Rank", "why_absent"]
 

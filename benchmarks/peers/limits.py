@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.pacing import pace
-from common.memory import aligned_empty
+from benchmarks.netlab.pacing import pace
+from common.system.memory import aligned_empty
 
 __all__ = ["Rank", "sums", "uses_ports", "why_absent"]
 

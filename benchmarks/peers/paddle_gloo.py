@@ -38,8 +38,8 @@ class Rank:
         self._paddle, self._dist = paddle, dist
 
     def resize(self, count: int) -> None:
-        from common.flat_optimizer import as_tensor
-        from common.memory import aligned_empty
+        from common.system.memory import aligned_empty
+        from common.tensors.flat_optimizer import as_tensor
 
         self.array = aligned_empty(count)
         self._tensor = as_tensor(self.array)

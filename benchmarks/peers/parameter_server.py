@@ -14,16 +14,16 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.peers import RATE
-from benchmarks.worker import give_memory_back
-from common.addresses import address_after
+from benchmarks.training.worker import give_memory_back
 from common.errors import PeerError
-from common.memory import aligned_empty
-from common.optimizers import SGD
-from common.process_memory import leave_memory
+from common.system.addresses import address_after
+from common.system.memory import aligned_empty
+from common.system.process_memory import leave_memory
+from common.tensors.optimizers import SGD
 from ps.connection import Connection, connect
+from ps.coordinator.servicer import ParameterServer
 from ps.server import prepare_server
-from ps.servicer import ParameterServer
-from ps.shards import parse_shard
+from ps.store.shards import parse_shard
 
 __all__ = ["SERVER", "Rank", "main", "uses_ports", "why_absent"]
 
@@ -73,7 +73,7 @@ class Rank:
 def main() -> int:
     """A server, for one training after the other, until it is ended."""
     prepare_server()
-    import common.flat_optimizer  # noqa: F401 - now, so that no trainer waits for it
+    import common.tensors.flat_optimizer  # noqa: F401 - now, so that no trainer waits for it
 
     address, shard, nranks, memory = sys.argv[1:]
     leave_memory(Path(memory))

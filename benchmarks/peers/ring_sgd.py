@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.peers import RATE, gradsync
-from common.memory import aligned_empty
-from common.optimizers import SGD
+from common.system.memory import aligned_empty
+from common.tensors.optimizers import SGD
 
 __all__ = ["Rank", "why_absent"]
 
@@ -20,7 +20,7 @@ class Rank(gradsync.Rank):
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         super().__init__(name, rank, nranks, address)
-        from common.flat_optimizer import FlatOptimizer
+        from common.tensors.flat_optimizer import FlatOptimizer
 
         self._optimizer_of = FlatOptimizer
 

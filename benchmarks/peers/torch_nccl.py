@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from collective.nccl_group import SHARING
+from collective.nccl.seat import SHARING
 
 __all__ = ["Rank", "uses_ports", "why_absent"]
 

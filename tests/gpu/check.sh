@@ -8,14 +8,14 @@ mkdir -p "$out"
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1 GRADSYNC_TEST_DEADLINE_S=${GRADSYNC_TEST_DEADLINE_S:-100}
 
-if ! "$python" -c 'from collective.nccl_group import require_nccl; require_nccl("cupy")'; then
+if ! "$python" -c 'from collective.nccl.seat import require_nccl; require_nccl("cupy")'; then
   echo "nothing to check: this host lacks CuPy, NCCL or a GPU" >&2
   exit 2
 fi
 
 {
   nvidia-smi
-  "$python" -c 'from benchmarks.environment import describe_environment; import json; print(json.dumps(describe_environment(), indent=1))'
+  "$python" -c 'from benchmarks.records.environment import describe_environment; import json; print(json.dumps(describe_environment(), indent=1))'
 } 2>&1 | tee "$out/environment.txt"
 
 timeout "${TESTS_S:-330}" "$python" -m pytest -m gpu tests/gpu -rA -q --durations=10 2>&1 | tee "$out/tests.txt"

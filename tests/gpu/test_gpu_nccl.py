@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import collective
-from collective.cuda import count_gpus
-from collective.nccl import load_binding
-from collective.nccl_algorithm import END_S, EXPLAIN_S
-from collective.nccl_group import SHARING_VERSION
+from collective.nccl.algorithm import END_S, EXPLAIN_S
+from collective.nccl.binding import load_binding
+from collective.nccl.cuda import count_gpus
+from collective.nccl.seat import SHARING_VERSION
 from common.errors import UsageError
-from common.launch import abstract_address
-from common.reduction import DTYPES, OPS
-from tests.groups import RankProcesses, assert_same_bits, cuts_of, reduced, sample, say
+from common.launch.launch import abstract_address
+from common.tensors.reduction import DTYPES, OPS
+from tests.support.groups import RankProcesses, assert_same_bits, cuts_of, reduced, sample, say
 
 GPUS = count_gpus()
 pytestmark = [

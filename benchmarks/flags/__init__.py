@@ -1,0 +1,3 @@
+"""The flags of each verb."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Jobs of several parts, as a TOML file lists them."""
+
+__all__: list[str] = []

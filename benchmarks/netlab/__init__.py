@@ -1,0 +1,3 @@
+"""Hosts and links emulated on this machine."""
+
+__all__: list[str] = []

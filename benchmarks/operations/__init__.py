@@ -1,0 +1,3 @@
+"""Collective operations and rounds that are measured."""
+
+__all__: list[str] = []

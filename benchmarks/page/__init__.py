@@ -1,0 +1,3 @@
+"""The pieces that every report is made of."""
+
+__all__: list[str] = []

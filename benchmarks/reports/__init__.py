@@ -1,0 +1,3 @@
+"""The report of each kind of results."""
+
+__all__: list[str] = []

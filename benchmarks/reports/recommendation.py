@@ -1,0 +1,219 @@
+"""Which scheme to use for a job on this machine: by how much, how sure, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.page.language import known, mark, say
+from benchmarks.records.result_files import kind_of
+from benchmarks.reports import compare as report
+from benchmarks.reports import compare_figures as figures
+from benchmarks.reports.compare_figures import Run, series
+from benchmarks.reports.sweep import nearest_to_limit
+from benchmarks.stats.interval import Measured, are_paired, chance, measured
+from benchmarks.training.contestants import PEERS
+
+__all__ = ["recommend"]
+
+NAMES = {"ps": mark("the parameter server (ps)"), "ring": mark("the all-reduce (collective)")}
+COMPUTING = ("input", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Steps or samples in a second."""
+
+    contestant: str
+    measured: Measured
+
+    @property
+    def rate(self) -> float:
+        return self.measured.median
+
+    def ties(self, other: Speed) -> bool:
+        return not self.measured.against(other.measured)
+
+
+@dataclass(frozen=True)
+class Race:
+    """The best contestant of each scheme, on one job and number of ranks.
+
+    Args:
+        where: the job and the number of ranks.
+        best: by scheme.
+        computing: the share of the fastest one's step in which it computes, where it is known.
+        repetitions: of each contestant.
+        paired: whether they can be compared repetition by repetition.
+    """
+
+    where: str
+    best: Mapping[str, Speed]
+    computing: float | None
+    repetitions: int
+    paired: bool
+
+    def lead(self, one: str, other: str) -> float:
+        return self.best[one].rate / self.best[other].rate
+
+
+def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[str, Any]) -> list[str]:
+    """Sentences from all parts that held a race between schemes; none if there was none.
+
+    Args:
+        parts: the title and the results of each part that ended well.
+    """
+    races = [race for title, results in parts for race in races_in(title, results)]
+    both = [race for race in races if NAMES.keys() <= race.best.keys()]
+    if not both:
+        return []
+    machine = say("{cpu}, {cores} cores", cpu=environment["cpu"], cores=environment["cores"])
+    fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
+    sure = say(
+        "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
+        "measured {rounds} times in turn, and only what is beyond noise counts ({chance}); the speed of memory varied "
+        "by {noise:.1%}.",
+        rounds=say("{few} to {most}" if fewest < most else "{most}", few=fewest, most=most),
+        chance=say("with one repetition noise is unknown")
+        if fewest < 2
+        else say(
+            "two equals look apart in 1 of {cases} cases",
+            cases=min(int(1 / chance(race.repetitions, paired=race.paired)) for race in races),
+        ),
+        noise=environment["noise"],
+    )
+    first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
+    return [first, *against_peers(races), sure, *bounds(races, parts)]
+
+
+def choice(races: Sequence[Race]) -> str:
+    """Which of the two schemes, and by how much; what was measured once decides nothing."""
+    races = [race for race in races if race.repetitions > 1]
+    if not races:
+        return say("each contestant was measured once, so neither scheme can be recommended.")
+    faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
+    tied = len(races) - sum(map(len, faster.values()))
+    total = say(
+        "{count} comparisons on several ranks" if len(races) > 1 else "{count} comparison on several ranks",
+        count=len(races),
+    )
+    if not any(faster.values()):
+        return say("take either scheme: in {total} the two are within noise of each other.", total=total)
+    winner, loser = sorted(NAMES, key=lambda name: -len(faster[name]))
+    if not faster[loser]:
+        return say(
+            "use {scheme}. It is faster in {count} of {total}, by {margins}{noise}.",
+            scheme=known(NAMES[winner]),
+            count=len(faster[winner]),
+            total=total,
+            margins=margins_in_words(faster[winner], winner, loser),
+            noise=say("; within noise in {tied}", tied=tied) if tied else "",
+        )
+    return say(
+        "it depends on the job. Of {total}, {one} is faster in {count}: by {margins}; {other} in {other_count}: by "
+        "{other_margins}{noise}.",
+        total=total,
+        one=known(NAMES[winner]),
+        count=len(faster[winner]),
+        margins=margins_in_words(faster[winner], winner, loser),
+        other=known(NAMES[loser]),
+        other_count=len(faster[loser]),
+        other_margins=margins_in_words(faster[loser], loser, winner),
+        noise=say("; {tied} within noise", tied=tied) if tied else "",
+    )
+
+
+def clearly(race: Race, name: str) -> bool:
+    """Whether this scheme is faster beyond noise."""
+    (other,) = NAMES.keys() - {name}
+    return race.lead(name, other) > 1 and not race.best[name].ties(race.best[other])
+
+
+def margins_in_words(races: Sequence[Race], winner: str, loser: str) -> str:
+    return span([(race.lead(winner, loser) - 1, race.where) for race in races])
+
+
+def span(shares: Sequence[tuple[float, str]]) -> str:
+    """
+    >>> span([(0.1, "a"), (0.2, "b")]), span([(0.1, "a")])
+    ('10% (a) to 20% (b)', '10% (a)')
+    """
+    (least, where_least), (most, where_most) = min(shares), max(shares)
+    return say(
+        "{most:.0%} ({where_most})"
+        if f"{least:.0%}" == f"{most:.0%}"
+        else "{least:.0%} ({where_least}) to {most:.0%} ({where_most})",
+        least=least,
+        where_least=where_least,
+        most=most,
+        where_most=where_most,
+    )
+
+
+def against_peers(races: Sequence[Race]) -> Iterator[str]:
+    """The best of ours against paddle.DataParallel; PyTorch's computes with kernels of its own."""
+    peer = "paddle"
+    if found := [against(race, peer) for race in races if peer in race.best and NAMES.keys() & race.best.keys()]:
+        leads = say(", ").join(found)
+        yield say("The better of the two reaches, of {peer}'s speed: {leads}.", peer=PEERS[peer], leads=leads)
+
+
+def against(race: Race, peer: str) -> str:
+    best = max((name for name in NAMES if name in race.best), key=lambda name: race.best[name].rate)
+    near = say(", within noise") if race.best[best].ties(race.best[peer]) else ""
+    near = say(", measured once") if race.repetitions < 2 else near
+    return say("{lead:.2f} times ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
+
+
+def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
+    if shares := [(race.computing, race.where) for race in races if race.computing is not None]:
+        yield say(
+            "What bounds it: the fastest spends {shares} of a step computing; the rest, waiting and exposed "
+            "synchronisation, is all that a faster scheme could gain.",
+            shares=span(shares),
+        )
+    for title, results in parts:
+        if kind_of(results) == "sweep" and (found := nearest_to_limit(results)):
+            yield say("{title}: {sentence}.", title=title, sentence=found)
+
+
+def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
+    """Those of a comparison, or of a program's, with several ranks and schemes."""
+    kind = kind_of(results)
+    if kind == "compare":
+        for nranks, runs in report.groups(results):
+            racing = [run for run in runs if figures.in_step(run)]
+            if nranks > 1 and racing:
+                where = say("{title}, N={nranks}", title=title, nranks=nranks)
+                yield race_of(where, [(run, of_training(run)) for run in racing])
+    elif kind == "script" and results["certificate"]["passed"]:
+        for nranks in sorted({run["nranks"] for run in results["runs"]} - {1}):
+            runs = [run for run in results["runs"] if run["nranks"] == nranks]
+            where = say("{title}, N={nranks}", title=title, nranks=nranks)
+            yield race_of(where, [(run, of_program(run)) for run in runs])
+
+
+def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:
+    best: dict[str, Speed] = {}
+    for run, speed in speeds:
+        if run["scheme"] not in best or speed.rate > best[run["scheme"]].rate:
+            best[run["scheme"]] = speed
+    fastest, _ = max(
+        (each for each in speeds if each[0]["scheme"] not in PEERS), key=lambda each: each[1].rate, default=speeds[0]
+    )
+    phases = fastest.get("phases_ms")
+    share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None
+    paired = are_paired(*(speed.measured for _, speed in speeds))
+    return Race(where, best, share, min(run["repetitions"] for run, _ in speeds), paired)
+
+
+def of_training(run: Run) -> Speed:
+    return Speed(series(run), measured(run, "samples_per_s"))
+
+
+def of_program(run: Run) -> Speed:
+    step = measured(run, "step_ms")
+    rates = tuple(1e3 / each for each in step.rounds)
+    return Speed(series(run), Measured(1e3 / step.median, 1e3 / step.high, 1e3 / step.low, rates))

@@ -1,0 +1,322 @@
+"""The report of a sweep (sweep.json): time against size for every backend, and how near its limit each comes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from benchmarks.flags.sweep import size_in_words
+from benchmarks.page import markdown
+from benchmarks.page.html_page import page, plot_section, section, table, verdict_box
+from benchmarks.page.html_page import row as line
+from benchmarks.page.language import known, mark, say
+from benchmarks.page.plot import Key, Plot, axis, layout, plain
+from benchmarks.page.reasons import reason
+from benchmarks.peers import OURS, is_limit
+from benchmarks.reports.compare import cluster_in_words, environment_table, noise_in_words
+from benchmarks.reports.compare_figures import KNOWN
+from benchmarks.reports.compare_page import environment_section
+from benchmarks.stats.interval import in_words, measured, three_digits
+
+__all__ = [
+    "TITLES",
+    "WAITING",
+    "cells",
+    "nearest_to_limit",
+    "plots",
+    "sections",
+    "to_html",
+    "to_markdown",
+    "verdict",
+    "wrong_backends",
+]
+
+Results = dict[str, Any]  # what lies in sweep.json
+Row = dict[str, Any]
+TITLES = {
+    "all_reduce": mark("all_reduce, sum of float32"),
+    "push_pull": mark("push_pull, a parameter server's round with SGD in float32"),
+    "broadcast": mark("broadcast of float32 from rank 0"),
+}
+WAITING = mark("Most of a core that a rank uses while it waits for one that is {late:g} s late")
+COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
+WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
+
+
+def verdict(results: Results) -> list[str]:
+    """For each number of ranks: the best of ours against the best of the others, and against the limit."""
+    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["absent"].items()]
+    failed = results.get("failed", {})
+    absent += [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in failed.items()]
+    if wrong := wrong_backends(results):
+        return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
+    count = sum(not is_limit(row["backend"]) for row in results["rows"])
+    checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
+    paced = []
+    if rate := pace(results):
+        paced = [
+            say(
+                "Measured on rate-limited sockets ({rate}), not a network: nothing is delayed, queued or lost.",
+                rate=rate,
+            )
+        ]
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
+    return [checked, *cut, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+
+
+def pace(results: Results) -> str:
+    """At which rate the sockets were limited, as in 1gbit; "" if they were not."""
+    cluster = results.get("cluster") or {}
+    return str(cluster["words"]).partition("(")[2].partition(")")[0] if "paced_bytes_per_s" in cluster else ""
+
+
+def wrong_backends(results: Results) -> list[str]:
+    return sorted({f"{row['backend']} N={row['nranks']}" for row in results["rows"] if row["wrong"]})
+
+
+def groups(results: Results) -> list[tuple[int, list[Row]]]:
+    """The rows by number of ranks, without the link's; none if a sum was wrong."""
+    rows = [] if wrong_backends(results) else [row for row in results["rows"] if row["backend"] != "link"]
+    return [(n, [row for row in rows if row["nranks"] == n]) for n in sorted({row["nranks"] for row in rows})]
+
+
+def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
+    ours = [row for row in rows if row["backend"] in OURS]
+    others = [row for row in rows if row not in ours and not is_limit(row["backend"]) and row["backend"] != "nccl-raw"]
+    told, near = [], []
+    for size in sorted({row["bytes"] for row in ours}):
+        best = min((row for row in ours if row["bytes"] == size), key=_time)
+        if best["of_limit"]:
+            near.append((best["of_limit"], size_in_words(size)))
+        if rivals := [row for row in others if row["bytes"] == size]:
+            told.append(f"{size_in_words(size)} {_against(best, min(rivals, key=_time))}")
+    lines = []
+    if told:
+        lines.append(
+            say(
+                "N={nranks}, the best of ours against the best of other libraries: {sizes}.",
+                nranks=nranks,
+                sizes=say("; ").join(told),
+            )
+        )
+    if near:
+        reach = [say("{share:.0%} at {size}", share=share, size=size) for share, size in (min(near), max(near))]
+        lines.append(
+            say(
+                "N={nranks}: ours reaches {least} to {most} of what the machine allows."
+                if len(set(reach)) > 1
+                else "N={nranks}: ours reaches {most} of what the machine allows.",
+                nranks=nranks,
+                least=reach[0],
+                most=reach[1],
+            )
+        )
+    if told := [_memory(row) for row in rows if "server_memory" in row]:
+        lines.append(
+            say(
+                "N={nranks}, memory (PSS) of a server above its imports: {servers}.",
+                nranks=nranks,
+                servers=say("; ").join(told),
+            )
+        )
+    return lines
+
+
+def _memory(row: Row) -> str:
+    of, size = row["server_memory"], size_in_words(row["bytes"])
+    return say(
+        "{backend} {pss:.0f} MB at {size} (its own {own:.0f}, limit {limit:.0f})",
+        backend=row["backend"],
+        size=size,
+        **of,
+    )
+
+
+def nearest_to_limit(results: Results) -> str:
+    """Of the largest array: how near the best of ours comes to what the machine allows; "" if it is not known."""
+    found = []
+    for nranks, rows in groups(results):
+        ours = [row for row in rows if row["backend"] in OURS and row["of_limit"]]
+        largest = [row for row in ours if row["bytes"] == max(row["bytes"] for row in ours)]
+        if largest:
+            best = min(largest, key=_time)
+            found.append(
+                say(
+                    "{share:.0%} of what the machine allows at {size} and N={nranks} ({backend})",
+                    share=best["of_limit"],
+                    size=size_in_words(best["bytes"]),
+                    nranks=nranks,
+                    backend=best["backend"],
+                )
+            )
+    return say("{op} reaches {shares}", op=results["op"], shares=say(", ").join(found)) if found else ""
+
+
+def _time(row: Row) -> float:
+    return float(row["time_ms"])
+
+
+def _against(best: Row, rival: Row) -> str:
+    ours, theirs = (measured(row, "time_ms") for row in (best, rival))
+    names = say(
+        "({ours} {time:.3g} ms, {rival} {rival_time:.3g} ms)",
+        ours=best["backend"],
+        time=best["time_ms"],
+        rival=rival["backend"],
+        rival_time=rival["time_ms"],
+    )
+    if not ours.against(theirs):
+        return say("within noise {names}", names=names)
+    if ours.low == ours.high or theirs.low == theirs.high:
+        names += say(", noise unknown")
+    ratio = rival["time_ms"] / best["time_ms"]
+    times = max(ratio, 1 / ratio)
+    return say(
+        "{ratio} times faster {names}" if ratio > 1 else "{ratio} times slower {names}",
+        ratio=f"{times:.2f}" if times < 1.095 else f"{times:.1f}",
+        names=names,
+    )
+
+
+def plots(results: Results) -> list[Plot]:
+    """One for each number of ranks."""
+    backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
+    cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
+    colours = {name: next(cool if name in OURS else warm) for name in backends if not is_limit(name)}
+    return [_times(nranks, rows, colours, results["op"]) for nranks, rows in groups(results)]
+
+
+def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -> Plot:
+    data, legend, heard = [], [], []
+    for name in dict.fromkeys(row["backend"] for row in rows):
+        mine = sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
+        colour, dash = colours.get(name, "var(--muted)"), "dot" if is_limit(name) else "solid"
+        legend.append(Key(name, colour, dash))
+        points = (say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row["bytes"])) for row in mine)
+        heard.append(f"{name} {say(', ').join(points)}")
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if is_limit(name) else "lines+markers",
+                "x": [row["bytes"] for row in mine],
+                "y": [row["time_ms"] for row in mine],
+                "text": [_hover(row) for row in mine],
+                "line": {"color": colour, "width": 2, "dash": dash},
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    sizes = sorted({row["bytes"] for row in rows})
+    look = layout(
+        xaxis=axis(type="log", title=say("bytes on each rank"), tickvals=sizes, ticktext=[*map(size_in_words, sizes)]),
+        yaxis=axis(type="log", title="ms", grid=True, dtick=1),
+    )
+    return Plot(
+        f"sweep-{op}-{nranks}",
+        say("{op} on {nranks} ranks", op=op, nranks=nranks),
+        say(
+            "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median "
+            "over rounds. Cool colours are ours; dotted is what the machine allows. Lower is better."
+        ),
+        say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=say("; ").join(heard)),
+        legend,
+        420,
+        {"data": data, "layout": look},
+    )
+
+
+def _hover(row: Row) -> str:
+    low, high = row["time_ms_interval"]
+    share = f"<br>{say('{share:.0%} of the limit', share=row['of_limit'])}" if row["of_limit"] else ""
+    bandwidth = "" if is_limit(row["backend"]) else f"<br>busbw {row['busbw_gb_s']:.3g} GB/s"
+    head = f"{plain(row['backend'])}, {size_in_words(row['bytes'])}"
+    return f"{head}<br>{row['time_ms']:.3g} ms ({low:.3g}–{high:.3g}){bandwidth}{share}"
+
+
+def sections(results: Results) -> list[str]:
+    """The plots, and a table for each number of ranks."""
+    tables = [
+        section(
+            say("{op} on {nranks} ranks, the figures", op=escape(results["op"]), nranks=nranks),
+            table(f"N={nranks}{escape(_where(results))}", heads(), bodies_of(rows), look="figures wide"),
+            "" if number else f"<p>{escape(noise_in_words())}</p>",
+        )
+        for number, (nranks, rows) in enumerate(groups(results))
+    ]
+    if results.get("waiting"):
+        title, columns, lines = waiting(results)
+        bodies = [[line(map(escape, each)) for each in lines]]
+        tables.append(section(say("What waiting costs"), table(title, columns, bodies, look="figures")))
+    return [*map(plot_section, plots(results)), *tables]
+
+
+def heads() -> list[str]:
+    """Of the tables."""
+    figures = [say("time ms"), say("interval"), "algbw GB/s", "busbw GB/s", say("of limit"), say("wrong")]
+    return [say("bytes"), say("backend"), *figures]
+
+
+def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The lines of each size."""
+    sizes = list(dict.fromkeys(row["bytes"] for row in rows))
+    return [
+        [line([size_in_words(size), *map(escape, cells(each))]) for each in rows if each["bytes"] == size]
+        for size in sizes
+    ]
+
+
+def _where(results: Results) -> str:
+    if not results.get("cluster"):
+        return ""
+    if rate := pace(results):
+        return say(", rate-limited sockets ({rate}), not a network", rate=rate)
+    return say(", emulated {cluster}", cluster=cluster_in_words(results["cluster"]))
+
+
+def cells(row: Row) -> list[str]:
+    """A row's line after its size, in the order of `heads`; without what makes no sense for a limit."""
+    link = row["backend"] == "link"
+    limit = is_limit(row["backend"]) and not link
+    return [
+        row["backend"],
+        three_digits(row["time_ms"]),
+        in_words(row["time_ms_interval"], three_digits),
+        "" if limit else f"{row['algbw_gb_s']:.3g}",
+        "" if limit or link else f"{row['busbw_gb_s']:.3g}",
+        f"{row['of_limit']:.0%}" if row["of_limit"] else "",
+        "" if limit or link else str(row["wrong"]),
+    ]
+
+
+def waiting(results: Results) -> tuple[str, tuple[str, ...], list[list[str]]]:
+    """The table on what waiting costs: its title, its heads, and a line for each backend."""
+    shares = {(row["backend"], row["nranks"]): f"{row['core']:.1%}" for row in results["waiting"]}
+    counts = sorted({nranks for _, nranks in shares})
+    backends = dict.fromkeys(backend for backend, _ in shares)
+    lines = [[name, *(shares.get((name, n), "") for n in counts)] for name in backends]
+    columns = (say("backend"), *(f"N={n}" for n in counts))
+    return known(WAITING).format(late=results["waiting"][0]["late_s"]), columns, lines
+
+
+def to_markdown(results: Results) -> str:
+    parts = [f"# {known(TITLES[results['op']])}{_where(results)}", markdown.bullets(verdict(results))]
+    for nranks, rows in groups(results):
+        lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
+        parts += [f"## N={nranks}", markdown.table(heads(), lines, numeric=True)]
+    if results["rows"] and not wrong_backends(results):
+        parts.append(noise_in_words())
+    if results.get("waiting"):
+        title, columns, shares = waiting(results)
+        table_of_shares = markdown.table(columns, map(markdown.row, shares), numeric=True)
+        parts += [f"## {say('What waiting costs')}", title, table_of_shares]
+    parts += [f"## {say('Environment')}", environment_table(results), f"```console\n{results['command']}\n```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_html(results: Results) -> str:
+    """The whole report as a page; every string of the results is escaped."""
+    drawn = plots(results)
+    box = verdict_box(verdict(results), failed=bool(wrong_backends(results)))
+    parts = [*sections(results), environment_section(results)]
+    return page(f"GradSync: {known(TITLES[results['op']])}", box, parts, drawn)

@@ -1,0 +1,3 @@
+"""How sure a figure is."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""One module for each verb of `python -m benchmarks`."""
+
+__all__: list[str] = []

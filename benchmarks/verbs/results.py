@@ -1,0 +1,150 @@
+"""`python -m benchmarks results`: write docs/results.md, a list of the results that lie under benchmarks/results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.records.environment import machine_of
+from benchmarks.records.result_files import SCHEMA, kind_of, problem
+from benchmarks.reports.kinds import REPORTS
+from common.errors import DataError, UsageError
+
+__all__ = ["ResultsConfig", "list_results", "to_markdown", "verdict"]
+
+HEAD = """# Committed results
+
+Written by `python -m benchmarks results` from the files under `{folder}`; don't edit. What the figures mean is in
+[performance.md](performance.md).
+"""
+NONE = "\nNo results are committed yet.\n"
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsConfig:
+    """Write the list of committed results: what, command, machine, date, commit, verdict, report."""
+
+    folder: Path = Path("benchmarks/results")
+    """Where results lie, in folders of any depth; of its folder `history` each run is one line."""
+    out: Path = Path("docs/results.md")
+    """The list."""
+    check: bool = False
+    """Write nothing; exit code 1 if the list is not current."""
+
+
+def list_results(config: ResultsConfig) -> int:
+    """
+    Raises:
+        DataError: a file cannot be read, or breaks its schema.
+        UsageError: the list cannot be written.
+    """
+    text = to_markdown(config.folder, config.out.parent)
+    if config.check:
+        current = config.out.exists() and config.out.read_text() == text
+        print(f"{config.out} is {'' if current else 'not '}current")
+        return int(not current)
+    try:
+        config.out.write_text(text)
+    except OSError as exc:
+        raise UsageError(f"cannot write to --out {config.out}: {exc.strerror}") from exc
+    return 0
+
+
+def to_markdown(folder: Path, home: Path) -> str:
+    """The whole list.
+
+    Args:
+        home: the folder that it will lie in, for its links.
+    """
+    history = folder / "history"
+    found = [(path, results) for path in sorted(folder.rglob("*.json")) if (results := load(path)) is not None]
+    entries = [_entry(path, results, home) for path, results in found if history not in path.parents]
+    runs = [_line(path, results, home) for path, results in found if history in path.parents]
+    table = ["## History", "", "| UTC | kind | commit | command |", "|---|---|---|---|", *runs, ""]
+    parts = [HEAD.format(folder=os.path.relpath(folder, home.parent)), *entries]
+    return "\n".join([*parts, *(table if runs else [])]) + ("" if found else NONE)
+
+
+def load(path: Path) -> Results | None:
+    """The results in a file; None for JSON of another sort, such as a trace.
+
+    Raises:
+        DataError: it is not JSON, or breaks the schema of its kind.
+    """
+    try:
+        results = json.loads(path.read_text())
+    except ValueError as exc:
+        raise DataError(f"{path} is not JSON: {exc}") from exc
+    if not kind_of(results):
+        return None
+    if results["schema"] == SCHEMA and (reason := problem(results)):
+        raise DataError(f"{path} breaks the schema of its kind: {reason}")
+    return dict(results)
+
+
+def verdict(results: Results) -> list[str]:
+    """In plain sentences: those of the kind's own report."""
+    kind = kind_of(results)
+    if results["schema"] != SCHEMA:
+        return [f"This version reads schema {SCHEMA}, not {results['schema']}."]
+    name = REPORTS.get(kind, f"benchmarks.reports.{kind}")
+    try:
+        sentences: Callable[[Results], list[str]] = importlib.import_module(name).verdict
+    except ModuleNotFoundError as exc:
+        if exc.name != name:
+            raise
+        return [f"This version has no words for results of kind {kind}."]
+    return sentences(results)
+
+
+def _entry(path: Path, results: Results, home: Path) -> str:
+    machine = results["environment"]
+    lines = [
+        f"## {_escape(path.parent.name)}: {kind_of(results)}, {results['created'][:10]}",
+        "",
+        *(f"- {_escape(sentence)}" for sentence in verdict(results)),
+        "",
+        f"`{results.get('command')}`",
+        "",
+        f"{_escape(machine_of(machine))}; {_moment(results)}; "
+        f"commit {machine.get('commit') or 'unknown'}; {_links(path, home)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(path: Path, results: Results, home: Path) -> str:
+    kind = f"[{kind_of(results)}]({os.path.relpath(path, home)})"
+    command = str(results.get("command")).replace("|", "\\|")
+    return f"| {_moment(results)} | {kind} | {results['environment'].get('commit') or 'unknown'} | `{command}` |"
+
+
+def _moment(results: Results) -> str:
+    return f"{results['created'][:16].replace('T', ' ')} UTC"
+
+
+def _links(path: Path, home: Path) -> str:
+    """To the reports beside a file, and to itself."""
+    beside = [path.with_suffix(end) for end in (".html", ".md")] + [
+        path.parent / f"report{e}" for e in (".html", ".md")
+    ]
+    return ", ".join(_link(file, home) for file in [*_existing(beside), path])
+
+
+def _existing(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.exists()]
+
+
+def _link(path: Path, home: Path) -> str:
+    return f"[{path.name}]({os.path.relpath(path, home)})"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([\\|*_`\[])", r"\\\1", text).replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,97 @@
+"""What an algorithm is: how all ranks together carry out a collective operation, over a transport of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collective.transports.base import CALLS, OPERATIONS, Array
+from common.tensors.reduction import Reduction
+
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "BARRIER",
+    "BROADCAST",
+    "GATHER_CHUNKS",
+    "HAVE_IN_COMMON",
+    "OPERATIONS",
+    "REDUCE_SCATTER",
+    "Algorithm",
+    "Label",
+]
+
+Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
+
+# A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS, HAVE_IN_COMMON = range(len(CALLS))
+
+
+class Algorithm(ABC):
+    """One rank's part in the group's operations. Group has checked the arguments; arrays are contiguous.
+
+    Every method is called by all ranks in the same order. It blocks until this rank's part is done and its arrays
+    may be used again; each wait lasts at most the group's timeout.
+
+    Raises (every operation):
+        PeerLost, PeerStalled: a rank died, left or did not take part; it is named.
+        StaleEpoch, ProtocolError: the ranks' labels, operations, sizes, dtypes or ops differ.
+    """
+
+    name: str
+    rank: int
+    nranks: int
+
+    @abstractmethod
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        """An uninitialised 1-D array, 64-byte aligned, that is reached without a copy."""
+
+    def view(self, array: Any) -> Array:
+        """What a caller gives, without a copy, as an array that this algorithm works on.
+
+        Raises:
+            TypeError, ValueError: it is none, or lies elsewhere.
+        """
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array must be a numpy.ndarray (got {type(array).__name__})")
+        return array
+
+    def restore(self, flat: Array, array: Array) -> None:
+        """Write the elements of a contiguous copy back to the array, of any layout."""
+        array[...] = flat.reshape(array.shape)
+
+    @abstractmethod
+    def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        """Replace the 1-D array, on every rank, by the reduction over ranks in canonical order."""
+
+    @abstractmethod
+    def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        """Replace chunk `rank` of the 1-D array (tensors.buckets.chunk_bounds) by its reduction; spoil the rest."""
+
+    @abstractmethod
+    def all_gather(self, rows: Array, label: Label) -> None:
+        """Fill the rows of [nranks, count], of which this rank has written its own, with those of the other ranks."""
+
+    @abstractmethod
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        """Replace each chunk of the 1-D array, on every rank, by that of the rank of the same number."""
+
+    @abstractmethod
+    def broadcast(self, flat: Array, root: int, label: Label) -> None:
+        """Replace the 1-D array, on every rank, by rank `root`'s."""
+
+    @abstractmethod
+    def barrier(self, label: Label) -> None:
+        """Block until every rank has called it."""
+
+    def have_in_common(self, flat: Array, label: Label) -> bool:  # noqa: ARG002 - those that can use them
+        """Map rank 0's memory in the place of every rank's 1-D array, whose elements are equal; whether that was done,
+        on all ranks or on none."""
+        return False
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Leave; a `reason` tells the other ranks that this one failed. Idempotent, never raises."""

@@ -1,0 +1,141 @@
+"""The ring: every rank talks to its two neighbours only, in the steps of schedule.py, over any transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from collective.algorithms.base import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    GATHER_CHUNKS,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    Algorithm,
+    Label,
+)
+from collective.algorithms.schedule import all_gather_steps, pipeline, reduce_scatter_steps
+from collective.transports.base import Array, Tag, Transport
+from common.tensors.buckets import chunk_bounds
+from common.tensors.reduction import Reduction
+
+__all__ = ["RingAlgorithm"]
+
+BURST = 8  # messages sent before as many are received: a rank that is a little late holds nobody up
+GATHERING = 5  # the second half of an all-reduce; beyond the operations' own numbers
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank does at one step of a schedule, with every piece of two chunks."""
+
+    phase: int
+    number: int
+    leaving: Array
+    arriving: Array  # combined with what arrives, or replaced by it
+    reduction: Reduction | None = None
+    result: Array | None = None  # where the chunk goes that this step completes
+
+
+class RingAlgorithm(Algorithm):
+    """Moves chunks in pieces of at most the transport's `segment_bytes`, all steps of the schedule side by side: what
+    has come is added and sent on from the cache.
+
+    An all-reduce sends and receives 2(N-1)/N of the array on every rank, a reduce-scatter or all-gather half of it.
+    """
+
+    name = "ring"
+
+    def __init__(self, transport: Transport) -> None:
+        self.rank, self.nranks = transport.rank, transport.nranks
+        self.transport = transport
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        return self.transport.empty(count, dtype)
+
+    def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        self._reduce(flat, reduction, label, ALL_REDUCE, gathers=True)
+
+    def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        self._reduce(flat, reduction, label, REDUCE_SCATTER, gathers=False)
+
+    def all_gather(self, rows: Array, label: Label) -> None:
+        self._gather(list(rows), label, ALL_GATHER)
+
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        self._gather([flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)], label, GATHER_CHUNKS)
+
+    def broadcast(self, flat: Array, root: int, label: Label) -> None:
+        for k, part in enumerate(self._cut(flat)):
+            tag = Tag(*label, BROADCAST + OPERATIONS * flat.dtype.num, root, k)
+            if self.rank != root:
+                self.transport.receive_into(part, tag)
+            if (self.rank + 1) % self.nranks != root:
+                self.transport.send(part, tag)
+        self.transport.flush()
+
+    def _cut(self, flat: Array) -> list[Array]:
+        """In messages; an empty array in one, for its tag must be compared too."""
+        length = self.transport.segment_bytes // flat.itemsize
+        return [flat[at : at + length] for at in range(0, flat.size, length)] or [flat]
+
+    def barrier(self, label: Label) -> None:
+        self.all_gather(np.zeros((self.nranks, 1), np.uint8), label)
+
+    def close(self, reason: str = "") -> None:
+        self.transport.close(reason)
+
+    def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int, *, gathers: bool) -> None:
+        """N-1 times send a chunk of partial results on and combine another, which arrives, with one's own; then, with
+        `gathers`, N-1 times send a complete one on and replace another by what arrives."""
+        kind = OPERATIONS * reduction.number
+        partial = flat.astype(reduction.partial) if reduction.widens else flat
+        partials, results = self._chunks(partial), self._chunks(flat)
+        steps = [
+            Step(operation + kind, i, partials[send], partials[receive], reduction)
+            for i, (send, receive) in enumerate(reduce_scatter_steps(self.rank, self.nranks))
+        ]
+        steps[-1:] = [replace(step, result=results[self.rank]) for step in steps[-1:]]
+        self._travel(steps + self._gathering(results, GATHERING + kind) if gathers else steps, label)
+
+    def _gather(self, chunks: list[Array], label: Label, operation: int) -> None:
+        self._travel(self._gathering(chunks, operation + OPERATIONS * chunks[0].dtype.num), label)
+
+    def _gathering(self, chunks: list[Array], phase: int) -> list[Step]:
+        schedule = all_gather_steps(self.rank, self.nranks)
+        return [Step(phase, i, chunks[send], chunks[receive]) for i, (send, receive) in enumerate(schedule)]
+
+    def _chunks(self, flat: Array) -> list[Array]:
+        return [flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)]
+
+    def _travel(self, steps: list[Step], label: Label) -> None:
+        """Take the chunks through all steps, piece by piece."""
+        widest = max((step.arriving.itemsize for step in steps), default=1)
+        length = self.transport.segment_bytes // widest
+        longest = max((step.arriving.size for step in steps), default=0)
+        for under_way in pipeline(len(steps), max(1, -(-longest // length))):
+            for at in range(0, len(under_way), BURST):
+                burst = [
+                    (steps[i], slice(k * length, (k + 1) * length), Tag(*label, steps[i].phase, steps[i].number, k))
+                    for i, k in under_way[at : at + BURST]
+                ]
+                for step, piece, tag in burst:
+                    self.transport.send(step.leaving[piece], tag)
+                for step, piece, tag in burst:
+                    self._receive(step, piece, tag)
+        self.transport.flush()
+
+    def _receive(self, step: Step, piece: slice, tag: Tag) -> None:
+        own, reduction = step.arriving[piece], step.reduction
+        if reduction is None:
+            self.transport.receive_into(own, tag)
+            return
+        reduction.combine(self.transport.receive(own, tag), own, out=own)
+        if step.result is not None:
+            if reduction.scale is not None:
+                np.multiply(own, reduction.scale, out=own)
+            if reduction.widens:
+                step.result[piece] = own

@@ -1,0 +1,3 @@
+"""NCCL on GPUs, through CuPy or pynccl."""
+
+__all__: list[str] = []

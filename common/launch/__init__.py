@@ -1,0 +1,3 @@
+"""Command lines, settings and the processes of a job."""
+
+__all__: list[str] = []

@@ -1,0 +1,164 @@
+"""Command lines: flags made from a dataclass by tyro, and errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args
+
+from common.errors import GradSyncError, UsageError, did_you_mean
+from common.system.process import Terminated, last_words
+
+__all__ = ["run_command", "split_script"]
+
+T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+KINDS: dict[type, tuple[str, str]] = {  # of flags: the placeholder in --help, and what an error says was expected
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    str: ("STR", "a text"),
+    Path: ("PATH", "a path"),
+}
+
+
+def run_command(
+    config: type[T], main: Callable[[T], int | None], *, prog: str, args: Sequence[str] | None = None
+) -> int:
+    """Parse the command line into `config`, call `main` with it, and return the exit code.
+
+    An error of ours is one line on stderr, without a traceback, as is a full disk; anything else is a bug and keeps it.
+    """
+    try:
+        return main(parse(config, prog, args)) or 0
+    except GradSyncError as exc:
+        with last_words():
+            print(getattr(exc, "words", "") or f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return exc.exit_code
+    except OSError as exc:
+        if exc.errno not in FULL:
+            raise
+        with last_words():
+            print(f"{prog}: no space is left where it writes: free some, or write elsewhere", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
+    except Terminated as exc:
+        print(f"{prog}: terminated (SIGTERM)", file=sys.stderr)
+        return exc.EXIT_CODE
+
+
+def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:
+    """The command line as a `config`.
+
+    Raises:
+        UsageError: in one line, for what tyro would draw a box.
+        SystemExit: with code 0, after --help.
+    """
+    import tyro
+
+    words = [
+        re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word)
+        for word in (sys.argv[1:] if args is None else args)
+    ]
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(config, prog=prog, args=words, registry=registry())
+    except SystemExit as exc:
+        if not exc.code:
+            raise
+    raise UsageError(in_one_line(complaint.getvalue()))
+
+
+def in_one_line(box: str) -> str:
+    """What a box of tyro's says first, in our words.
+
+    A box is a title, what is wrong, and then, after a rule, help that may mention similar flags:
+
+        ╭─ Unrecognized options ───╮
+        │ Unrecognized options: -x │
+        │ ──────────────────────── │
+    """
+    rows = [re.sub(r"\x1b\[[0-9;]*m", "", row).strip("│ ") for row in box.splitlines()[1:]]
+    rule = next((i for i, row in enumerate(rows) if row.startswith("──")), len(rows))
+    wrong, rest = " ".join(rows[:rule]), " ".join(rows[rule:])
+    if unknown := re.match(r"Unrecognized options: (\S+?)(,|$)", wrong):
+        word = unknown[1]
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}; see --help"
+        similar = {*re.findall(r"--[a-z][a-z-]*", rest)} - {word, "--help"}
+        return f"unknown flag {word}{did_you_mean(word, sorted(similar)) or '; see --help'}"
+    if bad := re.match(r"Error parsing (\S+): (.*)", wrong):
+        return f"{bad[1]} must be {bad[2]}"
+    if missing := re.match(r"Missing value for argument [('\"]*(-[-\w/]+)", wrong):
+        return f"{missing[1]} needs a value"
+    return wrong or "the command line cannot be understood; see --help"
+
+
+def registry() -> Any:
+    """How tyro reads and describes our flags: a flag that may be unset shows neither a type nor a default of None."""
+    from tyro import constructors
+
+    rules = constructors.ConstructorRegistry()
+
+    @rules.primitive_rule
+    def one_value(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
+        kind, *others = {*(get_args(info.type) or (info.type,))} - {NoneType} or {NoneType}
+        if others or kind not in KINDS:
+            return None
+        metavar, expected = KINDS[kind]
+
+        def read(words: list[str]) -> Any:
+            try:
+                return kind(words[0])
+            except ValueError as exc:
+                raise ValueError(f"{expected} (got {words[0]!r})") from exc
+
+        return constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=metavar,
+            instance_from_str=read,
+            is_instance=lambda value: value is None or isinstance(value, kind),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    described: list[Any] = []  # dataclasses whose rule is under way: there tyro's own applies
+
+    @rules.struct_rule
+    def in_words(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
+        if info.type in described:
+            return None
+        described.append(info.type)
+        spec = constructors.ConstructorRegistry.get_struct_spec(info)
+        described.remove(info.type)
+        if not isinstance(spec, constructors.StructConstructorSpec):
+            return None
+        return replace(spec, fields=tuple(described_by_its_words(f) if f.default is None else f for f in spec.fields))
+
+    return rules
+
+
+def described_by_its_words(field: Any) -> Any:
+    """A flag that may be unset: what that means stands in its help text, as in "(default: from --epochs)"."""
+    from tyro import conf
+
+    text = (field.helptext() if callable(field.helptext) else field.helptext) or ""
+    words, default = re.fullmatch(r"(.*?)\s*(\(default: [^()]*\))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    hint = conf.arg(help_behavior_hint=default or "(optional)")
+    return replace(field, type=Annotated[field.type, hint], helptext=words)
+
+
+def split_script(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(our flags, the user's script and its arguments): the script is the first argument that ends in .py."""
+    for index, arg in enumerate(args):
+        if arg.endswith(".py") and not arg.startswith("-"):
+            return list(args[:index]), list(args[index:])
+    return list(args), []

@@ -1,0 +1,123 @@
+"""What can be set: frozen dataclasses from which the command lines are made, so one place says name and unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from common.errors import UsageError, choose
+from common.tensors.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+
+__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank", "parse_address", "parse_addresses"]
+
+MOST_PROCESSES = 1024  # of one kind in one job
+MODELS = ("mnist-cnn", "mlp")  # mlp:1024,1024 names its hidden sizes
+DATASETS = ("digits", "mnist", "fashion-mnist", "mnist-json", "synthetic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What is trained, and how long; the same for every scheme."""
+
+    model: str = "mnist-cnn"
+    """mnist-cnn, or mlp with hidden sizes as in mlp:1024,1024."""
+    dataset: str = "digits"
+    """digits (needs no download), mnist, fashion-mnist, mnist-json or synthetic."""
+    data_dir: Path | None = None
+    """Folder of the data set's files; without it Paddle's cache is used, and filled by download."""
+    batch_size: int = 32
+    """Samples per rank and step."""
+    steps: int | None = None
+    """Length of the training in steps, running on over epoch ends. (default: from --epochs)"""
+    epochs: int | None = None
+    """Length of the training in passes over the data. (default: 1)"""
+    optimizer: str = "adam"
+    """sgd, momentum, adagrad, rmsprop, adam or adamw: Paddle's own."""
+    lr: float = 0.001
+    """Learning rate."""
+    seed: int = 1
+    """Of the initial parameters and of the synthetic data."""
+    json: Path | None = None
+    """Rank 0 writes its run record to this file."""
+    save: Path | None = None
+    """Rank 0 writes the model's state dict to this .pdparams file (paddle.save)."""
+    trace: Path | None = None
+    """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
+    log_dir: Path | None = None
+    """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
+    timeout: float = 30.0
+    """Deadline of every wait for another process, in seconds."""
+    overlap: bool = True
+    """Synchronise buckets while backward goes on."""
+
+    def __post_init__(self) -> None:
+        choose("model", self.model.partition(":")[0], MODELS)
+        choose("dataset", self.dataset, DATASETS)
+        choose("optimizer", self.optimizer, OPTIMIZERS)
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("give --steps or --epochs, not both")
+        for flag, value in (("batch-size", self.batch_size), ("steps", self.steps), ("epochs", self.epochs)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{flag} must be at least 1 (got {value})")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed must be in 0..{2**32 - 1} (got {self.seed})")
+        for flag, number in (("lr", self.lr), ("timeout", self.timeout)):
+            if not (number > 0 and math.isfinite(number)):
+                raise UsageError(f"--{flag} must be a positive number (got {number})")
+
+    def check_script(self, script: Sequence[str]) -> None:
+        """With a script of the user's, what is trained is its own affair.
+
+        Raises:
+            UsageError: a flag of the built-in trainer was given before the script.
+        """
+        for entry in fields(TrainingConfig) if script else ():
+            if (
+                entry.name not in ("trace", "log_dir", "timeout", "overlap")
+                and getattr(self, entry.name) != entry.default
+            ):
+                flag = "--" + entry.name.replace("_", "-")
+                raise UsageError(
+                    f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
+                )
+
+    def for_ranks(self, nranks: int) -> TrainingConfig:  # noqa: ARG002 - of those that share a batch
+        """What each of so many ranks is given: `batch_size` is a rank's own."""
+        return self
+
+    def make_optimizer(self) -> Optimizer:
+        return make_optimizer(self.optimizer, {"learning_rate": self.lr})
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        return self.steps if self.steps is not None else (self.epochs or 1) * steps_per_epoch
+
+
+def check_rank(rank: int, nranks: int) -> None:
+    """Raise UsageError unless 0 <= rank < nranks."""
+    if nranks < 1:
+        raise UsageError(f"--nranks must be at least 1 (got {nranks})")
+    if nranks > MOST_PROCESSES:
+        raise UsageError(f"--nranks can be at most {MOST_PROCESSES} (got {nranks})")
+    if not 0 <= rank < nranks:
+        raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")
+
+
+def parse_address(text: str) -> str:
+    """Check a HOST:PORT (or a unix: address) and return it.
+
+    Raises:
+        UsageError: no port, or not a port number.
+    """
+    if text.startswith("unix"):
+        return text
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f"not an address: {text!r}; expected HOST:PORT, as in 127.0.0.1:8500")
+    return text
+
+
+def parse_addresses(text: str) -> Sequence[str]:
+    """The addresses of a comma-separated list."""
+    return tuple(parse_address(part.strip()) for part in text.split(","))

@@ -1,0 +1,209 @@
+"""The hosts of a job: the flags that name them, this one's place among them, and its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from common.errors import UsageError
+from common.launch.config import check_rank, parse_address
+from common.launch.launch import Job, endpoints_of, paddle_environment
+from common.system.addresses import address_after, address_of, is_ours, own_host
+
+__all__ = ["HostsConfig", "Node", "find_node", "start_ranks"]
+
+RANKS_EACH = 2  # on a host, if nothing is said
+PORT = 8600  # of the first host, where no --master is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsConfig:
+    """For several hosts, start the same command on each; ranks are numbered host by host."""
+
+    devices: Annotated[str | None, tyro.conf.arg(aliases=("--gpus",))] = None
+    """GPUs of each host, as in 0,1, with a rank for each; where Paddle is built for CPUs they only count the ranks."""
+    nproc_per_node: int | None = None
+    """Number of ranks on each host. (default: as many as --devices, else 2)"""
+    ips: str | None = None
+    """Addresses of all hosts, separated by commas, in the order of their ranks."""
+    master: str | None = None
+    """HOST:PORT on the first host, where all meet; the next ports are used too. (default: port 8600 of the first --ips)
+    """
+    nnodes: int | None = None
+    """Number of hosts. (default: as many as --ips, else 1)"""
+    node_rank: int | None = None
+    """Which host this is, 0..nnodes-1. (default: the one of --ips that is an address of this machine)"""
+    insecure: bool = False
+    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("nproc-per-node", self.nproc_per_node), ("nnodes", self.nnodes)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{flag} must be at least 1 (got {value})")
+        if self.devices is not None and not all(device.isdigit() for device in listed(self.devices)):
+            raise UsageError(f"--devices must be numbers separated by commas, as in 0,1 (got {self.devices!r})")
+        if self.ips is not None and not all(listed(self.ips)):
+            raise UsageError(f"--ips must be addresses separated by commas, as in 10.0.0.1,10.0.0.2 (got {self.ips!r})")
+        if self.ips is not None and self.nnodes not in (None, self.count):
+            raise UsageError(f"--nnodes {self.nnodes} contradicts --ips, which lists {self.count}; leave --nnodes out")
+        if self.master is not None:
+            parse_address(self.master)
+        if self.count > 1 and self.ips is None:
+            if self.master is None:
+                raise UsageError(f"--nnodes {self.nnodes} needs --master HOST:PORT, where the hosts meet, or --ips")
+            if self.node_rank is None:
+                raise UsageError(f"--nnodes {self.nnodes} needs --node-rank 0..{self.count - 1}: which host is this?")
+        if self.node_rank is not None and not 0 <= self.node_rank < self.count:
+            raise UsageError(f"--node-rank {self.node_rank} is outside 0..{self.count - 1}; --nnodes says how many")
+
+    @property
+    def count(self) -> int:
+        """How many hosts take part."""
+        return len(listed(self.ips)) if self.ips is not None else self.nnodes or 1
+
+    @property
+    def meeting_place(self) -> str:
+        """HOST:PORT on the first host; "" if it is the only one."""
+        if self.count == 1:
+            return ""
+        return self.master or address_of(listed(self.ips)[0], PORT)
+
+    def ranks_each(self, nranks: int | None) -> int:
+        """How many ranks a host has, of `nranks` in all (None: not said).
+
+        Raises:
+            UsageError: the flags contradict each other, or `nranks` cannot be divided equally.
+        """
+        said: dict[str, int] = {}
+        if nranks is not None:
+            check_rank(0, nranks)
+            if nranks % self.count:
+                raise UsageError(f"--nranks {nranks} cannot be divided equally among {self.count} hosts")
+            said[f"--nranks {nranks}"] = nranks // self.count
+        if self.devices is not None:
+            said[f"--devices {self.devices}"] = len(listed(self.devices))
+        if self.nproc_per_node is not None:
+            said[f"--nproc-per-node {self.nproc_per_node}"] = self.nproc_per_node
+        if len(set(said.values())) > 1:
+            ranks = " and ".join(f"{flag} ({each} on each host)" for flag, each in said.items())
+            raise UsageError(f"the flags contradict each other: {ranks}; give one of them")
+        each = next(iter(said.values()), RANKS_EACH)
+        check_rank(0, each * self.count)
+        return each
+
+    def position(self) -> int:
+        """Which of the hosts this is.
+
+        Raises:
+            UsageError: not exactly one of --ips is ours.
+        """
+        if self.node_rank is not None or self.ips is None:
+            return self.node_rank or 0
+        ours = [index for index, host in enumerate(listed(self.ips)) if is_ours(host)]
+        if len(ours) != 1:
+            raise UsageError(
+                f"{len(ours) or 'none'} of --ips {self.ips} are addresses of this machine, where one must be; "
+                f"say which host this is with --node-rank 0..{self.count - 1}"
+            )
+        return ours[0]
+
+    def selected_devices(self) -> tuple[str, ...]:
+        """What Paddle calls a device: its place among those that CUDA_VISIBLE_DEVICES leaves visible.
+
+        Raises:
+            UsageError: a device is not visible.
+        """
+        devices, visible = listed(self.devices), listed(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+        if visible in ([""], ["all"]):
+            return tuple(devices)
+        if hidden := [device for device in devices if device not in visible]:
+            raise UsageError(f"--devices {','.join(hidden)}: not among CUDA_VISIBLE_DEVICES={','.join(visible)}")
+        return tuple(str(visible.index(device)) for device in devices)
+
+
+@dataclass(frozen=True)
+class Node:
+    """This host's part in a job."""
+
+    index: int
+    nnodes: int
+    meeting_place: str  # HOST:PORT on the first host; "" if this is the only one
+    endpoints: tuple[str, ...]  # of all ranks
+    devices: tuple[str, ...] = ()  # one for each rank of this host; or none
+
+    @property
+    def nranks(self) -> int:
+        return len(self.endpoints)
+
+    @property
+    def ranks(self) -> range:
+        """Those of this host."""
+        each = self.nranks // self.nnodes
+        return range(self.index * each, (self.index + 1) * each)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What Paddle's launcher would tell that rank of this host."""
+        environment = paddle_environment(rank, self.endpoints, nnodes=self.nnodes)
+        if self.devices:
+            environment["FLAGS_selected_gpus"] = self.devices[rank - self.ranks[0]]
+        return environment
+
+
+def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float) -> Node:
+    """This host's part. Without --ips, blocks until the launchers of all hosts have told each other where they are.
+
+    Args:
+        nranks: of the whole job; None: not said.
+        ports: how many from --master's on the job needs itself; the launchers meet at the one after.
+        timeout: how long to wait for the other launchers, in seconds.
+
+    Raises:
+        UsageError, RendezvousError, PeerUnreachable: the flags cannot work, or the other launchers did not come.
+    """
+    ranks_each, index, devices = hosts.ranks_each(nranks), hosts.position(), hosts.selected_devices()
+    names = listed(hosts.ips) or ["127.0.0.1"]
+    if hosts.meeting_place:
+        from common.network.rpc import check_bind_host, host_of
+
+        check_bind_host(host_of(hosts.meeting_place), insecure=hosts.insecure)
+        if not hosts.ips:
+            names = meet(address_after(hosts.meeting_place, ports), index, hosts.count, timeout=timeout)
+    return Node(index, hosts.count, hosts.meeting_place, endpoints_of(names, ranks_each), devices)
+
+
+def meet(address: str, index: int, count: int, *, timeout: float) -> list[str]:
+    """The addresses of all hosts, whose launchers meet at `address`, where the first one listens."""
+    from common.network.rendezvous import RendezvousServer, join
+    from common.network.rpc import host_of
+
+    first = host_of(address)
+    mine = first if index == 0 else own_host(first)
+    with ExitStack() as stack:
+        if index == 0:
+            stack.enter_context(RendezvousServer(address, count, timeout=timeout, member="host"))
+        members = join(address, rank=index, nranks=count, backend="", address=mine, timeout=timeout, member="host")
+    return list(members.addresses)
+
+
+def start_ranks(
+    job: Job, node: Node, *, script: Sequence[str], trainer: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Start the ranks of this host: the user's script if there is one, else the built-in trainer."""
+    for rank in node.ranks:
+        job.start(
+            f"rank {rank}",
+            ["-m", "common.launch.script", *script] if script else [*trainer, "--rank", str(rank)],
+            log=f"workerlog.{rank}",
+            environment={**node.environment(rank), **environment},
+            on_terminal=rank == node.ranks[0],
+        )
+
+
+def listed(text: str | None) -> list[str]:
+    """The parts of a comma-separated list; none of None."""
+    return [] if text is None else [part.strip() for part in text.split(",")]

@@ -1,0 +1,52 @@
+"""`python -m common.launch.script script.py ARGS`: a user's program as one rank; our errors in one line."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from common.errors import GradSyncError, UsageError
+from common.system.process import last_words, prepare_process
+
+__all__ = ["main"]
+
+HINT = "change its import of paddle.distributed, or run it unchanged with python -m benchmarks compare"
+
+
+def main() -> int:
+    prepare_process()
+    script = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        if not Path(script).is_file():
+            raise UsageError(f"no such script: {script}")
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as exc:
+        if isinstance(exc, SystemExit) and not exc.code:
+            raise
+        sys.last_value = exc  # as Python does for what it reports; the group is told why this rank leaves
+        with last_words():
+            return report(script, exc)
+    return 0
+
+
+def report(script: str, error: BaseException) -> int:
+    """Write to stderr what ended the program, and return the exit code."""
+    if isinstance(error, GradSyncError):
+        print(f"{script}: {type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    if not {"ps.fleet", "collective.fleet"} & sys.modules.keys():
+        print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            return error.code
+        print(error.code, file=sys.stderr)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

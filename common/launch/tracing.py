@@ -1,0 +1,122 @@
+"""How the parts of a trace come together: through a launcher's folder, or over the connections of the training."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UsageError
+from common.launch.hosts import Node
+from common.launch.launch import FOLDER
+from common.launch.trace_file import save_trace
+from common.sync.synchronizer import Synchronizer
+from common.sync.trace import Part, Recorder
+from common.trainer.entry import check_writable
+
+__all__ = ["check_one_host", "collecting", "parts_folder", "read_parts", "recorder_for", "tracing"]
+
+TRACE_VARIABLE = "GRADSYNC_TRACE"  # the folder in which a launcher of one host collects the parts
+
+
+@contextmanager
+def tracing(synchronizer: Synchronizer, file: Path | None, *, folder: Path | None = None) -> Iterator[None]:
+    """Record what the synchronizer does within, if there is a `file`, which rank 0 writes at the end, of all ranks and
+    servers; after an exception of itself alone.
+
+    Args:
+        folder: every rank leaves its part there instead, and no file is written.
+    """
+    if file is None:
+        yield
+        return
+    recorder = recorder_for(synchronizer)
+    synchronizer.record(recorder)
+    try:
+        yield
+        parts = gather_parts(synchronizer, recorder) if folder is None else []
+    except BaseException:
+        parts = [recorder.part()]
+        raise
+    finally:
+        recorder.leave(folder)
+        if folder is None and synchronizer.rank == 0:
+            save_trace(file, parts)
+
+
+def recorder_for(synchronizer: Synchronizer) -> Recorder:
+    """Of a rank."""
+    return Recorder(
+        "rank",
+        synchronizer.rank,
+        scheme=synchronizer.scheme,
+        mode=synchronizer.mode,
+        nranks=synchronizer.nranks,
+        servers=synchronizer.servers,
+        staleness=synchronizer.staleness,
+    )
+
+
+def gather_parts(synchronizer: Synchronizer, recorder: Recorder) -> list[Part]:
+    """Of all ranks and, on rank 0, of all servers; called by all ranks, not within a step."""
+    recorder.read_clocks(synchronizer)
+    mine = np.frombuffer(recorder.packed(), np.uint8)
+    sizes = synchronizer.all_gather(np.array([mine.size]))[:, 0]
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: mine.size] = mine
+    everyone = synchronizer.all_gather(padded)
+    parts = unpack(row[:size].tobytes() for row, size in zip(everyone, sizes, strict=True))
+    if synchronizer.rank == 0:
+        servers = unpack(answer.packed for answer in synchronizer.ask_servers(events=True))
+        for part, readings in zip(servers, recorder.of_servers, strict=True):
+            part["readings"] = readings
+        parts += servers
+    return parts
+
+
+def unpack(packed: Iterable[bytes]) -> list[Part]:
+    return [json.loads(zlib.decompress(each)) for each in packed]
+
+
+# Under a launcher
+
+
+def check_one_host(file: Path | None, script: Sequence[str], node: Node) -> None:
+    """
+    Raises:
+        UsageError: a trace of a script is wanted from several hosts, between which scripts gather nothing.
+    """
+    if file is not None and script and node.nnodes > 1:
+        raise UsageError(f"--trace of {script[0]} works on one host so far (got {node.nnodes}); leave --trace out")
+
+
+def parts_folder() -> Path | None:
+    """Where the launcher of this process collects parts, if it does."""
+    folder = os.environ.get(TRACE_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def read_parts(folder: Path) -> list[Part]:
+    """What processes have left there."""
+    return unpack(path.read_bytes() for path in sorted(folder.glob("*.part")))
+
+
+@contextmanager
+def collecting(file: Path | None) -> Iterator[dict[str, str]]:
+    """For a launcher of one host: gives what its processes' environment needs; at the end, however it comes, `file` is
+    written of what they have left. They must have ended by then."""
+    if file is None:
+        yield {}
+        return
+    check_writable("trace", file)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
+        try:
+            yield {TRACE_VARIABLE: folder}
+        finally:
+            save_trace(file, read_parts(Path(folder)))

@@ -1,0 +1,3 @@
+"""gRPC and the meeting of a group's ranks."""
+
+__all__: list[str] = []

@@ -1,0 +1,37 @@
+"""Replicas: parameters that every rank updates for itself stay the same on all only if all do the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64
+
+from common.sync.synchronizer import Synchronizer
+
+__all__ = ["replicas_agree"]
+
+
+def replicas_agree(parameters: Iterable[npt.NDArray[Any]], synchronizer: Synchronizer, when: str) -> bool:
+    """Whether a digest of 64 bits is the same on all ranks; if not, rank 0 says so. All ranks call it, between steps.
+
+    It warns and no more: a program may have its ranks differ for a while on purpose.
+    """
+    digest = xxh3_64()
+    for array in parameters:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    mine = np.array([digest.intdigest()], np.uint64).view(np.int64)
+    first, *others = synchronizer.all_gather(mine)[:, 0].tolist()
+    differ = [str(rank) for rank, other in enumerate(others, 1) if other != first]
+    if differ and synchronizer.rank == 0:
+        whose = f"rank{'s' * (len(differ) > 1)} {', '.join(differ)}"
+        print(
+            f"gradsync: {when} the parameters of {whose} differ from rank 0's: unless that is meant, give all ranks "
+            "the same parameters, optimizer and learning rate, and hosts that round alike; or let servers update",
+            file=sys.stderr,
+            flush=True,
+        )
+    return not differ

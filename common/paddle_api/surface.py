@@ -1,0 +1,248 @@
+"""What `ps` and `collective` export for Paddle programs: Fleet's and paddle.distributed's names, written once.
+
+A scheme makes one `Surface` with the function that connects it; `import ps as fleet` and `import collective as fleet`
+then differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+
+from common.errors import UsageError
+from common.launch.placement import Placement, placement_from
+from common.launch.tracing import parts_folder, recorder_for
+from common.paddle_api.data_parallel import DataParallel, GradientAverage
+from common.paddle_api.server_updates import stop_listening
+from common.sync.local import LocalSynchronizer
+from common.sync.synchronizer import Synchronizer
+from common.system.mkl import set_cpu_type
+from common.system.process import end_in_order_on_sigterm
+
+__all__ = ["DistributedStrategy", "ReduceOp", "Surface"]
+
+
+class ReduceOp:
+    """What `all_reduce` computes."""
+
+    SUM, MAX, MIN, PROD, AVG = range(5)
+
+
+REDUCTIONS: dict[int, Callable[[Any], Any]] = {
+    ReduceOp.SUM: lambda a: a.sum(0, dtype=a.dtype),
+    ReduceOp.MAX: lambda a: a.max(0),
+    ReduceOp.MIN: lambda a: a.min(0),
+    ReduceOp.PROD: lambda a: a.prod(0, dtype=a.dtype),
+    ReduceOp.AVG: lambda a: a.mean(0, dtype=a.dtype),
+}
+
+
+SPAWN_OPTIONS = {"start_method", "gpus", "xpus", "ips", "backend", "print_config"}  # of Paddle's spawn
+SPAWN_OPTIONS |= {"selected_devices", "started_port", "cluster_node_ips", "node_ip", "use_paddlecloud"}
+
+
+class DistributedStrategy(SimpleNamespace):
+    """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
+
+
+class Surface:
+    """The functions of one scheme in this process.
+
+    Args:
+        scheme: "ps" or "collective", as in messages.
+        connect: joins the group at a placement of more than one rank.
+    """
+
+    DataParallel: Any
+    DistributedStrategy = DistributedStrategy
+    ReduceOp = ReduceOp
+
+    def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
+        set_cpu_type()  # where no launcher of ours has, so that all compute the same
+        self._scheme, self._connect = scheme, connect
+        self._synchronizer: Synchronizer | None = None
+        self._process = os.getpid()  # which has joined
+        self._wrapped: Any = None
+        self._average: GradientAverage | None = None
+        self.placement = placement_from()
+        surface = self
+
+        class BoundDataParallel(DataParallel):
+            __doc__ = DataParallel.__doc__
+
+            def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
+                surface._claim(layers)
+                synchronizer = surface._joined()
+                super().__init__(layers, *args, synchronizer=synchronizer, update=surface.placement.update, **kwargs)
+                surface._average = self._average
+
+        BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
+        self.DataParallel = BoundDataParallel
+
+    def init(
+        self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
+    ) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. As fleet.init."""
+        self.init_parallel_env()
+        return self
+
+    def init_parallel_env(self) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
+        if self._synchronizer is None:
+            self._process = os.getpid()
+            alone = self.placement.nranks == 1 and not self.placement.servers
+            self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
+            if parts_folder():
+                self._synchronizer.record(recorder_for(self._synchronizer))
+                end_in_order_on_sigterm()
+            atexit.register(self.leave)
+        return self.ParallelEnv()
+
+    def is_initialized(self) -> bool:
+        return self._synchronizer is not None
+
+    def distributed_model(self, model: Any) -> Any:
+        """The model, wrapped in DataParallel."""
+        return self.DataParallel(model)
+
+    def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
+        """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
+
+        Raises:
+            UsageError: it updates nothing of the model that was wrapped before.
+        """
+        if self._wrapped is not None:
+            mine = {id(p) for p in self._wrapped.parameters()}
+            theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
+            if theirs and not any(id(p) in mine for p in theirs):
+                raise UsageError(
+                    "distributed_optimizer: the optimizer has no parameter of the model given to distributed_model; "
+                    "make it with parameters=model.parameters()"
+                )
+        return optimizer
+
+    def distributed_scaler(self, scaler: Any) -> Any:
+        """The scaler as it is: all ranks see the same averaged gradients, and so the same overflows."""
+        return scaler
+
+    def get_rank(self, group: Any = None) -> int:
+        return self.placement.rank
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self.placement.nranks
+
+    worker_index = get_rank
+    worker_num = get_world_size
+
+    def is_first_worker(self) -> bool:
+        return self.get_rank() == 0
+
+    def barrier(self, group: Any = None) -> None:
+        """Block until every rank has called it."""
+        self._joined().all_gather(np.zeros(1, np.uint8))
+
+    def all_reduce(self, tensor: Any, op: int = ReduceOp.SUM, group: Any = None, sync_op: bool = True) -> None:
+        """Replace a Paddle tensor by its sum (or max, min, product, mean) over ranks; for metrics, not for bulk."""
+        if op not in REDUCTIONS:
+            raise ValueError(f"op must be one of ReduceOp's (got {op!r})")
+        narrow = tensor.dtype == paddle.bfloat16  # of which NumPy has only the bits
+        gathered = self._joined().all_gather((tensor.astype("float32") if narrow else tensor).numpy())
+        found = np.asarray(REDUCTIONS[op](gathered))  # of a tensor without dimensions NumPy makes a number
+        tensor.set_value(paddle.to_tensor(found).astype("bfloat16") if narrow else found)
+
+    def broadcast(self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True) -> None:
+        """Replace a Paddle tensor by rank `src`'s."""
+        tensor.set_value(np.asarray(self._joined().all_gather(tensor.numpy())[src]))
+
+    def all_gather(self, tensor_list: list[Any], tensor: Any, group: Any = None, sync_op: bool = True) -> None:
+        """Every rank's tensor, in rank order, becomes the content of `tensor_list`: of the tensors in it, or, if it is
+        empty, of new ones."""
+        gathered = self._joined().all_gather(tensor.numpy())
+        if not tensor_list:
+            tensor_list.extend(paddle.empty_like(tensor) for _ in gathered)
+        if len(tensor_list) != len(gathered):
+            expected = f"be empty or hold a tensor for each of {len(gathered)} ranks"
+            raise ValueError(f"all_gather: tensor_list must {expected} (it holds {len(tensor_list)})")
+        for each, row in zip(tensor_list, gathered, strict=True):
+            each.set_value(np.asarray(row))
+
+    def ParallelEnv(self) -> Any:  # noqa: N802  (Paddle's name)
+        """This rank's place, as paddle.distributed.ParallelEnv tells it."""
+        placement = self.placement
+        return SimpleNamespace(
+            rank=placement.rank,
+            local_rank=placement.rank,
+            world_size=placement.nranks,
+            nranks=placement.nranks,
+            dev_id=0,
+            device_id=0,
+            trainer_endpoints=list(placement.endpoints),
+            current_endpoint=placement.endpoints[min(placement.rank, len(placement.endpoints) - 1)],
+        )
+
+    def spawn(
+        self,
+        func: Any,
+        args: tuple[Any, ...] = (),
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        *,
+        servers: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Run `func(*args)` on `nprocs` ranks, each a new process; as paddle.distributed.spawn, whose other options
+        choose devices and back ends, and have no effect.
+
+        Args:
+            servers: number of parameter servers beside them, under `ps`.
+
+        Raises:
+            ValueError: an option that Paddle does not have either.
+        """
+        from common.launch.spawning import spawn
+
+        if unknown := sorted(options.keys() - SPAWN_OPTIONS):
+            raise ValueError(f"spawn: the option {unknown[0]} is not supported")
+        limit = self.placement.timeout
+        return spawn(self._scheme, func, args, nprocs=nprocs, join=join, servers=servers, timeout=limit)
+
+    def _joined(self) -> Synchronizer:
+        if self._synchronizer is None:
+            self.init_parallel_env()
+        assert self._synchronizer is not None
+        return self._synchronizer
+
+    def _claim(self, model: Any) -> None:
+        if self._wrapped is not None:
+            raise UsageError(
+                f"{self._scheme}: a second model was given to DataParallel, but a group synchronises one; "
+                "put both into one paddle.nn.Layer and wrap that"
+            )
+        self._wrapped = model
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the group."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it. A forked child has
+        no part in it, so nothing to leave."""
+        if os.getpid() != self._process:
+            return
+        if self._synchronizer is not None:
+            self._synchronizer.trace.leave(parts_folder())
+            failed = getattr(sys, "last_value", None)
+            self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
+            self._synchronizer = None
+        if self._average is not None:
+            self._average.stop()
+            stop_listening()
+        self._wrapped = self._average = None

@@ -1,0 +1,38 @@
+"""The scheme of one rank: no communication; the reference that the others are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common.sync.synchronizer import Synchronizer
+from common.sync.trace import FINISH
+from common.tensors.arena import Arena
+from common.tensors.optimizers import Optimizer
+from common.tensors.updater import make_updater
+
+__all__ = ["LocalSynchronizer"]
+
+
+class LocalSynchronizer(Synchronizer):
+    """Applies the optimizer to the rank's own gradients."""
+
+    scheme, backend, rank, nranks = "local", "none", 0, 1
+
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
+        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
+
+    def mark_final(self, bucket: int) -> None:
+        pass
+
+    def finish(self, learning_rate: float) -> None:
+        with self.trace.span(FINISH), self.trace.span("update"):
+            self._updater.step(learning_rate)
+
+    def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.array(values[None])
+
+    def close(self, reason: str = "") -> None:
+        pass

@@ -1,0 +1,154 @@
+"""The one interface between training and a scheme: what a parameter server and a ring have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from common.sync.trace import NO_TRACE, ServerAnswer, Trace
+from common.system.memory import aligned_empty
+from common.tensors.arena import Arena, FloatArray
+from common.tensors.optimizers import Optimizer
+
+__all__ = ["ServerUpdates", "Synchronizer"]
+
+
+class Synchronizer(ABC):
+    """Keeps the arenas of all ranks equal, step by step, or as far apart as `mode` says.
+
+    Each step: the caller writes gradients into the arena, calls `mark_final` once for every bucket as it becomes
+    final (in any order, from any one thread), then `finish`. From `mark_final` on a bucket's gradients belong to
+    the synchronizer; when `finish` returns, gradients and parameters belong to the caller again.
+
+    A context manager: leaving it closes it, and after an exception tells the other ranks why. Every blocking
+    method has a deadline (`timeout`, seconds) and raises a PeerError naming the rank or server at fault.
+    """
+
+    scheme: str  # "local", "ps" or "ring"
+    backend: str  # what carries the bytes: "none", "grpc", "shm", "tcp"
+    rank: int
+    nranks: int
+    servers: int = 0
+    mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
+    staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
+    serves_updates = False  # whether it is also a ServerUpdates
+    priority = False  # once attached: whether after `commit` parameters come one after the other, the first ones first
+    trace: Trace = NO_TRACE
+
+    def empty(self, count: int) -> FloatArray:
+        """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
+        array: FloatArray = aligned_empty(count)
+        return array
+
+    @abstractmethod
+    def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
+        """Agree with the other ranks on layout and optimizer, and give every arena rank 0's parameters.
+
+        Blocks until all ranks have called it. The arena must outlive the synchronizer. Without an optimizer `finish`
+        leaves the mean gradients in the arena, for the caller to make the update (or see ServerUpdates).
+
+        Raises:
+            LayoutMismatch: ranks disagree; the message names the first difference.
+        """
+
+    def announce(self, learning_rate: float) -> None:  # noqa: B027 - nothing to begin with it
+        """The step about to begin ends with `finish` at this learning rate: for a scheme whose update can begin beside
+        backward. Parameters stay as they are until `finish`. Before the first `mark_final`; may be left out.
+
+        Raises (`finish`):
+            ValueError: it was called with another one.
+        """
+
+    @abstractmethod
+    def mark_final(self, bucket: int) -> None:
+        """Bucket number `bucket` of the arena holds this rank's final gradients of the step. Never blocks."""
+
+    def launch_in(self, order: Sequence[int]) -> None:  # noqa: B027 - a scheme that starts nothing has no order
+        """Start buckets in this order from now on, not by number; between steps, and the same on all ranks."""
+
+    @abstractmethod
+    def finish(self, learning_rate: float) -> None:
+        """End the step: blocks until the arena's parameters are those after the global update, or, where there is no
+        optimizer, the arena's gradients are the mean over ranks.
+
+        Buckets not marked are taken as final now. After an update the contents of the gradient buffer are undefined.
+        """
+
+    def commit(self, learning_rate: float) -> None:
+        """The first half of a `finish` that ends with an update: blocks less long, if `priority`.
+
+        Gradients then stay the synchronizer's, and parameters change, until `wait_for` has returned for all of the
+        arena; other methods wait for that first.
+        """
+        self.finish(learning_rate)
+
+    def wait_for(self, start: int, stop: int) -> None:  # noqa: B027 - all are there after `finish`
+        """After `commit`: blocks until words `start`..`stop` of the arena's parameters are those after the update. They
+        stay so until the next `announce` or `mark_final`."""
+
+    def settle(self) -> None:  # noqa: B027 - where ranks are always equal there is nothing to settle
+        """After the last step: blocks until all ranks have called it, and their arenas hold the same parameters, to
+        which every rank's every step has contributed."""
+
+    @abstractmethod
+    def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Every rank's `values` (equal shape and dtype), stacked in rank order; not within a step."""
+
+    def record(self, trace: Trace) -> None:
+        """Tell `trace` from now on what is done when; before `attach`."""
+        self.trace = trace
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:  # noqa: ARG002 - where there are none
+        """Every server's clock and, if wanted, what it has recorded; not within a step."""
+        return []
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Leave the group and release everything held; a `reason` tells the others that this rank failed.
+
+        Idempotent. Never raises for what the other ranks did.
+        """
+
+    def __enter__(self) -> Synchronizer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+
+class ServerUpdates(Synchronizer):
+    """A scheme whose servers can make the update of a user's program, whose optimizer is known only when it steps.
+
+    After `attach(arena, None)` and `configure` each step ends with `finish`, which averages, or with `update`.
+    """
+
+    serves_updates = True
+
+    @abstractmethod
+    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        """Name the optimizer, and each slot of the arena as its state's keys do ("": it is no parameter)."""
+
+    @abstractmethod
+    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
+        """End the step: blocks until the arena's parameters are those after the global update.
+
+        Args:
+            used: a byte for each slot, not zero if this rank's backward reached it. What no rank reached stays.
+            again: no bucket was marked; the average that the last `finish` left is used.
+            replaced: the arena's parameters were changed since the last step: rank 0's are used.
+
+        Raises:
+            LayoutMismatch: ranks disagree on an argument or on the optimizer.
+        """
+
+    @abstractmethod
+    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The state of the servers' optimizer by Paddle's keys; any rank may ask, between steps."""
+
+    @abstractmethod
+    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a state as `optimizer_state` gave it; called by all ranks, rank 0's counts."""

@@ -1,0 +1,220 @@
+"""What a process of a training did when, for `--trace FILE`: recorded here, on its own clock.
+
+A rank's recording begins before it attaches and knows the step it is in. A server's begins when a trainer that records
+registers. At the end (common/launch/tracing.py)
+
+    under a launcher of one host   every process leaves its part in a folder, failed or not, and the launcher merges;
+                                   all read one CLOCK_MONOTONIC
+    otherwise                      the ranks gather their parts, rank 0 asks the servers for theirs, and writes; after
+                                   a failure rank 0 writes its own alone. Where hosts differ, so do clocks: what one
+                                   reads more than rank 0's is bounded by messages there and back (Cristian,
+                                   "Probabilistic clock synchronization", 1989), at the beginning and at the end
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from common.system.addresses import clock_identity
+
+if TYPE_CHECKING:
+    from common.sync.synchronizer import Synchronizer
+
+__all__ = ["FINISH", "NO_TRACE", "Part", "Recorder", "ServerAnswer", "Trace"]
+
+FINISH = "finish"  # the span from when a rank's backward is done to when its step is
+
+MOST_EVENTS = 1 << 16  # of a process, about 10 MB; of a longer training the last ones are kept
+IDENTITY_BYTES = 64
+ROUNDS = 16  # of messages there and back
+M = TypeVar("M")
+Part = dict[str, Any]  # what Recorder.part gives
+Reading = tuple[int, int, int]  # of a clock, ns: when, how much more than rank 0's it showed, give or take how much
+
+
+class Trace:
+    """Records nothing: what everybody has unless a trace is asked for."""
+
+    active = False
+
+    def span(self, name: str, bucket: int = -1, *, step: int = -1) -> AbstractContextManager[object]:
+        """What happens within, of a bucket or of a step as a whole; by default of the step under way."""
+        return NOTHING
+
+    def moment(self, name: str, bucket: int = -1, *, step: int = -1) -> None:
+        """Something has happened now, by default in the step under way."""
+
+    def add(self, name: str, begin: float, end: float) -> None:
+        """A span of the step under way that has ended; monotonic seconds."""
+
+    def sending(self, messages: Iterable[M], bucket: int) -> Iterable[M]:
+        """The same messages, with a moment "sent" as the first of them is drawn."""
+        return messages
+
+    def name_buckets(self, sizes: Sequence[int]) -> None:
+        """Take note of the bytes of each bucket."""
+
+    def read_clocks(self, synchronizer: Synchronizer) -> None:
+        """Compare the clocks of all processes; called by all ranks, not within a step."""
+
+    def packed(self) -> bytes:
+        """The part, to be sent."""
+        return b""
+
+    def leave(self, folder: Path | None) -> None:
+        """Write the part into a launcher's folder, if there is one."""
+
+
+NOTHING: AbstractContextManager[object] = nullcontext()
+NO_TRACE = Trace()
+
+
+class Recorder(Trace):
+    """The part of one process. Thread-safe: an event is one append.
+
+    Args:
+        kind: "rank" or "server".
+        of: what the file tells of the training: scheme, nranks, servers, staleness.
+        clock: monotonic, ns.
+    """
+
+    active = True
+
+    def __init__(self, kind: str, index: int, *, clock: Callable[[], int] = time.monotonic_ns, **of: Any) -> None:
+        self.kind, self.index, self.of, self.clock = kind, index, of, clock
+        self.step = 0
+        self.buckets: list[int] = []  # bytes of each
+        self.readings: list[Reading] = []
+        self.of_servers: list[list[Reading]] = []  # rank 0: of each server's clock
+        self.events: deque[tuple[int, int, str, int, int]] = deque(maxlen=MOST_EVENTS)  # begin, end, name, step, bucket
+
+    def span(self, name: str, bucket: int = -1, *, step: int = -1) -> Span:
+        return Span(self, name, self.step if step < 0 else step, bucket)
+
+    def moment(self, name: str, bucket: int = -1, *, step: int = -1) -> None:
+        now = self.clock()
+        self.events.append((now, now, name, self.step if step < 0 else step, bucket))
+
+    def add(self, name: str, begin: float, end: float) -> None:
+        self.events.append((int(begin * 1e9), int(end * 1e9), name, self.step, -1))
+
+    def sending(self, messages: Iterable[M], bucket: int) -> Iterator[M]:
+        def noted(step: int) -> Iterator[M]:
+            self.moment("sent", bucket, step=step)
+            yield from messages
+
+        return noted(self.step)  # which may have ended before they are drawn
+
+    def name_buckets(self, sizes: Sequence[int]) -> None:
+        self.buckets = list(sizes)
+
+    def read_clocks(self, synchronizer: Synchronizer) -> None:
+        mine = np.frombuffer(clock_identity().encode().ljust(IDENTITY_BYTES), np.uint8)
+        hosts = synchronizer.all_gather(mine)
+        reading = reading_of(synchronizer, self.clock) if (hosts != mine).any() else None
+        self.readings.append(reading if reading and (hosts[0] != mine).any() else (self.clock(), 0, 0))
+        if self.index == 0:
+            asked = [synchronizer.ask_servers() for _ in range(ROUNDS)]
+            self.of_servers = self.of_servers or [[] for _ in asked[0]]
+            for readings, answers in zip(self.of_servers, zip(*asked, strict=True), strict=True):
+                readings.append(reading_of_server(answers))
+
+    def part(self) -> Part:
+        """What JSON can hold of it."""
+        events = list(self.events)
+        full = len(events) == self.events.maxlen
+        first_step = min((e[3] for e in events), default=0) + 1 if full else 0  # the one before is not whole
+        return {
+            "kind": self.kind,
+            "index": self.index,
+            "of": self.of,
+            "host": clock_identity(),
+            "readings": self.readings,
+            "buckets": self.buckets,
+            "first_step": first_step,
+            "events": events,
+        }
+
+    def packed(self) -> bytes:
+        return zlib.compress(json.dumps(self.part()).encode(), 1)
+
+    def leave(self, folder: Path | None) -> None:
+        if folder is not None:
+            unfinished = folder / f"{self.kind}-{self.index}.unfinished"
+            unfinished.write_bytes(self.packed())
+            unfinished.rename(unfinished.with_suffix(".part"))
+
+
+class Span:
+    """Recorded as it ends, however it does. A span FINISH ends the rank's step."""
+
+    __slots__ = ("_begin", "_bucket", "_name", "_recorder", "_step")
+
+    def __init__(self, recorder: Recorder, name: str, step: int, bucket: int) -> None:
+        self._recorder, self._name, self._step, self._bucket = recorder, name, step, bucket
+
+    def __enter__(self) -> None:
+        self._begin = self._recorder.clock()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        recorder = self._recorder
+        recorder.events.append((self._begin, recorder.clock(), self._name, self._step, self._bucket))
+        if self._name == FINISH:
+            recorder.step += 1
+
+
+# Clocks of several hosts
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What a server has told of its clock and perhaps of its events, and the caller's clock around that; ns."""
+
+    before: int
+    theirs: int
+    after: int
+    host: str
+    packed: bytes = b""
+
+
+def reading_of(synchronizer: Synchronizer, clock: Callable[[], int]) -> Reading:
+    """This rank's clock against rank 0's; called by all ranks.
+
+    Nobody leaves an all-gather before everybody has entered it. So what a rank reads before one is less, in true time,
+    than what another reads after it; that bounds the difference of the two clocks from both sides.
+    """
+    least, most = -(1 << 62), 1 << 62
+    before = after = previous = 0
+    for number in range(ROUNDS + 1):
+        before, previous = clock(), before
+        everyone = synchronizer.all_gather(np.array([before, after], np.int64))
+        after = clock()
+        first_before, first_after = (int(value) for value in everyone[0])
+        most = min(most, after - first_before)
+        if number:
+            least = max(least, previous - first_after)
+    return (after, *between(least, most)) if synchronizer.rank else (after, 0, 0)
+
+
+def reading_of_server(answers: Sequence[ServerAnswer]) -> Reading:
+    """A server's clock against the caller's, from several answers."""
+    if answers[-1].host == clock_identity():
+        return answers[-1].theirs, 0, 0
+    least, most = max(a.theirs - a.after for a in answers), min(a.theirs - a.before for a in answers)
+    return answers[-1].theirs, *between(least, most)
+
+
+def between(least: int, most: int) -> tuple[int, int]:
+    """The middle, and how far the ends are from it."""
+    return (least + most) // 2, max(0, most - least + 1) // 2

@@ -1,0 +1,3 @@
+"""What GradSync asks of the machine: memory, processes, addresses."""
+
+__all__: list[str] = []

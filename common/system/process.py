@@ -1,0 +1,112 @@
+"""What every GradSync process does first: one compute thread, MKL's full code, tuned malloc, and an end with its
+parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
+
+from common.system.memory import tune_malloc
+from common.system.mkl import set_cpu_type
+
+__all__ = [
+    "LAST_WORDS_VARIABLE",
+    "PARENT_VARIABLE",
+    "Terminated",
+    "die_with_parent",
+    "end_in_order_on_sigterm",
+    "forget_in_children",
+    "last_words",
+    "prepare_process",
+]
+
+PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
+LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
+
+
+class Terminated(SystemExit):
+    """This process was told to end, by SIGTERM; `run_command` says so once all is left in order."""
+
+    EXIT_CODE = 128 + signal.SIGTERM
+
+    def __init__(self) -> None:
+        super().__init__(self.EXIT_CODE)
+
+
+def prepare_process() -> None:
+    """Call before Paddle is imported."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
+    set_cpu_type()
+    warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
+    sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
+    tune_malloc()
+    die_with_parent()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however it dies: our launcher, or one started by it."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None:
+        return
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != int(parent) and not Path(f"/proc/{parent}").exists():  # it died before the call
+        os._exit(1)
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """What is written to sys.stderr within says why this process fails.
+
+    A process that shares its launcher's terminal leaves it to the launcher, which knows who failed first and shows only
+    that one's words; else every rank would show the same error.
+    """
+    file = os.environ.get(LAST_WORDS_VARIABLE)
+    if not file or os.environ.get(PARENT_VARIABLE) != str(os.getppid()):
+        yield
+        return
+    with Path(file).open("a") as out, redirect_stderr(out):
+        yield
+
+
+class Forgetful(Protocol):
+    def forget(self) -> None: ...
+
+
+_forgetful: WeakSet[Forgetful] = WeakSet()
+
+
+def forget_in_children(each: Forgetful) -> None:
+    """Have `each.forget()` called in every child that this process forks, as long as it is used here.
+
+    A child inherits open sockets: while it keeps them, nobody notices that its parent died.
+    """
+    if not _forgetful:
+        os.register_at_fork(after_in_child=_forget)
+    _forgetful.add(each)
+
+
+def _forget() -> None:
+    for each in list(_forgetful):
+        with suppress(Exception):  # so that the others are forgotten too
+            each.forget()
+
+
+def end_in_order_on_sigterm() -> None:
+    """Have a SIGTERM raise SystemExit, so that what is under way can still be left in order; called in the main thread,
+    where it is raised, and without effect in others."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)

@@ -1,0 +1,72 @@
+"""The body of every trainer command: train, then report as rank 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import UsageError
+from common.launch.config import TrainingConfig
+from common.sync.synchronizer import Synchronizer
+from common.system.process import end_in_order_on_sigterm
+
+__all__ = ["check_writable", "import_paddle", "run_training"]
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Find out before training whether its result can be written after it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists() or path.is_symlink()
+        path.open("ab").close()
+        if not there:
+            path.unlink(missing_ok=True)  # what fails later leaves no empty file
+    except OSError as exc:
+        raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
+
+
+def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchronizer]) -> None:
+    """Train with the synchronizer that is made, and leave it in good order; rank 0 prints, saves and records."""
+    import_paddle()
+    import paddle
+
+    from common.launch.tracing import parts_folder, tracing
+    from common.trainer.report import TrainingProgress, print_summary
+    from common.trainer.training import train
+
+    folder = parts_folder()
+    if folder is not None:
+        end_in_order_on_sigterm()
+    files = {"json": config.json, "save": config.save, "trace": None if folder else config.trace}
+    with make_synchronizer() as synchronizer:
+        for flag, path in files.items() if synchronizer.rank == 0 else ():
+            check_writable(flag, path)
+        with (
+            tracing(synchronizer, config.trace, folder=folder),
+            TrainingProgress(synchronizer.rank) as progress,
+        ):
+            trained = train(config, synchronizer, on_step=progress)
+    if synchronizer.rank != 0:
+        return
+    print_summary(trained.record)
+    if config.json is not None:
+        config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
+    if config.save is not None:
+        paddle.save(trained.model.state_dict(), str(config.save))
+
+
+def import_paddle() -> None:
+    """Import Paddle without its signal handlers: a SIGTERM is no crash to print a C++ traceback for.
+
+    Handlers of one's own are installed after this.
+    """
+    import paddle
+
+    paddle.disable_signal_handler()

@@ -1,0 +1,146 @@
+"""The training step that both schemes wrap, and the run that repeats it and reports."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import functional
+
+from common.errors import LayoutMismatch, PeerError
+from common.launch.config import TrainingConfig
+from common.paddle_api.binding import ModelArena, digest_of_model, layout_of
+from common.paddle_api.layer_waits import LayerWaits
+from common.sync.synchronizer import Synchronizer
+from common.tensors.arena import Arena
+from common.trainer.data import Dataset, Split, load_dataset, rank_batches
+from common.trainer.models import make_model
+from common.trainer.record import RunRecord
+from common.trainer.timeline import Timeline, make_record
+
+__all__ = ["TrainedModel", "evaluate", "train"]
+
+WARMUP_STEPS = 3
+EVALUATION_BATCH = 500
+FLAGS_BYTES = 256
+
+
+def unobserved(step: int, total: int, loss: float) -> None:
+    """What `train` calls after each step unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What `train` leaves: the model, and the run record (the same on every rank)."""
+
+    model: Any
+    record: RunRecord
+
+
+def train(
+    config: TrainingConfig,
+    synchronizer: Synchronizer,
+    *,
+    warmup_steps: int = WARMUP_STEPS,
+    evaluate_model: bool = True,
+    data: Dataset | None = None,
+    on_step: Callable[[int, int, float], None] = unobserved,
+) -> TrainedModel:
+    """Train as `config` says with whatever scheme `synchronizer` is; it is left attached and open.
+
+    Args:
+        warmup_steps: left out of the timings (as many as leave one step).
+        data: the data set, if it is loaded already.
+        on_step: called after every step with (steps done, steps in all, this rank's loss).
+
+    Raises:
+        DataError, UsageError: before the first step. PeerError, ProtocolError: during it.
+    """
+    data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
+    steps_per_epoch, batches = rank_batches(
+        data.train, batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
+    )
+    model = make_model(config.model, seed=config.seed)
+    arena = Arena(layout_of(model), empty=synchronizer.empty)
+    bound = ModelArena(model, arena, synchronizer.mark_final)
+    synchronizer.attach(arena, config.make_optimizer())
+    waits = LayerWaits(model, arena.layout, synchronizer)
+    check_same_flags(config, synchronizer)
+    synchronizer.trace.read_clocks(synchronizer)
+    total = config.total_steps(steps_per_epoch)
+    timeline = Timeline()
+    for step in range(total):
+        with naming_the_step(step, total):
+            timeline.begin.append(time.monotonic())
+            images, labels = (paddle.to_tensor(part) for part in next(batches))
+            timeline.input_done.append(time.monotonic())
+            loss = functional.cross_entropy(model(images), labels)
+            timeline.awaited.append(waits.rest())
+            timeline.forward_done.append(time.monotonic())
+            synchronizer.announce(config.lr)
+            bound.before_backward()
+            loss.backward()
+            bound.after_backward()
+            timeline.ready.append(time.monotonic())
+            timeline.tell(synchronizer.trace)
+            end_step = synchronizer.commit if step + 1 < total else synchronizer.finish
+            end_step(config.lr)
+            timeline.end.append(time.monotonic())
+        timeline.loss.append(float(loss))
+        on_step(step + 1, total, timeline.loss[-1])
+    waits.close()
+    with naming_the_step(total - 1, total):
+        synchronizer.settle()
+    accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
+    record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
+    bound.close()
+    return TrainedModel(model, record)
+
+
+def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None:
+    """Ranks started by hand may have been given different flags.
+
+    Raises:
+        LayoutMismatch: naming the first one.
+    """
+    names = ("dataset", "batch_size", "steps", "epochs", "seed")
+    values = [*(getattr(config, name) for name in names), "on" if config.trace else "off"]
+    mine = json.dumps(values).encode().ljust(FLAGS_BYTES)
+    everyone = synchronizer.all_gather(np.frombuffer(mine, np.uint8))
+    first, *others = (json.loads(row.tobytes()) for row in everyone)
+    for rank, theirs in enumerate(others, 1):
+        for name, a, b in zip((*names, "trace"), first, theirs, strict=True):
+            if a != b:
+                flag = name.replace("_", "-")
+                raise LayoutMismatch(
+                    f"rank 0 and rank {rank} disagree on --{flag}: {a} against {b}; give all ranks the same flags"
+                )
+
+
+@contextmanager
+def naming_the_step(step: int, total: int) -> Iterator[None]:
+    """What happens to other processes is told with where this one was."""
+    try:
+        yield
+    except PeerError as exc:
+        raise type(exc)(f"{exc} [in step {step:,} of {total:,} of this rank]") from exc
+
+
+def evaluate(model: Any, split: Split, synchronizer: Synchronizer) -> float:
+    """Share of `split` that the model classifies rightly, 0..1; every rank takes its part."""
+    model.eval()
+    right = 0
+    mine = np.arange(synchronizer.rank, len(split), synchronizer.nranks)
+    with paddle.no_grad():
+        for begin in range(0, len(mine), EVALUATION_BATCH):
+            part = mine[begin : begin + EVALUATION_BATCH]
+            guess = model(paddle.to_tensor(split.images[part])).numpy().argmax(1)
+            right += int((guess == split.labels[part]).sum())
+    model.train()
+    return float(synchronizer.all_gather(np.array([right], np.int64)).sum()) / len(split)

@@ -1,0 +1,3 @@
+"""A trainer's side of the parameter server."""
+
+__all__: list[str] = []

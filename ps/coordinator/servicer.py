@@ -1,0 +1,187 @@
+"""The gRPC face of a server: joins and sessions; what they mean is decided by TrainingGroup."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from common.errors import GradSyncError, PeerLost, RendezvousError
+from common.network import rpc
+from common.network.gradsync_pb2 import (
+    JoinReply,
+    JoinRequest,
+    ServerMessage,
+    StatusReply,
+    StatusRequest,
+    TraceReply,
+    TraceRequest,
+    TrainerMessage,
+)
+from common.network.rendezvous import Roster
+from common.sync.trace import Trace
+from common.system.addresses import clock_identity
+from common.system.memory import SegmentPool
+from common.tensors.buckets import segments
+from ps.coordinator.training_group import ServerOutbox, TrainingGroup, tell
+from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
+
+__all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "TRACE", "ParameterServer"]
+
+SERVICE = "gradsync.ParameterServer"
+JOIN, SESSION, STATUS, TRACE = (f"/{SERVICE}/{method}" for method in ("Join", "Session", "Status", "Trace"))
+SERVING = HealthCheckResponse.SERVING
+FAREWELL_S = 2.0  # for the last messages to reach the trainers
+ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
+
+
+class ParameterServer:
+    """Serves one training of `nranks` trainers at `address`; a context manager.
+
+    Raises:
+        PortInUse: at construction.
+    """
+
+    def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
+        self._shard, self._timeout = shard, timeout
+        self._roster = Roster(nranks)
+        self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
+        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
+        handlers = {
+            "Join": grpc.unary_unary_rpc_method_handler(
+                self._join, JoinRequest.FromString, JoinReply.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(self._session, read_trainer, to_bytes),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                lambda _, __: self._group.status(), StatusRequest.FromString, StatusReply.SerializeToString
+            ),
+            "Trace": grpc.unary_stream_rpc_method_handler(
+                self._tell_trace, TraceRequest.FromString, TraceReply.SerializeToString
+            ),
+        }
+        self._health = HealthServicer()
+        try:
+            self._server, self.address = rpc.serve(
+                address,
+                SERVICE,
+                handlers,
+                threads=2 * nranks + 4,
+                window=max(rpc.CHUNK_BYTES, min(ONES_WAITING, ALL_WAITING // nranks)),
+                more=lambda s: add_HealthServicer_to_server(self._health, s),
+            )
+        except GradSyncError as exc:
+            self._group.fail(exc)
+            raise
+        for service in ("", SERVICE):
+            self._health.set(service, SERVING)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been applied."""
+        return self._group.steps
+
+    def wait(self) -> None:
+        """Block until the training is over.
+
+        Raises:
+            PeerLost, PeerStalled, LayoutMismatch, RendezvousError, ...: why it failed.
+        """
+        try:
+            self._group.wait()
+        finally:
+            self._health.enter_graceful_shutdown()
+
+    def status(self) -> StatusReply:
+        """How the training goes; also by `python -m ps.status`."""
+        return self._group.status()
+
+    def straggler(self) -> str:
+        """Which trainer the others waited for most often, in words; "" if there is no telling."""
+        return self._group.straggler()
+
+    @property
+    def trace(self) -> Trace:
+        """What has been recorded, if a trainer asked for that."""
+        return self._group.trace
+
+    def stop(self, reason: str) -> None:
+        """End the training once no step is half done; all trainers hear why."""
+        self._health.enter_graceful_shutdown()
+        self._group.stop_after_step(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"))
+
+    def close(self) -> None:
+        """Stop serving; what has been said still reaches the trainers."""
+        self._roster.let_latecomers_hear()
+        closed = PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training")
+        self._group.fail(closed)
+        if not self._roster.complete:  # those who have joined wait there
+            self._roster.fail(self._group.failure or closed)
+        self._health.enter_graceful_shutdown()
+        self._server.stop(FAREWELL_S).wait()
+        self._helper.shutdown()
+        self._group.close()
+        self._pool.close()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
+        try:
+            members = self._roster.wait_for_all(request, self._timeout, call=context)
+        except GradSyncError as exc:
+            if not self._roster.complete:  # a stray caller does not harm a group that is there
+                self._group.fail(exc)
+            rpc.abort_with(context, exc)
+        if not members:
+            return JoinReply()  # it has left: nobody hears this
+        self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
+        self._group.expect()
+        index, count = self._shard
+        return JoinReply(shard=index, shards=count)
+
+    def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
+        yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
+        data = self.trace.packed() if request.events else b""
+        for start, stop in segments(0, len(data), rpc.CHUNK_BYTES):
+            yield TraceReply(data=data[start:stop])
+
+    def _session(
+        self, received: Iterator[Frame[TrainerMessage]], context: grpc.ServicerContext
+    ) -> Iterator[ServerMessage | Outgoing]:
+        if not self._roster.complete:
+            rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
+        outbox = ServerOutbox()
+        reader = threading.Thread(target=self._read, args=(received, outbox), name="gradsync-reader", daemon=True)
+        reader.start()
+        yield from outbox
+
+    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: ServerOutbox) -> None:
+        """Feed one trainer's messages to the group until its stream ends."""
+        rank = None
+        try:
+            rank = self._group.enter(next(received).message, outbox)
+            for frame in received:
+                self._group.handle(rank, frame.message, frame.words)
+                del frame  # a megabyte, until the next one has come
+        except GradSyncError as exc:
+            self._group.fail(exc)
+            if rank is None:
+                tell(outbox, exc)
+        except (grpc.RpcError, StopIteration):
+            pass  # the stream broke off
+        except Exception as exc:
+            self._group.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+            raise
+        finally:
+            if rank is not None:
+                self._group.lost(rank)
+            outbox.end()

@@ -1,0 +1,3 @@
+"""How chunks travel between trainers and servers."""
+
+__all__: list[str] = []

@@ -1,0 +1,479 @@
+"""What every Synchronizer promises, as checks to be run over each implementation with `make(rank, nranks)`.
+
+    @pytest.mark.parametrize("check", CHECKS, ids=name_of)
+    def test_contract(check, make, nranks):
+        check(make, nranks)
+
+`make` gives a context that is one rank's synchronizer of one job; it is called once for every rank, each on a thread.
+All values are such that NumPy gives the same bits as Paddle's optimizers: learning rates are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import LayoutMismatch, PeerError
+from common.sync.synchronizer import Synchronizer
+from common.tensors.arena import Arena, Layout
+from common.tensors.buckets import Bucket, plan_buckets
+from common.tensors.optimizers import SGD, Momentum, Optimizer
+from tests.support.groups import Outcome, assert_same_bits, on_threads, outcomes_of, reduced
+
+__all__ = ["BETWEEN_RANKS", "CHECKS", "Make", "check_overlap_changes_no_bits", "name_of"]
+
+Make = Callable[[int, int], AbstractContextManager[Synchronizer]]
+Check = Callable[[Make, int], None]
+
+SHAPES = [
+    ("stem", (5, 7)),
+    ("bias", (1,)),
+    ("middle", (17,)),
+    ("wide", (33, 40)),
+    ("head", (3, 2, 15)),
+    ("last", (16,)),
+]
+RATES = (0.5, 0.25, 1.0, 0.125, 2.0)  # a learning rate for each step
+
+
+def layout_of(shapes: Sequence[tuple[str, tuple[int, ...]]] = SHAPES) -> Layout:
+    return Layout.of(shapes)
+
+
+def buckets_of(layout: Layout, limit: int = 512) -> tuple[Bucket, ...]:
+    """Several buckets: of one parameter, of more than one, and one larger than the limit."""
+    return plan_buckets([s.start for s in layout.slots], layout.length, first_bytes=limit, bucket_bytes=limit)
+
+
+BUCKETS = len(buckets_of(layout_of()))
+
+
+def new_arena(synchronizer: Synchronizer, *, layout: Layout | None = None, limit: int = 512) -> Arena:
+    """An arena in the synchronizer's own memory, with this rank's initial parameters."""
+    layout = layout or layout_of()
+    arena = Arena(layout, buckets=buckets_of(layout, limit), empty=synchronizer.empty)
+    arena.parameters[:] = initial(layout, synchronizer.rank)
+    return arena
+
+
+def spread(layout: Layout, rng: np.random.Generator) -> np.ndarray:
+    """Random values in all slots; zero in the padding between them."""
+    flat = np.zeros(layout.length, np.float32)
+    for slot in layout.slots:
+        flat[slot.start : slot.stop] = rng.standard_normal(slot.size) * 10.0 ** rng.integers(-2, 3, slot.size)
+    return flat
+
+
+def initial(layout: Layout, rank: int) -> np.ndarray:
+    return spread(layout, np.random.default_rng([1, rank]))
+
+
+def gradients(layout: Layout, rank: int, step: int) -> np.ndarray:
+    return spread(layout, np.random.default_rng([2, rank, step]))
+
+
+def mean_gradients(layout: Layout, nranks: int, step: int) -> np.ndarray:
+    """The mean over ranks, bucket by bucket in the canonical order."""
+    every = [gradients(layout, rank, step) for rank in range(nranks)]
+    out = np.empty_like(every[0])
+    for bucket in buckets_of(layout):
+        part = slice(bucket.start, bucket.stop)
+        out[part] = reduced([flat[part] for flat in every], "mean")
+    return out
+
+
+def after_sgd(nranks: int, rates: Sequence[float]) -> np.ndarray:
+    """The parameters after one step at each learning rate, by hand."""
+    layout = layout_of()
+    parameters = initial(layout, 0)
+    for step, rate in enumerate(rates):
+        parameters = parameters - np.float32(rate) * mean_gradients(layout, nranks, step)
+    return parameters
+
+
+def one_step(synchronizer: Synchronizer, arena: Arena, step: int, rate: float, order: Sequence[int]) -> None:
+    """Write this rank's gradients, mark the buckets in this order (others are left unmarked), and finish."""
+    arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
+    for bucket in order:
+        synchronizer.mark_final(bucket)
+    synchronizer.finish(rate)
+
+
+def train(
+    make: Make,
+    nranks: int,
+    *,
+    rates: Sequence[float] = RATES,
+    order: Callable[[int, int], Sequence[int]] = lambda _rank, _step: range(BUCKETS),
+    optimizer: Optimizer | None = None,
+) -> list[np.ndarray]:
+    """Every rank's parameters after one step at each rate; `order(rank, step)` says how buckets are marked."""
+
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, optimizer or SGD())
+        for step, rate in enumerate(rates):
+            one_step(synchronizer, arena, step, rate, order(synchronizer.rank, step))
+        return arena.parameters.copy()
+
+    return run(make, nranks, body)
+
+
+def run(make: Make, nranks: int, body: Callable[[Synchronizer], Any]) -> list[Any]:
+    def on_rank(rank: int) -> Any:
+        with make(rank, nranks) as synchronizer:
+            return body(synchronizer)
+
+    return on_threads(nranks, on_rank)
+
+
+def errors_of(make: Make, nranks: int, body: Callable[[Synchronizer], Any]) -> list[BaseException | None]:
+    def on_rank(rank: int) -> None:
+        with make(rank, nranks) as synchronizer:
+            body(synchronizer)
+
+    outcomes: list[Outcome[None]] = outcomes_of(nranks, on_rank)
+    return [outcome.error for outcome in outcomes]
+
+
+def assert_all_equal(results: Sequence[np.ndarray], expected: np.ndarray) -> None:
+    for result in results:
+        assert_same_bits(result, expected)
+
+
+def check_it_says_who_it_is(make: Make, nranks: int) -> None:
+    seen = run(make, nranks, lambda s: (s.rank, s.nranks, s.scheme, s.backend))
+    assert [(rank, n) for rank, n, _, _ in seen] == [(rank, nranks) for rank in range(nranks)]
+    assert len({(scheme, backend) for _, _, scheme, backend in seen}) == 1
+
+
+def check_empty_is_flat_and_aligned(make: Make, nranks: int) -> None:
+    for array in run(make, nranks, lambda s: s.empty(1009)):
+        assert (array.shape, array.dtype, array.ctypes.data % 64) == ((1009,), np.float32, 0)
+
+
+def check_attach_gives_rank_0s_parameters(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        return arena.parameters.copy()
+
+    assert_all_equal(run(make, nranks, body), initial(layout_of(), 0))
+
+
+def check_a_step_is_the_mean_and_sgd(make: Make, nranks: int) -> None:
+    assert_all_equal(train(make, nranks, rates=[0.5]), after_sgd(nranks, [0.5]))
+
+
+def check_steps_follow_each_other_at_changing_learning_rates(make: Make, nranks: int) -> None:
+    assert_all_equal(train(make, nranks), after_sgd(nranks, RATES))
+
+
+def check_an_announced_learning_rate_changes_no_bits(make: Make, nranks: int) -> None:
+    """Announced on all ranks, on some, or on none; parameters stay until `finish`."""
+
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        for step, rate in enumerate(RATES):
+            before = arena.parameters.copy()
+            if (synchronizer.rank + step) % 4 < 2:
+                synchronizer.announce(rate)
+            arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
+            for bucket in range(BUCKETS):
+                synchronizer.mark_final(bucket)
+            assert_same_bits(arena.parameters, before)
+            synchronizer.finish(rate)
+        return arena.parameters.copy()
+
+    assert_all_equal(run(make, nranks, body), after_sgd(nranks, RATES))
+
+
+def check_a_step_may_be_committed_and_waited_for_parameter_by_parameter(make: Make, nranks: int) -> None:
+    """Announced or not; what has been waited for is new, and after all of it the next step may begin."""
+
+    def body(synchronizer: Synchronizer) -> list[np.ndarray]:
+        arena, seen = new_arena(synchronizer), []
+        synchronizer.attach(arena, SGD())
+        for step, rate in enumerate(RATES):
+            if step % 2:
+                synchronizer.announce(rate)
+            arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
+            for bucket in range(1, BUCKETS):
+                synchronizer.mark_final(bucket)
+            synchronizer.commit(rate)
+            seen.append(np.zeros_like(arena.parameters))
+            for slot in arena.layout.slots:
+                synchronizer.wait_for(slot.start, slot.stop)
+                seen[-1][slot.start : slot.stop] = arena.parameters[slot.start : slot.stop]
+        return [*seen, synchronizer.all_gather(arena.parameters)[0]]
+
+    results = run(make, nranks, body)
+    for step in range(len(RATES)):
+        assert_all_equal([seen[step] for seen in results], after_sgd(nranks, RATES[: step + 1]))
+    assert_all_equal([seen[-1] for seen in results], after_sgd(nranks, RATES))
+
+
+def check_the_order_of_marking_does_not_matter(make: Make, nranks: int) -> None:
+    """Every rank marks in another order, and in another one each step."""
+
+    def order(rank: int, step: int) -> Sequence[int]:
+        return np.random.default_rng([rank, step]).permutation(BUCKETS).tolist()
+
+    assert_all_equal(train(make, nranks, order=order), after_sgd(nranks, RATES))
+
+
+def check_finish_takes_unmarked_buckets_as_final(make: Make, nranks: int) -> None:
+    """None marked, the first only, the last only; differently on every rank."""
+    choices: list[Sequence[int]] = [[], [0], [BUCKETS - 1], range(1, BUCKETS)]
+    results = train(make, nranks, order=lambda rank, step: choices[(rank + step) % len(choices)])
+    assert_all_equal(results, after_sgd(nranks, RATES))
+
+
+def check_marking_twice_is_refused(make: Make, nranks: int) -> None:
+    """And the step goes on; in the next one the bucket may be marked again."""
+
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        for step, rate in enumerate(RATES[:2]):
+            arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
+            synchronizer.mark_final(1)
+            with pytest.raises(ValueError, match="bucket 1 was marked final twice"):
+                synchronizer.mark_final(1)
+            synchronizer.finish(rate)
+        return arena.parameters.copy()
+
+    assert_all_equal(run(make, nranks, body), after_sgd(nranks, RATES[:2]))
+
+
+def check_marking_what_does_not_exist_is_refused(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> None:
+        synchronizer.attach(new_arena(synchronizer), SGD())
+        for bucket in (-1, BUCKETS):
+            with pytest.raises(ValueError, match=rf"bucket must be in 0\.\.{BUCKETS - 1} \(got {bucket}\)"):
+                synchronizer.mark_final(bucket)
+
+    run(make, nranks, body)
+
+
+def check_the_optimizer_keeps_its_state(make: Make, nranks: int) -> None:
+    layout = layout_of()
+    parameters, velocity = initial(layout, 0), np.zeros(layout.length, np.float32)
+    for step, rate in enumerate(RATES):
+        velocity = np.float32(0.5) * velocity + mean_gradients(layout, nranks, step)
+        parameters = parameters - np.float32(rate) * velocity
+    assert_all_equal(train(make, nranks, optimizer=Momentum(momentum=0.5)), parameters)
+
+
+def check_without_an_optimizer_gradients_become_their_mean(make: Make, nranks: int) -> None:
+    """And the parameters stay rank 0's: the update is the caller's."""
+
+    def body(synchronizer: Synchronizer) -> list[np.ndarray]:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, None)
+        means = []
+        for step in range(3):
+            one_step(synchronizer, arena, step, 0.5, range(BUCKETS))
+            means.append(arena.gradients.copy())
+        return [*means, arena.parameters.copy()]
+
+    expected = [mean_gradients(layout_of(), nranks, step) for step in range(3)] + [initial(layout_of(), 0)]
+    for column, right in zip(zip(*run(make, nranks, body), strict=True), expected, strict=True):
+        assert_all_equal(column, right)
+
+
+def check_private_memory_serves_as_well(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = Arena(layout_of(), buckets=buckets_of(layout_of()))
+        arena.parameters[:] = initial(arena.layout, synchronizer.rank)
+        synchronizer.attach(arena, SGD())
+        for step, rate in enumerate(RATES):
+            one_step(synchronizer, arena, step, rate, range(BUCKETS))
+        return arena.parameters.copy()
+
+    assert_all_equal(run(make, nranks, body), after_sgd(nranks, RATES))
+
+
+def check_one_large_bucket(make: Make, nranks: int) -> None:
+    """Larger than any segment or message; the only one."""
+    layout = layout_of([("all", (700_001,))])
+
+    def body(synchronizer: Synchronizer) -> np.ndarray:
+        arena = new_arena(synchronizer, layout=layout)
+        synchronizer.attach(arena, SGD())
+        one_step(synchronizer, arena, 0, 0.5, [0])
+        return arena.parameters.copy()
+
+    expected = initial(layout, 0) - np.float32(0.5) * mean_gradients(layout, nranks, 0)
+    assert_all_equal(run(make, nranks, body), expected)
+
+
+def check_all_gather_stacks_in_rank_order(make: Make, nranks: int) -> None:
+    def values(rank: int, round_: int) -> list[np.ndarray]:
+        rng = np.random.default_rng([rank, round_])
+        return [rng.standard_normal((6, 17)), rng.integers(-9, 9, 1), rng.integers(0, 9, (2, 3, 1), np.uint8)]
+
+    def body(synchronizer: Synchronizer) -> list[np.ndarray]:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        gathered = []
+        for step in range(2):
+            gathered += [synchronizer.all_gather(v) for v in values(synchronizer.rank, step)]
+            one_step(synchronizer, arena, step, 0.5, range(BUCKETS))
+        return gathered
+
+    ranks = [values(rank, 0) + values(rank, 1) for rank in range(nranks)]
+    expected = [np.stack(column) for column in zip(*ranks, strict=True)]
+    for gathered in run(make, nranks, body):
+        for got, right in zip(gathered, expected, strict=True):
+            assert_same_bits(got, right)
+
+
+def check_close_is_idempotent(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> None:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        one_step(synchronizer, arena, 0, 0.5, range(BUCKETS))
+        synchronizer.close()
+        synchronizer.close()
+        synchronizer.close("ValueError: too late to matter")
+
+    run(make, nranks, body)
+
+
+def check_leaving_without_attaching_is_fine(make: Make, nranks: int) -> None:
+    run(make, nranks, lambda _synchronizer: None)
+
+
+def differing(make: Make, nranks: int, *, last: dict[str, Any], optimizer: Optimizer | None = None) -> list[str]:
+    """What `attach` says on each rank, where the last rank's arena or optimizer differs from the others'."""
+
+    def body(synchronizer: Synchronizer) -> None:
+        odd = synchronizer.rank == nranks - 1
+        arena = new_arena(synchronizer, **(last if odd else {}))
+        synchronizer.attach(arena, optimizer if odd and optimizer else SGD(learning_rate=0.5))
+
+    errors = errors_of(make, nranks, body)
+    assert all(type(error) is LayoutMismatch for error in errors), errors
+    return [str(error).lower() for error in errors]
+
+
+def check_a_shape_that_differs_is_named(make: Make, nranks: int) -> None:
+    other = layout_of([*SHAPES[:2], ("middle", (18,)), *SHAPES[3:]])  # of equal length in the arena
+    for text in differing(make, nranks, last={"layout": other}):
+        assert f"rank {nranks - 1}" in text
+        assert "middle" in text
+        assert "17" in text
+        assert "18" in text
+
+
+def check_a_name_that_differs_is_named(make: Make, nranks: int) -> None:
+    other = layout_of([("trunk", (5, 7)), *SHAPES[1:]])
+    for text in differing(make, nranks, last={"layout": other}):
+        assert "stem" in text
+        assert "trunk" in text
+
+
+def check_a_missing_parameter_is_named(make: Make, nranks: int) -> None:
+    for text in differing(make, nranks, last={"layout": layout_of(SHAPES[:-1])}):
+        assert str(len(SHAPES)) in text
+        assert str(len(SHAPES) - 1) in text
+
+
+def check_bucket_plans_that_differ_are_refused(make: Make, nranks: int) -> None:
+    for text in differing(make, nranks, last={"limit": 1 << 20}):
+        assert "bucket" in text
+
+
+def check_another_optimizer_is_named(make: Make, nranks: int) -> None:
+    for text in differing(make, nranks, last={}, optimizer=Momentum(learning_rate=0.5)):
+        assert "sgd" in text
+        assert "momentum" in text
+
+
+def check_another_setting_is_named(make: Make, nranks: int) -> None:
+    for text in differing(make, nranks, last={}, optimizer=SGD(learning_rate=0.25)):
+        assert "0.5" in text
+        assert "0.25" in text
+
+
+def check_a_rank_that_raises_fails_the_others_with_its_reason(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> None:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        one_step(synchronizer, arena, 0, 0.5, range(BUCKETS))
+        if synchronizer.rank == nranks - 1:
+            raise ValueError("boom")
+        one_step(synchronizer, arena, 1, 0.5, range(BUCKETS))
+
+    *others, culprit = errors_of(make, nranks, body)
+    assert type(culprit) is ValueError
+    for error in others:
+        assert isinstance(error, PeerError)
+        assert f"rank {nranks - 1} left" in str(error)
+        assert "ValueError: boom" in str(error)
+
+
+def check_a_rank_that_stops_early_is_named(make: Make, nranks: int) -> None:
+    def body(synchronizer: Synchronizer) -> None:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        for step in range(1 if synchronizer.rank == 0 else 2):
+            one_step(synchronizer, arena, step, 0.5, range(BUCKETS))
+
+    first, *others = errors_of(make, nranks, body)
+    assert first is None
+    for error in others:
+        assert isinstance(error, PeerError)
+        assert "rank 0 finished" in str(error)
+
+
+def check_overlap_changes_no_bits(make_overlapping: Make, make_waiting: Make, nranks: int) -> None:
+    """To be given two jobs, one that synchronises beside backward and one that does so in `finish`."""
+    overlapping, waiting = (
+        train(make, nranks, order=lambda _rank, _step: range(BUCKETS)[::-1])
+        for make in (make_overlapping, make_waiting)
+    )
+    assert_all_equal([*overlapping, *waiting], after_sgd(nranks, RATES))
+
+
+CHECKS: list[Check] = [
+    check_it_says_who_it_is,
+    check_empty_is_flat_and_aligned,
+    check_attach_gives_rank_0s_parameters,
+    check_a_step_is_the_mean_and_sgd,
+    check_steps_follow_each_other_at_changing_learning_rates,
+    check_an_announced_learning_rate_changes_no_bits,
+    check_a_step_may_be_committed_and_waited_for_parameter_by_parameter,
+    check_the_order_of_marking_does_not_matter,
+    check_finish_takes_unmarked_buckets_as_final,
+    check_marking_twice_is_refused,
+    check_marking_what_does_not_exist_is_refused,
+    check_the_optimizer_keeps_its_state,
+    check_without_an_optimizer_gradients_become_their_mean,
+    check_private_memory_serves_as_well,
+    check_one_large_bucket,
+    check_all_gather_stacks_in_rank_order,
+    check_close_is_idempotent,
+    check_leaving_without_attaching_is_fine,
+]
+BETWEEN_RANKS: list[Check] = [  # for two ranks or more
+    check_a_shape_that_differs_is_named,
+    check_a_name_that_differs_is_named,
+    check_a_missing_parameter_is_named,
+    check_bucket_plans_that_differ_are_refused,
+    check_another_optimizer_is_named,
+    check_another_setting_is_named,
+    check_a_rank_that_raises_fails_the_others_with_its_reason,
+    check_a_rank_that_stops_early_is_named,
+]
+
+
+def name_of(check: Check) -> str:
+    """For pytest's ids."""
+    return check.__name__.removeprefix("check_")

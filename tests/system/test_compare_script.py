@@ -1,0 +1,316 @@
+"""`python -m benchmarks compare script.py`: a user's program, as it is, under each scheme."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+from benchmarks.flags.script import CompareScriptConfig
+from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
+from benchmarks.verbs.diff import load
+from benchmarks.verbs.script import (
+    PADDLE_BOUNDS,
+    YARDSTICK_MULTIPLE,
+    ProgramFailed,
+    certificate,
+    distance,
+    reason_in,
+    run_once,
+    summarise,
+)
+from common.system import mkl
+from tests.support.groups import ROOT
+
+DEFAULT = Contestant("paddle-default", "gloo", 2)
+PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "compare", *flags],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_a_failure_is_not_explained_by_another_contestants_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "serverlog.0").write_text("ps.server: PeerLost: the server was told to stop\n")
+    monkeypatch.setattr("benchmarks.verbs.script.launcher", lambda *_: ["-c", "import sys; sys.exit('no such data')"])
+    config = CompareScriptConfig()
+    with pytest.raises(ProgramFailed, match=r"^exit code 1: no such data$"):
+        run_once(Contestant("paddle", "gloo", 2), config, ["train.py"], tmp_path)
+
+
+@pytest.mark.processes
+def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
+    folders = ["--out", str(tmp_path), "--history", str(tmp_path / "history")]
+    done = run("--repetitions", "1", *folders, "--lang", "zh", str(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "script.md").read_text().startswith("## 一个程序在各方案下的表现")
+    found = json.loads((tmp_path / "script.json").read_text())
+    assert found["certificate"]["identical"]
+    assert found["certificate"]["against_paddle"] == {"paddle N=2": {"1": 0.0, "5": 0.0, "20": 0.0}}
+    assert found["certificate"]["yardsticks"] == {}  # not measured where it is not needed
+    assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
+    assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
+    assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
+    (kept,) = (tmp_path / "history").iterdir()
+    assert "-script-" in kept.name
+    assert load(kept) == found
+    other = run_once(Contestant(OTHER_ORDER, "shm", 2), CompareScriptConfig(), [str(PROGRAM)], tmp_path)
+    assert other["parameters_sha256"] == found["certificate"]["schemes"]["ring/shm N=2"]
+
+
+@pytest.mark.processes
+def test_a_program_that_fails_is_reported_with_its_words(tmp_path: Path) -> None:
+    program = tmp_path / "bad.py"
+    program.write_text("raise ValueError('no such luck')\n")
+    done = run("--schemes", "ring", "--repetitions", "1", "--out", str(tmp_path), str(program))
+    assert done.returncode == 1
+    assert "ring/shm N=2: exit code 1: ValueError: no such luck" in done.stderr
+    assert "ring/shm N=2 failed: exit code 1: ValueError: no such luck" in done.stdout
+
+
+UNDER_ONE = """
+import os, runpy, sys
+if {under} and os.environ["PADDLE_TRAINER_ID"] == "1":
+    assert False, "rank 1 minds"
+runpy.run_path({program!r}, run_name="__main__")
+sys.exit(0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("under", "failing", "code"),
+    [
+        ("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0),
+        ("'collective' in sys.modules", "ring/shm N=2", 1),
+    ],
+)
+def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
+    under: str, failing: str, code: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(UNDER_ONE.format(under=under, program=str(PROGRAM)))
+    done = run("--schemes", "ring,paddle", "--repetitions", "1", "--out", str(tmp_path), str(program))
+    assert done.returncode == code, done.stderr
+    assert f"{failing} failed: exit code 1: AssertionError: rank 1 minds" in done.stdout
+    assert re.search(f"^{failing} +failed *$", done.stdout, re.MULTILINE)
+    assert (f"{failing}: exit code 1: AssertionError: rank 1 minds" in done.stderr) == bool(code)
+    found = json.loads((tmp_path / "script.json").read_text())
+    assert list(found["failed"]) == [failing]
+    assert any("rank 1 minds" in line for line in found["failed"][failing]["output"])
+    assert [r["contestant"] for r in found["runs"]] == [n for n in ("ring/shm N=2", "paddle N=2") if n != failing]
+
+
+def test_the_reason_is_the_first_error_that_blames_nobody_else(tmp_path: Path) -> None:
+    logs = {
+        "workerlog.2": "setting up\nAssertionError\nbye",
+        "workerlog.1": "RuntimeError: connection closed",
+        "workerlog.0": "program.py: PeerLost: rank 2 died",
+        "launcher.log": "collective.run: ProcessFailed: rank 2 ended with exit code 1",
+    }
+    for age, (name, text) in enumerate(logs.items()):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (age, age))
+    assert reason_in(tmp_path) == "AssertionError"
+    (tmp_path / "workerlog.2").write_text("")
+    (tmp_path / "workerlog.1").write_text("")
+    assert reason_in(tmp_path) == "collective.run: ProcessFailed: rank 2 ended with exit code 1"
+
+
+def test_unknown_scheme_is_one_line() -> None:
+    done = run("--schemes", "ps,padle", str(PROGRAM))
+    assert done.returncode == 2
+    assert "unknown scheme 'padle'; did you mean 'paddle'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_step_times_are_differences_after_warm_up() -> None:
+    record = {"times": [0.0, 5.0, 5.1, 5.3, 5.4], "parameters_sha256": "a", "memory_bytes": 3_000_000}
+    found = summarise(Contestant("ps", "grpc", 2, 1), [record, {**record, "times": [0.0, 9, 9.2, 9.4, 9.6]}], 1)
+    assert found["step_ms"] == pytest.approx(150)
+    assert found["memory_mb"] == 3
+    assert found["step_ms_interval"] == pytest.approx([100, 200])
+
+
+def keep(folder: Path, contestant: Contestant, distances: tuple[float, ...]) -> None:
+    """Parameters so far from [1.0] after 1, 5 and 20 backwards."""
+    for steps, away in zip(PADDLE_BOUNDS, distances, strict=True):
+        np.savez(folder / f"{contestant.stem}.{steps}.npz", w=np.array([1 / (1 + away)]))
+
+
+@pytest.fixture
+def no_cpu_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: False)
+
+
+def certified(
+    folder: Path, apart: tuple[float, ...], yardstick: tuple[float, ...], nranks: int = 4
+) -> tuple[dict[str, Any], int]:
+    """The certificate where paddle is so far away after 1, 5 and 20 backwards, and how often a yardstick was asked."""
+    ours = [Contestant("ps", "shm", nranks, 1), Contestant("ring", "shm", nranks)]
+    theirs = [Contestant(scheme, "gloo", nranks) for scheme in PADDLE_SCHEMES]
+    for contestant in ours:
+        keep(folder, contestant, (0, 0, 0))
+    for contestant in theirs:
+        keep(folder, contestant, apart)
+    asked = []
+
+    @cache  # as compare_script has it
+    def once_more(contestant: Contestant) -> bool:
+        asked.append(contestant)
+        keep(folder, contestant, yardstick or (0, 0, 0))
+        return bool(yardstick)
+
+    runs = {c: [{"parameters_sha256": "a" if c in ours else "b"}] for c in (*ours, *theirs)}
+    return certificate(list(runs), runs, {}, folder, once_more), len(asked)
+
+
+@pytest.mark.usefixtures("no_cpu_type")
+@pytest.mark.parametrize(
+    ("apart", "yardstick", "passed", "asked"),
+    [
+        ((1e-8, 4e-8, 3e-4), (), True, 0),  # within the fixed bounds
+        ((5e-8, 1.8e-3, 6.9e-3), (4e-8, 2.1e-3, 7e-3), True, 1),  # rounding does as much to our own sums
+        ((5e-8, 1.8e-3, 0.3), (4e-8, 2.1e-3, 7e-3), False, 1),  # but not so much
+        ((1e-3, 1.8e-3, 6.9e-3), (4e-8, 2.1e-3, 7e-3), False, 1),  # a wrong mean shows in the first step
+        ((5e-8, 1.8e-3, 6.9e-3), (0, 0, 0), False, 1),  # then the fixed bounds are left
+        ((5e-8, 1.8e-3, 6.9e-3), (), False, 1),  # the run for it failed
+    ],
+)
+def test_paddle_may_be_as_far_away_as_rounding_takes_a_training(
+    apart: tuple[float, ...], yardstick: tuple[float, ...], passed: bool, asked: int, tmp_path: Path
+) -> None:
+    found, times = certified(tmp_path, apart, yardstick)
+    assert (found["passed"], times) == (passed, asked)
+    assert found["identical"]
+    assert found["against_paddle"]["paddle N=4"] == pytest.approx(
+        dict(zip(PADDLE_BOUNDS, apart, strict=True)), rel=1e-3
+    )
+    assert list(found["yardsticks"]) == (["paddle N=4", "paddle-default N=4"] if yardstick else [])
+    if yardstick:
+        told = found["yardsticks"]["paddle N=4"]
+        assert [told[n]["distance"] for n in PADDLE_BOUNDS] == pytest.approx(yardstick, rel=1e-2)
+        assert [told[n]["bound"] for n in PADDLE_BOUNDS] == pytest.approx(
+            [max(bound, YARDSTICK_MULTIPLE * d) for bound, d in zip(PADDLE_BOUNDS.values(), yardstick, strict=True)],
+            rel=1e-2,
+        )
+
+
+@pytest.mark.usefixtures("no_cpu_type")
+def test_two_ranks_need_no_yardstick(tmp_path: Path) -> None:
+    found, asked = certified(tmp_path, (1e-5, 1e-5, 1e-5), (1.0, 1.0, 1.0), nranks=2)
+    assert not found["passed"]
+    assert asked == 0
+
+
+def certified_default(folder: Path, once_more: Callable[[Contestant], bool], away: float) -> dict[str, Any]:
+    """The certificate where paddle has our parameters, and paddle-default is so far away."""
+    ours, paddle, default = Contestant("ps", "shm", 2, 1), Contestant("paddle", "gloo", 2), DEFAULT
+    for contestant, apart in ((ours, 0), (paddle, 0), (default, away)):
+        keep(folder, contestant, (apart,) * 3)
+    runs = {c: [{"parameters_sha256": c.scheme}] for c in (ours, paddle, default)}
+    return certificate(list(runs), runs, {}, folder, once_more)
+
+
+@pytest.fixture
+def misjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An AMD processor, and nobody has set anything."""
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+    for name in (mkl.CPU_TYPE, *mkl.OTHER_CHOICES):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("misjudged")
+def test_paddles_default_is_held_against_ours_with_the_same_kernels(tmp_path: Path) -> None:
+    def once_more(contestant: Contestant) -> bool:
+        assert contestant == Contestant("ps", "shm", 2, 1, mkl_chooses=True)
+        keep(tmp_path, contestant, (0.5, 0.5, 0.5))
+        return True
+
+    found = certified_default(tmp_path, once_more, 0.5)
+    assert found["passed"]
+    assert found["own_kernels"] == [DEFAULT.name]
+    assert found["against_paddle"] == {name: {1: 0, 5: 0, 20: 0} for name in ("paddle N=2", DEFAULT.name)}
+
+
+@pytest.mark.usefixtures("misjudged")
+@pytest.mark.parametrize("chosen", ["5", "0", "auto", ""])
+def test_where_the_user_has_set_the_kernels_all_have_the_same(
+    chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(mkl.CPU_TYPE, chosen)
+    found = certified_default(tmp_path, lambda _: pytest.fail("not needed"), 0.0)
+    assert found["passed"]
+    assert found["own_kernels"] == []
+
+
+@pytest.mark.usefixtures("misjudged")
+def test_without_that_run_paddles_default_is_not_judged(tmp_path: Path) -> None:
+    found = certified_default(tmp_path, lambda _: False, 0.5)
+    assert found["passed"]
+    assert list(found["against_paddle"]) == ["paddle N=2"]
+
+
+@pytest.mark.processes
+def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(mkl.CPU_TYPE, raising=False)  # the tests' own process has set it
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.read_text().replace("nn.Linear(8, 16)", "nn.Linear(8, 64), nn.Linear(64, 16)"))
+    done = run("--schemes", "ring,paddle-default", "--repetitions", "1", "--out", str(tmp_path), str(program))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "script.json").read_text())["certificate"]
+    assert found["against_paddle"] == {DEFAULT.name: {"1": 0, "5": 0, "20": 0}}
+    assert found["own_kernels"] == ([DEFAULT.name] if mkl.wanted_cpu_type() else [])
+    assert ("once more, as ring/shm N=2 MKL=auto: paddle-default has" in done.stdout) == bool(found["own_kernels"])
+    same = found["schemes"][DEFAULT.name] == found["schemes"]["ring/shm N=2"]
+    assert same == (not found["own_kernels"]), "other kernels, other bits"
+
+
+def test_distance_is_relative() -> None:
+    assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)
+
+
+def test_fleet_leaves_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle.distributed import fleet
+
+    monkeypatch.setattr(fleet, "distributed_model", None)
+    leave_one_rank_alone()
+    model = object()
+    assert fleet.distributed_model(model) is model
+
+
+def test_paddles_fleet_has_one_group_of_all_ranks_and_others_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle.base import core
+
+    gloo = SimpleNamespace(create=lambda store, rank, size, number=0: [store, rank, size, number])
+    monkeypatch.setattr(core, "ProcessGroupGloo", gloo)
+    make_one_group_of_all_ranks(4)
+    whole = gloo.create("store", 1, 4)
+    assert whole == ["store", 1, 4, 0]
+    assert gloo.create("store", 1, 4, 14) is whole
+    assert gloo.create("store", 1, 2, 15) == ["store", 1, 2, 15]

@@ -1,0 +1,237 @@
+"""The report of `accuracy`: who is first, what is within noise, what was not reached, and a page that holds it."""
+
+from __future__ import annotations
+
+import json
+import re
+from copy import deepcopy
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from plotly.offline import get_plotlyjs
+
+from benchmarks.reports.accuracy import plots, sections, to_html, to_markdown, verdict
+from benchmarks.reports.accuracy_figures import Spread, entries
+
+Results = dict[str, Any]
+
+# Seconds a step and samples/s by contestant; nobody waits for a straggler in async.
+PACE = {"ps/shm N=2": (1.0, 1.0), "ps/shm N=2 async": (0.5, 1.1), "ring/shm N=2": (2.0, 0.9)}
+SLOWER = {"none": 1.0, "permanent": 3.0, "random": 2.0}
+
+
+def a_run(contestant: str, straggler: str, seed: int) -> dict[str, Any]:
+    mode = "async" if "async" in contestant else "sync"
+    pace, rate = PACE[contestant]
+    slower = 1.0 if mode == "async" else SLOWER[straggler]
+    noise = 1 + 0.02 * (seed - 2)
+    at = [pace * slower * noise * step for step in (10, 20, 30)]
+    return {
+        "contestant": contestant,
+        "scheme": contestant.partition("/")[0],
+        "backend": "shm",
+        "mode": mode,
+        "nranks": 2,
+        "servers": int(contestant.startswith("ps")),
+        "seed": seed,
+        "steps": 30,
+        "straggler": straggler,
+        "samples_per_s": 1000 * rate / slower * noise,
+        "seconds": at[-1],
+        "target_s": at[1],
+        "accuracy": 0.98,
+        "parameters_sha256": "f" * 64,
+        "points": [
+            {"step": step, "seconds": x, "loss": loss, "accuracy": accuracy}
+            for step, x, loss, accuracy in zip((10, 20, 30), at, (2.0, 0.3, 0.1), (0.8, 0.971, 0.98), strict=True)
+        ],
+    }
+
+
+def results_of(seeds: tuple[int, ...] = (1, 2, 3)) -> Results:
+    return {
+        "schema": 1,
+        "kind": "accuracy",
+        "created": "2026-11-21T18:30:00+00:00",
+        "command": "python -m benchmarks accuracy",
+        "environment": {
+            "cpu": "AMD <EPYC>",
+            "cores": 2,
+            "memory_bytes": 25_000_000_000,
+            "memcpy_gb_per_s": 8.1,
+            "kernel": "6.18",
+            "python": "3.11.7",
+            "versions": {"numpy": "2.4.6"},
+            "commit": None,
+            "noise": 0.03,
+        },
+        "job": {
+            "model": "mnist-cnn",
+            "dataset": "mnist",
+            "batch_size": 32,
+            "optimizer": "adam",
+            "lr": 0.001,
+            "nranks": 2,
+            "steps": 30,
+            "target": 0.97,
+            "eval_every": 10,
+            "factor": 3.0,
+            "seeds": list(seeds),
+        },
+        "certificate": {
+            "passed": True,
+            "contestants": ["ps/shm N=2", "ring/shm N=2"],
+            "sha256": {str(seed): "f" * 64 for seed in seeds},
+        },
+        "runs": [a_run(name, straggler, seed) for seed in seeds for straggler in SLOWER for name in PACE],
+    }
+
+
+@pytest.fixture
+def good() -> Results:
+    return results_of()
+
+
+def never(results: Results, contestant: str, straggler: str, *seeds: int) -> None:
+    for run in results["runs"]:
+        if (run["contestant"], run["straggler"]) == (contestant, straggler) and run["seed"] in seeds:
+            run["target_s"] = None
+
+
+class TestVerdict:
+    def test_bits_then_races_then_what_a_straggler_costs(self, good: Results) -> None:
+        assert verdict(good) == [
+            "ps/shm N=2 and ring/shm N=2 ended in the same parameters, bit for bit, with each of 3 seeds, whoever "
+            "straggled.",
+            "Without a straggler, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); ps/shm sync takes 2.00 "
+            "times as long and ring/shm takes 4.00 times as long.",
+            "With rank 1 slowed 3x, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); ps/shm sync takes 6.00 "
+            "times as long and ring/shm takes 12.00 times as long.",
+            "With a random rank slowed 3x in each step, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); "
+            "ps/shm sync takes 4.00 times as long and ring/shm takes 8.00 times as long.",
+            "Of its samples/s, with rank 1 slowed 3x, ps/shm sync keeps 33%, ps/shm async keeps 100% and ring/shm "
+            "keeps 33%.",
+            "Of its samples/s, with a random rank slowed 3x in each step, ps/shm sync keeps 50%, ps/shm async keeps "
+            "100% and ring/shm keeps 50%.",
+        ]
+
+    def test_bands_that_overlap_are_within_noise(self, good: Results) -> None:
+        for run in good["runs"]:
+            if run["contestant"] == "ps/shm N=2":
+                run["target_s"] = 10.1
+        line = verdict(good)[1]
+        assert "first, after 10.0 s (9.80–10.2), within noise of ps/shm sync; ring/shm takes 4.00 times" in line
+
+    def test_who_does_not_reach_it_is_named_with_the_time_it_had(self, good: Results) -> None:
+        never(good, "ps/shm N=2 async", "permanent", 1, 2, 3)
+        never(good, "ring/shm N=2", "permanent", 1, 3)
+        line = verdict(good)[2]
+        assert line.startswith("With rank 1 slowed 3x, ps/shm sync reaches 97 % first, after 60.0 s")
+        assert "ps/shm async (not reached in 15.0 s)" in line
+        assert "ring/shm (not reached in 180 s by 2 of 3 seeds)" in line
+
+    def test_a_minority_of_seeds_that_fail_widens_the_band(self, good: Results) -> None:
+        never(good, "ps/shm N=2 async", "none", 1)
+        assert "ps/shm async reaches 97 % first, after 10.2 s (10.0–not reached), within noise of" in verdict(good)[1]
+
+    def test_nobody_reaches_it(self, good: Results) -> None:
+        for name in PACE:
+            never(good, name, "none", 1, 2, 3)
+        assert verdict(good)[1].startswith(
+            "Without a straggler, nobody reaches 97 %: ps/shm sync (not reached in 30.0 s), ps/shm async"
+        )
+
+    def test_one_seed_knows_no_noise(self) -> None:
+        assert verdict(results_of((1,)))[1].endswith("; the noise of one seed is unknown.")
+
+    def test_without_a_contestant_in_step_no_bits_are_claimed(self, good: Results) -> None:
+        good["certificate"]["contestants"] = []
+        assert verdict(good)[0].startswith("Without a straggler")
+
+
+def test_a_spread_is_median_least_and_greatest() -> None:
+    assert Spread.of([3, 1, 2]) == (2, 1, 3)
+    assert Spread(2, 1, 3).overlaps(Spread(4, 3, 5))
+    assert not Spread(2, 1, 3).overlaps(Spread(4, 3.1, 5))
+
+
+def test_points_of_a_curve_are_medians_in_bands(good: Results) -> None:
+    good["runs"][0]["points"][0]["accuracy"] = 0.7
+    curve = entries(good)[0][0].curve("accuracy")
+    assert [at for at, _ in curve] == pytest.approx([10, 20, 30])
+    assert curve[0][1] == (0.8, 0.7, 0.8)
+
+
+class TestPlots:
+    def test_names_are_prefixed_and_figures_valid(self, good: Results) -> None:
+        never(good, "ring/shm N=2", "permanent", 1, 2, 3)
+        found = plots(good)
+        assert [plot.name for plot in found] == ["accuracy-bars", "accuracy-curves", "accuracy-loss"]
+        for plot in found:
+            text = json.dumps(plot.figure, allow_nan=False)
+            go.Figure(json.loads(re.sub(r"var\(--\w+\)", "#888888", text)))
+
+    def test_bars_show_samples_per_s_and_time_to_target(self, good: Results) -> None:
+        never(good, "ring/shm N=2", "none", 1, 2, 3)
+        data = plots(good)[0].figure["data"]
+        assert [bar["y"][0] for bar in data[:6]] == pytest.approx([1000, 20, 1100, 10, 900, 60])
+        assert ["yaxis" in bar for bar in data[:6]] == [False, True] * 3
+        assert ["pattern" in bar["marker"] for bar in data[:6]] == [False] * 5 + [True]
+        assert "not reached in 60.0 s by 3 of 3 seeds" in data[5]["hovertemplate"]
+        assert data[0]["error_y"]["array"] == pytest.approx([20])
+
+    def test_a_band_that_never_ends_is_drawn_to_the_end_of_the_training(self, good: Results) -> None:
+        never(good, "ps/shm N=2", "none", 1)
+        bar = plots(good)[0].figure["data"][1]
+        assert bar["y"] == pytest.approx([20.4])
+        assert bar["error_y"]["array"] == pytest.approx([30.6 - 20.4])
+
+    def test_every_curve_has_its_band_and_a_contestant_keeps_its_colour(self, good: Results) -> None:
+        bars, curves, loss = plots(good)
+        for plot in (curves, loss):
+            lines = [trace for trace in plot.figure["data"] if trace["mode"] == "lines+markers"]
+            assert len(lines) == len(plot.figure["data"]) / 2 == 9
+            colours = [trace["line"]["color"] for trace in lines]
+            assert colours == [bar["marker"]["color"] for bar in bars.figure["data"][::2]]
+            assert len(set(colours)) == 3
+        assert [line["y0"] for line in curves.figure["layout"]["shapes"]] == [97, 97, 97]
+
+    def test_diverged_training_is_still_json(self, good: Results) -> None:
+        good["runs"][0]["points"][1]["loss"] = float("nan")
+        for plot in plots(good):
+            json.dumps(plot.figure, allow_nan=False)
+
+
+def test_sections_place_the_plots(good: Results) -> None:
+    html = "".join(sections(good))
+    for plot in plots(good):
+        assert html.count(f'id="{plot.name}"') == 1
+    assert html.count("<caption>") == html.count("<table") == 3
+    assert "so evaluation takes no time from it" in html
+
+
+def test_the_page_loads_nothing_and_escapes(good: Results) -> None:
+    html = to_html(good).replace(get_plotlyjs(), "")
+    assert not re.search(r"https?:|//\w|@import|url\(", html)
+    assert html.count("<h1>") == 1
+    assert "AMD &lt;EPYC&gt;" in html
+
+
+def test_markdown_tables_are_well_formed(good: Results) -> None:
+    never(good, "ring/shm N=2", "permanent", 1, 2, 3)
+    text = to_markdown(good)
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(found) == 4
+    for table in found:
+        heads, rule, *rows = table.splitlines()
+        assert rows
+        assert {line.count("|") for line in (rule, *rows)} == {heads.count("|")}
+    assert "| ring/shm | 300 (294–306) | not reached in 180 s | 0 of 3 | 98.0 % | 180 s" in text
+    assert all(f"- {sentence}" in text for sentence in verdict(good))
+
+
+def test_nothing_is_changed_by_reporting(good: Results) -> None:
+    before = deepcopy(good)
+    to_html(good)
+    assert good == before

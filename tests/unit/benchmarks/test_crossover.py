@@ -1,0 +1,368 @@
+"""`python -m benchmarks crossover`: what is measured in which order, who wins, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from rich.console import Console
+
+from benchmarks.__main__ import main
+from benchmarks.flags.crossover import CrossoverConfig
+from benchmarks.netlab.cluster import ClusterConfig, why_no_cluster
+from benchmarks.records.result_files import problem
+from benchmarks.reports.crossover import plots, print_terminal, sections, to_html, to_markdown, verdict, winner
+from benchmarks.verbs.crossover import Groups, Setting, cell, cost, in_order, measure_settings, run_crossover
+from benchmarks.verbs.diff import load
+from common.errors import CertificateFailed, UsageError
+from tests.support.groups import LEAST_OF_LINK
+
+needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
+MB = 10**6
+
+
+def test_flags() -> None:
+    config = CrossoverConfig(servers="1,N,2", links="1gbit,100mbit", sizes="25MB,1MB")
+    assert [config.servers_of(nranks) for nranks in (2, 4)] == [[1, 2], [1, 2, 4]]
+    assert [cluster.link for cluster in config.clusters(4)] == ["100mbit", "1gbit"]
+    assert {cluster.hosts for cluster in config.clusters(4)} == {4}
+    assert config.bytes == [MB, 25 * MB]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"nranks": "1,2"}, "--nranks must be in 2..64, a host for each (got 1)"),
+        ({"nranks": "2,65"}, "--nranks must be in 2..64, a host for each (got 65)"),
+        ({"servers": "1,M"}, "--servers must be numbers separated by commas, as in 1,2,4 (got '1,M')"),
+        ({"links": "1gbit,fast"}, "--link must be a number and kbit, mbit, gbit, as in 1gbit (got 'fast')"),
+        ({"sizes": "1"}, "'1' is not a size such as 4KiB or 100MB"),
+        ({"repetitions": 0}, "--repetitions must be at least 1, --seconds positive"),
+        ({"repetitions": 50}, "--sizes times 1 + --repetitions must be at most 100 (got 102)"),
+    ],
+)
+def test_flags_that_cannot_be(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CrossoverConfig(**flags)
+    assert text in str(caught.value)
+
+
+def test_without_root_one_line_says_so_before_anything_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
+    with pytest.raises(UsageError, match=r"^emulated hosts need root, for network namespaces: run as root \(sudo\)$"):
+        run_crossover(CrossoverConfig(out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measure(config: CrossoverConfig, settings: list[Setting], rounds: Any, on_run: Any) -> None:
+        settings += [Setting(nranks, config.clusters(nranks)[0], MB, fresh=True) for nranks in config.counts()]
+        if 2 in config.counts():
+            settings[0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
+    monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
+    monkeypatch.setattr("benchmarks.records.result_files.describe_environment", lambda: results_of()["environment"])
+    folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
+    assert run_crossover(CrossoverConfig(**folders)) == 130
+    text = (tmp_path / "out" / "crossover.md").read_text()
+    assert (
+        "- Interrupted: only a part of what was asked for was measured.\n- N=2, 1 server: the ring is 2.00 times"
+        in text
+    )
+    assert json.loads((tmp_path / "out" / "crossover.json").read_text())["repetitions"] == 3  # of the 5 asked for
+    assert not list((tmp_path / "history").iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        run_crossover(CrossoverConfig(**folders, nranks="4"))
+
+
+class GroupDouble:
+    """Takes `seconds` a step; writes down what it was told."""
+
+    def __init__(self, name: str, seconds: float, calls: list[tuple[Any, ...]], wrong: int = 0) -> None:
+        self.name, self.seconds, self.calls, self.wrong, self.nranks = name, seconds, calls, wrong, 4
+
+    def measure(self, nbytes: int, iterations: int, *, warmup: int = 2, check: bool = True) -> tuple[list[float], int]:
+        self.calls.append((self.name, nbytes, iterations, warmup, check))
+        return [self.seconds] * iterations, self.wrong if check else 0
+
+    def rest(self) -> None:
+        pass
+
+
+def measured(config: CrossoverConfig, schemes: Any, link: Any, cells: list[Any], calls: list[Any]) -> None:
+    settings: list[Setting] = []
+    try:
+        groups = Groups(4, schemes, link)
+        rounds = range(config.repetitions)
+        measure_settings([groups], config, settings, rounds, lambda at: calls.append(("limit", at)), lambda *_: None)
+    finally:
+        cells += [cell for setting in in_order(settings, config) for cell in setting.cells()]
+
+
+def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
+    calls: list[tuple[Any, ...]] = []
+    cells: list[Any] = []
+    schemes: Any = {0: GroupDouble("ring", 0.09, calls), 1: GroupDouble("one", 0.5, calls)}
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=2)
+    measured(config, schemes, GroupDouble("link", 0.25, calls), cells, calls)
+    fast, slow = ("limit", "100mbit"), ("limit", "10mbit")
+    checks = [("ring", MB, 1, 0, True), ("one", MB, 1, 0, True)]
+    streams = {fast: ("link", 2_500_000, 1, 1, True), slow: ("link", 250_000, 1, 1, True)}
+    # 0.3 s of steps; warmed up are quick ones, and all on the first link, where the size is another than before
+    ring, one, first_one = ("ring", MB, 3, 1, False), ("one", MB, 1, 0, False), ("one", MB, 1, 1, False)
+    there = [fast, streams[fast], ring, first_one, slow, streams[slow], ring, one]
+    back = [fast, streams[fast], first_one, ring, slow, streams[slow], one, ring]
+    assert calls == [fast, *checks, slow, *checks, *there, *back]
+    assert [(each["link"], each["servers"]) for each in cells] == [("10mbit", 1), ("100mbit", 1)]
+    found = cells[1]
+    assert found["stream_bytes_per_s"] == pytest.approx(10e6)
+    assert found["ring"]["bound_ms"] == pytest.approx(1e3 * 1.5 * MB / 10e6)
+    assert found["ps"]["bound_ms"] == pytest.approx(1e3 * 3 * MB / 10e6)  # the server is beside one of four ranks
+    assert found["ratio"] == pytest.approx(0.18)
+
+
+def test_every_round_is_over_all_sizes_and_links() -> None:
+    calls: list[tuple[Any, ...]] = []
+    cells: list[Any] = []
+    schemes: Any = {0: GroupDouble("ring", 0.3, calls), 1: GroupDouble("one", 0.3, calls)}
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB,2MB", servers="1", repetitions=2)
+    measured(config, schemes, GroupDouble("link", 0.25, calls), cells, [])
+    timed = [call[1] for call in calls if call[0] == "ring"]
+    assert timed == [MB, MB, 2 * MB, 2 * MB] * 3
+    at = [(each["link"], each["bytes"]) for each in cells]
+    assert at == [(link, size * MB) for link in ("10mbit", "100mbit") for size in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "call", "kept"), [(0, 4, ["100mbit"]), (1, 4, ["100mbit"]), (1, 5, ["10mbit", "100mbit"])]
+)
+def test_what_both_schemes_had_measured_when_it_was_interrupted_is_kept(
+    scheme: int, call: int, kept: list[str]
+) -> None:
+    class Interrupted(GroupDouble):
+        def measure(self, *args: Any, **kwargs: Any) -> tuple[list[float], int]:
+            if len(self.calls) == call - 1:
+                raise KeyboardInterrupt
+            return super().measure(*args, **kwargs)
+
+    schemes: Any = {each: (Interrupted if each == scheme else GroupDouble)("-", 0.1, []) for each in (0, 1)}
+    cells: list[Any] = []
+    config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=3)
+    with pytest.raises(KeyboardInterrupt):
+        measured(config, schemes, GroupDouble("link", 0.25, []), cells, [])
+    assert [each["link"] for each in cells] == kept  # each was called twice for checks, then once a link
+
+
+def test_wrong_parameters_are_no_result() -> None:
+    schemes: Any = {0: GroupDouble("ring", 0.1, []), 4: GroupDouble("ps", 0.1, [], wrong=3)}
+    cells: list[Any] = []
+    with pytest.raises(CertificateFailed) as caught:
+        measured(CrossoverConfig(links="1gbit"), schemes, GroupDouble("link", 0.1, []), cells, [])
+    assert str(caught.value) == "N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of 4 servers"
+    assert cells == []
+
+
+def test_where_parameters_were_wrong_nothing_is_shown_or_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(config: CrossoverConfig, settings: list[Setting], *_: Any) -> None:
+        settings.append(Setting(2, config.clusters(2)[0], MB, fresh=True))
+        settings[0].restore({"rates": [1e8], "times": [[0, [1.0]], [1, [2.0]]]})
+        schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
+        one_link = CrossoverConfig(links="1gbit")
+        measured(one_link, schemes, GroupDouble("link", 0.1, []), [], [])
+
+    monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
+    monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
+    monkeypatch.setattr("benchmarks.records.result_files.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
+    assert main() == 3
+    assert not any(path.read_text() for path in (tmp_path / "out").iterdir())
+    told = capsys.readouterr()
+    wrong = "CertificateFailed: N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of ring"
+    assert (told.out, told.err) == ("", f"benchmarks crossover: {wrong}\n")
+
+
+def test_the_time_left_is_reckoned_from_the_links() -> None:
+    whole = CrossoverConfig(links="100mbit", nranks="4", sizes="25MB", servers="1", repetitions=1)
+    # starts: 3; ring: 3 steps of 3 s; one server: 3 of 12 s; and a second for each of four
+    assert cost(whole) == 3 * 4 + 3 * 3 + 3 * 12 + 4
+
+
+def made(link: str, servers: int, nbytes: int, ring: float, ps: float, *, nranks: int = 4, spread: float = 0.01) -> Any:
+    times = [[time * (1 - spread), time, time * (1 + spread)] for time in (ring, ps)]
+    cluster = ClusterConfig(hosts=nranks, link=link)
+    rate = 0.95 * cluster.links()[0]
+    return cell(cluster, nranks, servers, nbytes, [rate, rate], *times)
+
+
+def results_of(*cells: Any, repetitions: int = 3) -> dict[str, Any]:
+    machine = {"cpu": "<b>CPU</b>", "cores": 2, "memory_bytes": 8 * 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.03}
+    return {
+        "schema": 1,
+        "kind": "crossover",
+        "created": "2026-11-21T08:30:00+00:00",
+        "command": "python -m benchmarks crossover",
+        "environment": {**machine, "kernel": "6", "python": "3.11", "versions": {"numpy": "2"}, "commit": None},
+        "congestion_control": "cubic",
+        "repetitions": repetitions,
+        "interrupted": False,
+        "cells": list(cells),
+    }
+
+
+def sample() -> dict[str, Any]:
+    """Either wins somewhere; one tie; and the fastest link is not what limits."""
+    return results_of(
+        made("100mbit", 1, 25 * MB, 3.3, 12.9),
+        made("1gbit", 1, 25 * MB, 0.35, 1.4),
+        made("10gbit", 1, 25 * MB, 0.3, 0.45),
+        made("100mbit", 4, MB, 0.130, 0.131),
+        made("1gbit", 4, MB, 0.015, 0.018),
+        made("10gbit", 4, MB, 0.010, 0.014),
+        made("100mbit", 4, 25 * MB, 3.3, 3.0),
+        made("1gbit", 4, 25 * MB, 0.35, 0.3),
+        made("10gbit", 4, 25 * MB, 0.3, 0.45),
+    )
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    return sample()
+
+
+def test_the_verdict_says_who_wins_where_and_by_how_much(results: dict[str, Any]) -> None:
+    assert problem(results) == ""
+    assert verdict(results) == [
+        "A whole step of SGD between emulated hosts: the ring is faster in 6 of 9 cases, the parameter server in 2, "
+        "1 is within noise.",
+        "N=4, 1 server: the ring is 1.50 to 4.00 times faster at every size and link measured.",
+        "N=4, 4 servers: with 1 MB both are within noise of each other at 100mbit, the ring is 1.20 to 1.40 times "
+        "faster from 1gbit on; with 25 MB the parameter server is 1.10 to 1.17 times faster up to 1gbit, the ring is "
+        "1.50 times faster at 10gbit.",
+        "At 10gbit no scheme reaches more than 14% of what the link allows (a plain stream carries 9,500 Mbit/s): "
+        "there this machine's processors set the times, not the link.",
+    ]
+
+
+def test_spreads_that_overlap_are_noise() -> None:
+    assert winner(made("1gbit", 1, MB, 1.0, 1.5)) == "ring"
+    assert winner(made("1gbit", 1, MB, 1.5, 1.0)) == "ps"
+    assert winner(made("1gbit", 1, MB, 1.0, 1.5, spread=0.21)) == ""
+    assert verdict(results_of(made("1gbit", 1, MB, 0.015, 0.016, spread=0.2)))[1:] == [
+        "N=4, 1 server: both are within noise of each other at every size and link measured."
+    ]
+    assert "measured once, so its noise is unknown" in verdict(results_of(made("1gbit", 1, MB, 1, 2), repetitions=1))[0]
+
+
+def test_the_map_shows_every_cell(results: dict[str, Any]) -> None:
+    (plot,) = plots(results)
+    assert plot.name.startswith("crossover-")
+    go.Figure(json.loads(re.sub(r"var\(--\w+\)", "#888888", json.dumps(plot.figure))))
+    one, four = plot.figure["data"]
+    assert one["x"] == four["x"] == ["100mbit", "1gbit", "10gbit"]
+    assert one["y"] == four["y"] == ["1 MB", "25 MB"]
+    assert one["text"] == [["", "", ""], ["ring 3.91×", "ring 4.00×", "ring 1.50×"]]
+    assert four["text"][0][0] == "≈ 1.01×"
+    assert four["text"][1] == ["server 1.10×", "server 1.17×", "ring 1.50×"]
+    assert (one["z"][0], four["z"][0][0]) == ([None] * 3, 0.0)
+    assert one["z"][1][1] == pytest.approx(-2)
+    axis = plot.figure["layout"]["coloraxis"]
+    assert (axis["cmin"], axis["cmax"]) == pytest.approx((-2, 2))
+    assert "25 MB at 1gbit server 1.17×" in plot.alt
+    assert "1 MB at 100mbit within noise (1.01×)" in plot.alt
+    low, high = (plot.figure["layout"][axis]["domain"] for axis in ("yaxis2", "yaxis"))
+    assert 0 <= low[0] < low[1] < high[0] < high[1] <= 1
+
+
+def test_every_output_holds_the_verdict_and_the_figures(results: dict[str, Any]) -> None:
+    screen, narrow = StringIO(), StringIO()
+    print_terminal(results, Console(file=narrow, width=80))
+    assert max(map(len, narrow.getvalue().splitlines())) <= 80
+    assert "…" not in narrow.getvalue()
+    print_terminal(results, Console(file=screen, width=200))
+    html = to_html(results)
+    for text in (screen.getvalue(), to_markdown(results), html):
+        words = " ".join(text.split())
+        assert all(" ".join(sentence.split()) in words.replace("&#x27;", "'") for sentence in verdict(results))
+        assert "12,900" in words
+        assert "within noise (1.01×)" in words or "≈ 1.01×" in words
+    assert "<b>CPU" not in html
+    assert html.count('id="crossover-map"') == "".join(sections(results)).count('id="crossover-map"') == 1
+    for block in re.findall(r"(?:^\|.*\n)+", to_markdown(results), re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+COMMAND = [sys.executable, "-m", "benchmarks", "crossover", "--nranks", "2"]
+
+
+def namespaces(pid: int) -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=20).stdout
+    return [name for name in listed.split() if name.startswith(f"gs{pid}")]
+
+
+@needs_cluster
+@pytest.mark.processes
+def test_a_small_map(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    small = ["--links", "100mbit,400mbit", "--sizes", "1MB", "--repetitions", "2", "--seconds", "0.01"]
+    folders = ["--out", str(tmp_path / "out"), "--history", str(tmp_path / "history")]
+    command = [*COMMAND, *small, *folders, "--lang", "zh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "history").iterdir()
+    assert re.fullmatch(r"\d{8}T\d{6}Z-crossover-([0-9a-f]+\+?|unknown)\.json", kept.name)
+    found = load(kept)
+    assert found == json.loads((tmp_path / "out" / "crossover.json").read_text())
+    assert [(c["link"], c["bytes"], c["servers"]) for c in found["cells"]] == [
+        (link, MB, servers) for link in ("100mbit", "400mbit") for servers in (1, 2)
+    ]
+    for each in found["cells"]:
+        assert LEAST_OF_LINK < each["stream_bytes_per_s"] / each["link_bytes_per_s"] < 1.05
+    slow = found["cells"][0]
+    assert slow["ring"]["time_ms"] > 0.8 * 80  # M/B
+    assert slow["ps"]["time_ms"] > 0.8 * 160  # twice that, for push and pull take turns
+    assert verdict(found)[0].split(",")[0] in " ".join(done.stdout.split())
+    assert (tmp_path / "out" / "crossover.md").read_text().startswith("## GradSync 交叉图")
+    assert "crossover-map" in (tmp_path / "out" / "crossover.html").read_text()
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@needs_cluster
+@pytest.mark.processes
+def test_nothing_is_left_after_ctrl_c(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    with started([*COMMAND, "--links", "1mbit", "--out", str(tmp_path)]) as process:
+        host = f"gs{process.pid}h1"
+
+        def inside() -> list[str]:
+            command = ["ip", "netns", "pids", host]
+            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.split()
+
+        wait_until(inside)
+        workers = inside()
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=30)
+        assert (process.returncode, complaint) == (130, "benchmarks crossover: interrupted\n")
+        assert namespaces(process.pid) == []
+        assert not [pid for pid in workers if Path("/proc", pid).exists()]

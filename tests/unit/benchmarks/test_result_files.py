@@ -1,0 +1,195 @@
+"""Files of results: kinds, schemas, the history; and the list of what is committed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.records.result_files import check_history, kind_of, problem, write_results
+from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown, verdict
+from common.errors import DataError, GradSyncError, UsageError
+from tests.support.groups import ROOT
+
+MACHINE = {"cpu": "Some CPU", "cores": 2, "commit": "f8074a6e05"}
+TOP = {"schema": 1, "created": "2026-11-21T08:30:05+00:00", "command": "python -m benchmarks", "environment": MACHINE}
+ROW = {"backend": "tcp", "nranks": 4, "bytes": 10**8, "time_ms": 9.5, "time_ms_interval": [9, 11], "wrong": 0}
+ROWS = [{**ROW, "of_limit": 0.9}, {**ROW, "backend": "gloo", "time_ms": 5, "of_limit": None}]
+SWEEP = {**TOP, "op": "all_reduce", "absent": {}, "rows": ROWS}
+RUN = {"contestant": "ps N=2", "scheme": "ps", "nranks": 2, "step_ms": 7, "step_ms_interval": [6, 8]}
+SCRIPT = {
+    **TOP,
+    "certificate": {
+        "identical": True,
+        "passed": True,
+        "ours": ["ps", "ring"],
+        "against_paddle": {},
+        "schemes": {},
+        "bounds": {},
+    },
+    "runs": [RUN],
+    "failed": {"paddle N=2": {"reason": "exit code 1"}},
+}
+COMPARE = {
+    **TOP,
+    "certificate": {"identical": True, "steps": 5, "schemes": {}, "groups": [], "differences": []},
+    "runs": [],
+}
+LATER = {**TOP, "kind": "later", "seconds": 7}
+
+
+@pytest.mark.parametrize(
+    ("results", "kind"),
+    [
+        (SWEEP, "sweep"),
+        (SCRIPT, "script"),
+        (COMPARE, "compare"),
+        (LATER, "later"),
+        ({**SWEEP, "kind": "sweep"}, "sweep"),
+        (TOP, ""),
+        ({"traceEvents": []}, ""),
+        ({**TOP, "runs": [], "certificate": 7}, ""),
+        ([1], ""),
+        (None, ""),
+    ],
+)
+def test_kinds(results: Any, kind: str) -> None:
+    assert kind_of(results) == kind
+    assert not kind or problem(results) == ""
+
+
+@pytest.mark.parametrize(
+    ("good", "path", "bad", "text"),
+    [
+        (SWEEP, ("rows", 1, "time_ms"), "5", "$.rows[1].time_ms: '5' is not of type 'number'"),
+        (SWEEP, ("rows", 0, "time_ms_interval"), [1], "$.rows[0].time_ms_interval: [1] is too short"),
+        (SWEEP, ("rows", 0), {}, "$.rows[0]: '"),
+        (SCRIPT, ("certificate", "ours"), None, "$.certificate.ours: None is not of type 'array'"),
+        (COMPARE, ("runs",), [{"contestant": "x" * 999}], "$.runs[0]: '"),
+        (LATER, ("created",), "yesterday", "$.created: 'yesterday' does not match"),
+        (LATER, ("schema",), 2, "$.schema: 1 was expected"),
+        (LATER, ("environment", "cores"), 0, "$.environment.cores: 0 is less than the minimum of 1"),
+        (LATER, ("kind",), "../sweep", "$.kind: '../sweep' does not match"),
+    ],
+)
+def test_what_breaks_a_schema_is_one_line(good: Any, path: tuple[Any, ...], bad: Any, text: str) -> None:
+    results = copy.deepcopy(good)
+    place = results
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = bad
+    found = problem(results)
+    assert text in found
+    assert "\n" not in found
+    assert len(found) < 300
+
+
+def test_a_run_is_added_to_the_history_and_nothing_overwritten(tmp_path: Path) -> None:
+    history = tmp_path / "a" / "history"
+    check_history(history)
+    for time in (1.0, 2.0):
+        write_results({**SWEEP, "rows": [{**ROW, "time_ms": time}]}, tmp_path / "sweep.json", history)
+    write_results({**LATER, "environment": {**MACHINE, "commit": None}}, tmp_path / "later.json", history)
+    write_results(COMPARE, tmp_path / "results.json", None)
+    names = [
+        "20261121T083005Z-later-unknown",
+        "20261121T083005Z-sweep-f8074a6e05",
+        "20261121T083005Z-sweep-f8074a6e05-2",
+    ]
+    assert sorted(path.name for path in history.iterdir()) == sorted(f"{name}.json" for name in names)
+    times = [json.loads((history / f"{name}.json").read_text())["rows"][0]["time_ms"] for name in names[1:]]
+    assert times == [1.0, 2.0]
+    assert json.loads((tmp_path / "results.json").read_text()) == COMPARE
+
+
+def test_results_that_break_their_schema_are_kept_but_not_as_history(tmp_path: Path) -> None:
+    with pytest.raises(
+        GradSyncError, match=r"sweep.json breaks the schema of its kind and is not for use: \$.rows\[0\]"
+    ):
+        write_results({**SWEEP, "rows": [{**ROW, "nranks": 0}]}, tmp_path / "sweep.json", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+
+
+def test_a_history_that_cannot_be_written_is_known_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"^cannot write to --history .*/file: File exists$"):
+        check_history(tmp_path / "file")
+    check_history(None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """benchmarks/results of a checkout."""
+    found = tmp_path / "benchmarks" / "results"
+    files = {"one/sweep.json": SWEEP, "two/script.json": SCRIPT, "history/20261121T083005Z-sweep-f80.json": SWEEP}
+    files |= {"three/results.json": COMPARE, "four/later.json": LATER, "four/trace.json": {"traceEvents": []}}
+    for name, results in files.items():
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text(json.dumps(results))
+    for name in ("one/sweep.md", "three/report.html", "three/report.md"):
+        (found / name).write_text("")
+    return found
+
+
+def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: Path) -> None:
+    text = to_markdown(folder, tmp_path / "docs")
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    names = ("four: later", "one: sweep", "three: compare", "two: script")
+    assert heads == [*(f"## {name}, 2026-11-21" for name in names), "## History"]
+    assert "`benchmarks/results`" in text
+    assert "- N=4: ours reaches 90% at 100 MB of what the machine allows." in text
+    assert "- paddle N=2 failed: exit code 1.\n" in text
+    assert "- No two of ours have the same number of ranks" in text
+    assert "- This version has no words for results of kind later." in text
+    machine = "Some CPU, 2 cores; 2026-11-21 08:30 UTC; commit f8074a6e05; "
+    at = "../benchmarks/results"
+    assert f"{machine}[sweep.md]({at}/one/sweep.md), [sweep.json]({at}/one/sweep.json)\n" in text
+    assert f"[report.html]({at}/three/report.html), [report.md]({at}/three/report.md), [results.json]" in text
+    assert f"| 2026-11-21 08:30 UTC | [sweep]({at}/history/2026" in text
+    assert "trace" not in text
+
+
+def test_a_later_kind_brings_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "benchmarks.reports.later", SimpleNamespace(verdict=lambda results: [f"{results['seconds']} s."])
+    )
+    assert verdict(LATER) == ["7 s."]
+
+
+def test_wrong_results_have_no_speed() -> None:
+    assert verdict({**SWEEP, "rows": [{**ROW, "wrong": 1}]}) == ["The sums are WRONG from tcp N=4; no speed is shown."]
+    for key, text in (("identical", "NOT the same"), ("passed", "too far from paddle.DataParallel")):
+        first, *_ = verdict({**SCRIPT, "certificate": {**SCRIPT["certificate"], "passed": False, key: False}})  # type: ignore[dict-item]
+        assert text in first
+        assert "no speed is shown" in first
+    assert verdict({**SWEEP, "schema": 2}) == ["This version reads schema 1, not 2."]
+
+
+def test_writing_and_checking_the_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.md"
+    assert list_results(ResultsConfig(folder=folder, out=out, check=True)) == 1
+    assert list_results(ResultsConfig(folder=folder, out=out)) == 0
+    assert list_results(ResultsConfig(folder=folder, out=out, check=True)) == 0
+    assert capsys.readouterr().out == f"{out} is not current\n{out} is current\n"
+    with pytest.raises(UsageError, match=r"^cannot write to --out .*: No such file or directory$"):
+        list_results(ResultsConfig(folder=folder, out=tmp_path / "nowhere" / "results.md"))
+    (folder / "one" / "sweep.json").write_text("{")
+    with pytest.raises(DataError, match=r"one/sweep.json is not JSON: "):
+        list_results(ResultsConfig(folder=folder, out=out))
+    (folder / "one" / "sweep.json").write_text(json.dumps({**SWEEP, "rows": [{}]}))
+    with pytest.raises(DataError, match=r"one/sweep.json breaks the schema of its kind: \$.rows\[0\]"):
+        list_results(ResultsConfig(folder=folder, out=out))
+
+
+def test_nothing_committed_yet(tmp_path: Path) -> None:
+    assert "No results are committed yet." in to_markdown(tmp_path / "benchmarks" / "results", tmp_path / "docs")
+
+
+def test_the_committed_list_is_current() -> None:
+    text = to_markdown(ROOT / "benchmarks" / "results", ROOT / "docs")
+    assert (ROOT / "docs" / "results.md").read_text() == text, "run python -m benchmarks results"

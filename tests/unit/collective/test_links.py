@@ -1,0 +1,128 @@
+"""Data connections between ranks: damage on the way is noticed, and what is checked when nobody says."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+import collective
+from collective.transports.base import Tag
+from collective.transports.links import FRAME, HEADER_BYTES, Links, checksum_of
+from collective.transports.mesh import Mesh
+from common.errors import ProtocolError, RendezvousError, UsageError
+from common.launch.launch import abstract_address
+from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
+
+TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, segment=0)
+VALUES = np.arange(25_000, dtype=np.float32)
+CHECKSUM_AT = 8
+
+
+@pytest.fixture
+def wire():
+    """Two ranks' links, and the ends of what lies between them: from rank 0, and to rank 1."""
+    with ExitStack() as opened:
+
+        def pair():
+            return [opened.enter_context(end) for end in socket.socketpair()]
+
+        control, here, there = pair(), pair(), pair()
+        for number, choice in ((0, "on"), (1, "on")):
+            mesh = Mesh(number, {1 - number: control[number]}, timeout=5.0)
+            links = Links(mesh, {1 - number: (here[0], there[1])[number]}, checksum=choice)
+            opened.callback(links.close)
+            control[number] = links
+        yield *control, here[1], there[0]
+
+
+def carried(wire, damage):
+    """What rank 1 receives of VALUES if byte number `damage` changes on the way; None: none does."""
+    sender, receiver, out_of, into = wire
+    sender.send(1, VALUES, TAG)
+    data = bytearray()
+    while len(data) < HEADER_BYTES + VALUES.nbytes:
+        data += out_of.recv(1 << 20)
+        sender.flush()
+    if damage is not None:
+        data[damage] ^= 0x10
+    into.sendall(data)
+    out = np.empty_like(VALUES)
+    receiver.receive(0, out, TAG)
+    return out
+
+
+def test_what_is_sent_arrives(wire):
+    assert_same_bits(carried(wire, None), VALUES)
+
+
+@pytest.mark.parametrize("at", [CHECKSUM_AT, HEADER_BYTES, HEADER_BYTES + 50_001, HEADER_BYTES + VALUES.nbytes - 1])
+def test_a_byte_damaged_on_the_way_is_an_error_that_names_rank_step_and_bucket(wire, at):
+    with pytest.raises(ProtocolError) as caught:
+        carried(wire, at)
+    assert str(caught.value).startswith(
+        "data from rank 0 was damaged on its way to rank 1 at step 12, bucket 3: checksum"
+    )
+
+
+@pytest.mark.parametrize("at", [0, 4, FRAME.size, HEADER_BYTES - 1])
+def test_a_damaged_header_is_an_error_too(wire, at):
+    with pytest.raises(ProtocolError, match=r"^rank 0 (sent|called|has)"):
+        carried(wire, at)
+
+
+class Connection:
+    family = socket.AF_INET
+
+    def __init__(self, peer):
+        self.peer = peer
+
+    def getpeername(self):
+        return self.peer, 1234
+
+
+@pytest.mark.parametrize(
+    ("choice", "peer", "checks"),
+    [
+        ("auto", "127.0.0.1", False),
+        ("auto", "::1", False),
+        ("auto", "10.0.0.7", True),
+        ("on", "127.0.0.1", True),
+        ("off", "10.0.0.7", False),
+    ],
+)
+def test_what_is_checked(choice, peer, checks):
+    assert (checksum_of(Connection(peer), choice)(VALUES) != 0) == checks
+
+
+@pytest.mark.parametrize("size", [1, 17, 1_000_003])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_group_with_checksums_computes_the_same(algorithm, size):
+    rendezvous, arrays = abstract_address("test"), [sample(rank, size, "float32") for rank in range(3)]
+    expected = reduced(arrays, "mean")
+
+    def body(rank):
+        with collective.connect(rank, 3, rendezvous, "tcp", algorithm=algorithm, checksum="on") as group:
+            group.all_reduce(arrays[rank])
+
+    on_threads(3, body)
+    for array in arrays:
+        assert_same_bits(array, expected)
+
+
+def test_ranks_that_disagree_on_checksums_all_learn_it():
+    rendezvous = abstract_address("test")
+
+    def body(rank):
+        collective.connect(rank, 2, rendezvous, "tcp", checksum=["on", "off"][rank]).close()
+
+    for outcome in outcomes_of(2, body):
+        assert type(outcome.error) is RendezvousError
+        assert "tcp with checksum off, tcp with checksum on" in str(outcome.error)
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(UsageError, match=r"unknown checksum 'yes' \(known: auto, on, off\)"):
+        collective.connect(0, 2, checksum="yes")

@@ -1,0 +1,242 @@
+"""The names for Paddle programs: equal in both schemes, loaded lazily, and honest about what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collective
+import ps
+from common.errors import UsageError
+from common.launch.cli import split_script
+from common.launch.placement import placement_from
+from common.paddle_api.names import PUBLIC, SERVER_SIDE
+from common.sync.local import LocalSynchronizer
+
+EXPECTED = {
+    *("DataParallel", "DistributedStrategy", "ParallelEnv", "ReduceOp", "all_gather", "all_reduce", "barrier"),
+    *(
+        "broadcast",
+        "destroy_process_group",
+        "distributed_model",
+        "distributed_optimizer",
+        "distributed_scaler",
+        "get_rank",
+        "get_world_size",
+    ),
+    *("init", "init_parallel_env", "is_first_worker", "is_initialized", "spawn", "worker_index", "worker_num"),
+}
+
+
+def test_the_public_names_are_pinned_and_equal() -> None:
+    assert set(PUBLIC) == EXPECTED
+    assert set(collective.__all__) >= EXPECTED
+    assert set(ps.__all__) >= EXPECTED | set(SERVER_SIDE)
+    assert not set(SERVER_SIDE) & set(collective.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_name_is_there(name: str) -> None:
+    pytest.importorskip("paddle")
+    assert getattr(collective, name) is not None
+    assert getattr(ps, name) is not None
+
+
+@pytest.mark.parametrize("name", SERVER_SIDE)
+def test_the_server_side_is_there(name: str) -> None:
+    pytest.importorskip("paddle")
+    assert getattr(ps, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "nearest"),
+    [
+        (collective, "all_reduced", "all_reduce"),
+        (ps, "init_servers", "init_server"),
+        (collective, "DataParalel", "DataParallel"),
+    ],
+)
+def test_a_missing_name_points_to_the_nearest(module: object, name: str, nearest: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; the nearest it has is '{nearest}'"):
+        getattr(module, name)
+
+
+@pytest.mark.parametrize("module", ["ps", "collective"])
+def test_importing_a_scheme_does_not_import_paddle(module: str) -> None:
+    code = f"import sys, {module}; assert 'paddle' not in sys.modules; dir({module})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_module_of_the_users_that_shadows_ours_is_named(tmp_path: object) -> None:
+    from pathlib import Path
+
+    folder = Path(str(tmp_path))
+    (folder / "common.py").write_text("x = 1\n")
+    (folder / "program.py").write_text("import collective\n")
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"{folder}/common.py comes first on the path; rename that module" in done.stderr
+
+
+def test_without_a_launcher_there_is_one_rank() -> None:
+    found = placement_from({})
+    assert (found.rank, found.nranks, found.servers, found.rendezvous) == (0, 1, (), "")
+
+
+def test_paddles_launcher_on_one_host_meets_at_an_abstract_socket() -> None:
+    env = {
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170,127.0.0.1:6171",
+    }
+    found = placement_from(env)
+    assert (found.rank, found.nranks) == (1, 2)
+    assert found.rendezvous.startswith("unix-abstract:gradsync-")
+    assert found.rendezvous.endswith("127.0.0.1-6170")
+    assert placement_from({**env, "PADDLE_TRAINER_ID": "0"}).rendezvous == found.rendezvous
+
+
+def test_paddles_launcher_on_two_hosts_meets_at_rank_0() -> None:
+    env = {
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.2:6170",
+    }
+    assert placement_from(env).rendezvous == "10.0.0.1:6170"
+
+
+def test_our_variables_win() -> None:
+    env = {
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:1",
+        "GRADSYNC_RENDEZVOUS": "unix-abstract:x",
+        "GRADSYNC_SERVERS": "127.0.0.1:8500,127.0.0.1:8501",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.9:1",
+        "GRADSYNC_TIMEOUT": "7",
+        "GRADSYNC_BACKEND": "tcp",
+        "GRADSYNC_OVERLAP": "0",
+    }
+    found = placement_from(env)
+    assert found.rendezvous == "unix-abstract:x"
+    assert found.servers == ("127.0.0.1:8500", "127.0.0.1:8501")
+    assert (found.timeout, found.backend, found.overlap) == (7, "tcp", False)
+    assert placement_from({}).overlap
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "rank 2 is outside 0..1"),
+        ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "h:1"}, "names 1 ranks, PADDLE_TRAINERS_NUM says 2"),
+        ({"GRADSYNC_SERVERS": "nonsense"}, "not an address: 'nonsense'"),
+    ],
+)
+def test_a_contradictory_environment_is_named(env: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        placement_from(env)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], ([], [])),
+        (["--nranks", "2"], (["--nranks", "2"], [])),
+        (["--nranks", "2", "a.py", "--nranks", "3"], (["--nranks", "2"], ["a.py", "--nranks", "3"])),
+        (["dir/a.py", "b.py"], ([], ["dir/a.py", "b.py"])),
+    ],
+)
+def test_the_script_is_the_first_python_file(args: list[str], expected: tuple[list[str], list[str]]) -> None:
+    assert split_script(args) == expected
+
+
+# ---- metrics ----------------------------------------------------------------------------------------------------
+
+
+class TwoRanks(LocalSynchronizer):
+    """The other rank has three times this one's values."""
+
+    def all_gather(self, values: Any) -> Any:
+        return np.stack([values, 3 * values])
+
+
+def surface() -> Any:
+    from common.paddle_api.surface import Surface
+
+    return Surface("test", lambda placement: TwoRanks())
+
+
+SHAPES = [(), (1,), (4,), (2, 3)]  # a loss has none: []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16"])
+@pytest.mark.parametrize(("op", "factor"), [("SUM", 4), ("MAX", 3), ("MIN", 1), ("PROD", 6), ("AVG", 2)])
+def test_all_reduce_keeps_shape_and_type(op: str, factor: int, dtype: str, shape: tuple[int, ...]) -> None:
+    paddle = pytest.importorskip("paddle")
+    tensor = paddle.full(shape, 2, dtype)
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    assert dist.all_reduce(tensor, getattr(dist.ReduceOp, op)) is None
+    assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"paddle.{dtype}")
+    assert (tensor.astype("float64").numpy() == 2 * factor).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_broadcast_and_all_gather_keep_the_shape(shape: tuple[int, ...]) -> None:
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    tensor, everyone = paddle.full(shape, 2.0), []
+    dist.all_gather(everyone, tensor)
+    assert [(tuple(each.shape), float(each.sum())) for each in everyone] == [
+        (shape, 2.0 * factor * max(1, int(np.prod(shape)))) for factor in (1, 3)
+    ]
+    dist.broadcast(tensor, src=1)
+    assert tuple(tensor.shape) == shape
+    assert (tensor.numpy() == 6).all()
+
+
+def test_all_gather_fills_the_tensors_that_it_is_given() -> None:
+    """As Paddle does: a list may be used in every step."""
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    dist._synchronizer = TwoRanks()
+    given = [paddle.zeros([2]) for _ in range(2)]
+    everyone = list(given)
+    for value in (1.0, 5.0):
+        dist.all_gather(everyone, paddle.full([2], value))
+        assert [each is mine for each, mine in zip(everyone, given, strict=True)] == [True, True]
+        assert [each.numpy().tolist() for each in given] == [[value, value], [3 * value, 3 * value]]
+    with pytest.raises(ValueError, match=r"must be empty or hold a tensor for each of 2 ranks \(it holds 3\)"):
+        dist.all_gather([*given, paddle.zeros([2])], paddle.zeros([2]))
+
+
+def test_options_that_paddles_spawn_does_not_have_are_refused() -> None:
+    pytest.importorskip("paddle")
+    with pytest.raises(ValueError, match="spawn: the option server is not supported"):
+        surface().spawn(print, nprocs=2, backend="gloo", server=2)
+
+
+def test_after_leaving_another_model_can_be_wrapped() -> None:
+    paddle = pytest.importorskip("paddle")
+    dist = surface()
+    models = []
+    for _ in range(2):
+        dist._synchronizer = LocalSynchronizer()
+        models.append(dist.DataParallel(paddle.nn.Linear(2, 1)))
+        with pytest.raises(UsageError, match="a second model was given to DataParallel"):
+            dist.DataParallel(paddle.nn.Linear(2, 1))
+        dist.destroy_process_group()
+    models[0](paddle.ones([1, 2])).sum().backward()  # which is Paddle's own again
+    assert models[0]._layers.weight.grad.numpy().tolist() == [[1.0], [1.0]]
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    paddle = pytest.importorskip("paddle")
+    with pytest.raises(ValueError, match="op must be one of ReduceOp's"):
+        surface().all_reduce(paddle.ones([1]), 17)

@@ -1,0 +1,214 @@
+"""Which way imports point, where Paddle is touched, and that every module says what it is and exports."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.support.groups import ROOT
+
+PACKAGES = ("benchmarks", "collective", "common", "ps")
+MAY_IMPORT = {
+    "common": {"common"},
+    "collective": {"collective", "common"},
+    "ps": {"ps", "common"},
+    "benchmarks": set(PACKAGES),
+}
+PADDLE_AT_THE_TOP = {
+    "common/paddle_api/backward.py",
+    "common/paddle_api/data_parallel.py",
+    "common/tensors/flat_optimizer.py",
+    "common/paddle_api/server_updates.py",
+    "common/paddle_api/binding.py",
+    "common/trainer/models.py",
+    "common/paddle_api/surface.py",
+    "common/trainer/training.py",
+    "ps/optimizer.py",
+}
+PADDLE_IN_FUNCTIONS = PADDLE_AT_THE_TOP | {
+    "common/trainer/data.py",  # its sampler, and its cache of data sets
+    "common/trainer/entry.py",  # paddle.save of --save
+    "benchmarks/training/paddle_training.py",  # is Paddle's own training
+    "benchmarks/training/worker.py",  # loads it before the first job, so that no job is timed with it
+    "benchmarks/training/script_worker.py",  # puts a scheme's functions in the place of Paddle's
+}
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+PADDLE_FREE = (
+    "collective",
+    "collective.run",
+    "collective.group",
+    "collective.config",
+    "collective.synchronizer",
+    "collective.nccl.binding",
+    "collective.nccl.seat",
+    "collective.nccl.algorithm",
+    "collective.nccl.cuda",
+    "ps",
+    "ps.run",
+    "ps.store.store",
+    "ps.coordinator.servicer",
+    "ps.client.session",
+    "ps.config",
+    "common",
+    "common.network.rendezvous",
+    "common.launch.launch",
+    "common.launch.config",
+    "common.trainer.data",
+    "common.trainer.entry",
+    "common.sync.local",
+    "common.sync.overlap",
+    "common.system.process",
+    "common.launch.cli",
+    "common.tensors.optimizers",
+    "common.network.rpc",
+    "common.system.addresses",
+    "common.launch.hosts",
+    "common.sync.trace",
+    "common.launch.trace_file",
+    "common.launch.tracing",
+    "common.trainer.timeline",
+)
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(), module)
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """The first part of every imported module's name; "." for a relative import."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." if node.level else (node.module or "").partition(".")[0]
+
+
+def everywhere(module: str) -> set[str]:
+    return set(imported(ast.walk(tree_of(module))))
+
+
+def at_the_top(module: str) -> set[str]:
+    """What importing the module imports: all that is not inside a function."""
+
+    def outside(node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                yield child
+                yield from outside(child)
+
+    return set(imported(outside(tree_of(module))))
+
+
+def test_the_walk_finds_the_packages() -> None:
+    found = modules()
+    assert len(found) > 40
+    assert PADDLE_AT_THE_TOP - {"ps/optimizer.py"} <= set(found)
+    assert "common" in everywhere("ps/store/store.py")
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_one_way(module: str) -> None:
+    package = module.partition("/")[0]
+    assert everywhere(module) & set(PACKAGES) <= MAY_IMPORT[package]
+    assert "." not in everywhere(module), "relative imports hide where a name comes from"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_paddle_is_imported_in_few_places(module: str) -> None:
+    if module.startswith("benchmarks/peers/"):
+        return
+    if module not in PADDLE_AT_THE_TOP:
+        assert "paddle" not in at_the_top(module)
+    if module not in PADDLE_IN_FUNCTIONS:
+        assert "paddle" not in everywhere(module)
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if not m.endswith(GENERATED)])
+def test_every_module_says_what_it_is(module: str) -> None:
+    docstring = ast.get_docstring(tree_of(module)) or ""
+    first = docstring.split("\n\n")[0].strip()
+    assert first.endswith((".", ":")), f"{module} must open with a sentence (got {first!r})"
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if not m.endswith((*GENERATED, "__main__.py"))])
+def test_every_module_lists_what_it_exports(module: str) -> None:
+    names = exported(module)
+    assert names is not None, f"{module} has no __all__"
+    assert len(set(names)) == len(names)
+    assert set(names) <= defined(module)
+
+
+def exported(module: str) -> list[str] | None:
+    """The names written out in `__all__`; None without one."""
+    for node in tree_of(module).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return [item.value for item in node.value.elts if isinstance(item, ast.Constant)]
+    return None
+
+
+def defined(module: str) -> set[str]:
+    """The names that a module binds."""
+    names: set[str] = set()
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.processes
+def test_the_core_does_not_load_paddle() -> None:
+    code = (
+        "import importlib, sys\n"
+        f"for name in {PADDLE_FREE!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'paddle' not in sys.modules, name\n"
+        "print('free')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "free\n"), done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "first", ["common.system.process", "collective", "ps", "common.network.rendezvous", "common.launch.launch"]
+)
+def test_each_can_be_imported_first(first: str) -> None:
+    code = f"import {first}, sys; print('paddle' in sys.modules, 'grpc' in sys.modules, 'tyro' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.split()[0] == "False"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("first", ["common", "collective", "ps", "ps.run", "ps.client.session"])
+@pytest.mark.parametrize(("said", "expected"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+def test_grpc_is_told_to_be_silent_before_it_is_imported(first: str, said: dict[str, str], expected: str) -> None:
+    code = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'grpc': print(os.environ.get('GRPC_VERBOSITY'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        f"import {first}, grpc"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"} | said
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")
