@@ -29,10 +29,11 @@ test-long: setup     ## the collective contract with 10,000,001 elements and 2,0
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/contracts/test_group.py $(ARGS)
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest -m long $(ARGS)
 
-check: setup         ## formatting, lint, types, and whether the generated code is current
+check: setup         ## formatting, lint, types, which way imports point, and whether the generated code is current
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
 
 PROTO_OUT ?= common/network
