@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long check results format proto clean
+.PHONY: help setup compare test test-long check dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -43,6 +43,9 @@ proto: setup         ## write common/network/gradsync_pb2.py from proto/gradsync
 	  for f in gradsync_pb2.py gradsync_pb2.pyi; do \
 	    cmp $(PROTO_OUT)/$$f common/network/$$f || { echo "common/network/$$f is not current; run 'make proto'"; exit 1; }; \
 	  done; rm -r $(PROTO_OUT); fi
+
+dist: setup          ## wheel and sdist in dist/
+	$(BIN)/python -m build --outdir dist .
 
 format: setup        ## format and sort imports
 	$(BIN)/ruff check --select I --fix .
