@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+from benchmarks.verbs.sweep import row_of
+from tests.support import compare_samples as compare
+from tests.support import sweep_samples as sweep
+from tests.support.compare_samples import a_run
 from tests.unit.benchmarks import test_accuracy_report as accuracy
 from tests.unit.benchmarks import test_crossover as crossover
-from tests.unit.benchmarks import test_report as compare
 from tests.unit.benchmarks import test_suite_report as suite
-from tests.unit.benchmarks import test_sweep as sweep
 from tests.unit.benchmarks.test_crossover import MB, made
-from tests.unit.benchmarks.test_report import a_run
-from tests.unit.benchmarks.test_sweep import row_of
 
 __all__ = ["every_job", "every_sample"]
 

@@ -10,139 +10,44 @@ All values are such that NumPy gives the same bits as Paddle's optimizers: learn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from common.errors import LayoutMismatch, PeerError
 from common.sync.synchronizer import Synchronizer
-from common.tensors.arena import Arena, Layout
-from common.tensors.buckets import Bucket, plan_buckets
-from common.tensors.optimizers import SGD, Momentum, Optimizer
-from tests.support.groups import Outcome, assert_same_bits, on_threads, outcomes_of, reduced
+from common.tensors.arena import Arena
+from common.tensors.optimizers import SGD, Momentum
+from tests.support.groups import assert_same_bits
+from tests.support.synchronizer_failures import (
+    check_a_missing_parameter_is_named,
+    check_a_name_that_differs_is_named,
+    check_a_rank_that_raises_fails_the_others_with_its_reason,
+    check_a_rank_that_stops_early_is_named,
+    check_a_shape_that_differs_is_named,
+    check_another_optimizer_is_named,
+    check_another_setting_is_named,
+    check_bucket_plans_that_differ_are_refused,
+)
+from tests.support.synchronizer_steps import (
+    BUCKETS,
+    RATES,
+    Check,
+    Make,
+    after_sgd,
+    assert_all_equal,
+    buckets_of,
+    gradients,
+    initial,
+    layout_of,
+    mean_gradients,
+    new_arena,
+    one_step,
+    run,
+    train,
+)
 
 __all__ = ["BETWEEN_RANKS", "CHECKS", "Make", "check_overlap_changes_no_bits", "name_of"]
-
-Make = Callable[[int, int], AbstractContextManager[Synchronizer]]
-Check = Callable[[Make, int], None]
-
-SHAPES = [
-    ("stem", (5, 7)),
-    ("bias", (1,)),
-    ("middle", (17,)),
-    ("wide", (33, 40)),
-    ("head", (3, 2, 15)),
-    ("last", (16,)),
-]
-RATES = (0.5, 0.25, 1.0, 0.125, 2.0)  # a learning rate for each step
-
-
-def layout_of(shapes: Sequence[tuple[str, tuple[int, ...]]] = SHAPES) -> Layout:
-    return Layout.of(shapes)
-
-
-def buckets_of(layout: Layout, limit: int = 512) -> tuple[Bucket, ...]:
-    """Several buckets: of one parameter, of more than one, and one larger than the limit."""
-    return plan_buckets([s.start for s in layout.slots], layout.length, first_bytes=limit, bucket_bytes=limit)
-
-
-BUCKETS = len(buckets_of(layout_of()))
-
-
-def new_arena(synchronizer: Synchronizer, *, layout: Layout | None = None, limit: int = 512) -> Arena:
-    """An arena in the synchronizer's own memory, with this rank's initial parameters."""
-    layout = layout or layout_of()
-    arena = Arena(layout, buckets=buckets_of(layout, limit), empty=synchronizer.empty)
-    arena.parameters[:] = initial(layout, synchronizer.rank)
-    return arena
-
-
-def spread(layout: Layout, rng: np.random.Generator) -> np.ndarray:
-    """Random values in all slots; zero in the padding between them."""
-    flat = np.zeros(layout.length, np.float32)
-    for slot in layout.slots:
-        flat[slot.start : slot.stop] = rng.standard_normal(slot.size) * 10.0 ** rng.integers(-2, 3, slot.size)
-    return flat
-
-
-def initial(layout: Layout, rank: int) -> np.ndarray:
-    return spread(layout, np.random.default_rng([1, rank]))
-
-
-def gradients(layout: Layout, rank: int, step: int) -> np.ndarray:
-    return spread(layout, np.random.default_rng([2, rank, step]))
-
-
-def mean_gradients(layout: Layout, nranks: int, step: int) -> np.ndarray:
-    """The mean over ranks, bucket by bucket in the canonical order."""
-    every = [gradients(layout, rank, step) for rank in range(nranks)]
-    out = np.empty_like(every[0])
-    for bucket in buckets_of(layout):
-        part = slice(bucket.start, bucket.stop)
-        out[part] = reduced([flat[part] for flat in every], "mean")
-    return out
-
-
-def after_sgd(nranks: int, rates: Sequence[float]) -> np.ndarray:
-    """The parameters after one step at each learning rate, by hand."""
-    layout = layout_of()
-    parameters = initial(layout, 0)
-    for step, rate in enumerate(rates):
-        parameters = parameters - np.float32(rate) * mean_gradients(layout, nranks, step)
-    return parameters
-
-
-def one_step(synchronizer: Synchronizer, arena: Arena, step: int, rate: float, order: Sequence[int]) -> None:
-    """Write this rank's gradients, mark the buckets in this order (others are left unmarked), and finish."""
-    arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
-    for bucket in order:
-        synchronizer.mark_final(bucket)
-    synchronizer.finish(rate)
-
-
-def train(
-    make: Make,
-    nranks: int,
-    *,
-    rates: Sequence[float] = RATES,
-    order: Callable[[int, int], Sequence[int]] = lambda _rank, _step: range(BUCKETS),
-    optimizer: Optimizer | None = None,
-) -> list[np.ndarray]:
-    """Every rank's parameters after one step at each rate; `order(rank, step)` says how buckets are marked."""
-
-    def body(synchronizer: Synchronizer) -> np.ndarray:
-        arena = new_arena(synchronizer)
-        synchronizer.attach(arena, optimizer or SGD())
-        for step, rate in enumerate(rates):
-            one_step(synchronizer, arena, step, rate, order(synchronizer.rank, step))
-        return arena.parameters.copy()
-
-    return run(make, nranks, body)
-
-
-def run(make: Make, nranks: int, body: Callable[[Synchronizer], Any]) -> list[Any]:
-    def on_rank(rank: int) -> Any:
-        with make(rank, nranks) as synchronizer:
-            return body(synchronizer)
-
-    return on_threads(nranks, on_rank)
-
-
-def errors_of(make: Make, nranks: int, body: Callable[[Synchronizer], Any]) -> list[BaseException | None]:
-    def on_rank(rank: int) -> None:
-        with make(rank, nranks) as synchronizer:
-            body(synchronizer)
-
-    outcomes: list[Outcome[None]] = outcomes_of(nranks, on_rank)
-    return [outcome.error for outcome in outcomes]
-
-
-def assert_all_equal(results: Sequence[np.ndarray], expected: np.ndarray) -> None:
-    for result in results:
-        assert_same_bits(result, expected)
 
 
 def check_it_says_who_it_is(make: Make, nranks: int) -> None:
@@ -348,89 +253,6 @@ def check_close_is_idempotent(make: Make, nranks: int) -> None:
 
 def check_leaving_without_attaching_is_fine(make: Make, nranks: int) -> None:
     run(make, nranks, lambda _synchronizer: None)
-
-
-def differing(make: Make, nranks: int, *, last: dict[str, Any], optimizer: Optimizer | None = None) -> list[str]:
-    """What `attach` says on each rank, where the last rank's arena or optimizer differs from the others'."""
-
-    def body(synchronizer: Synchronizer) -> None:
-        odd = synchronizer.rank == nranks - 1
-        arena = new_arena(synchronizer, **(last if odd else {}))
-        synchronizer.attach(arena, optimizer if odd and optimizer else SGD(learning_rate=0.5))
-
-    errors = errors_of(make, nranks, body)
-    assert all(type(error) is LayoutMismatch for error in errors), errors
-    return [str(error).lower() for error in errors]
-
-
-def check_a_shape_that_differs_is_named(make: Make, nranks: int) -> None:
-    other = layout_of([*SHAPES[:2], ("middle", (18,)), *SHAPES[3:]])  # of equal length in the arena
-    for text in differing(make, nranks, last={"layout": other}):
-        assert f"rank {nranks - 1}" in text
-        assert "middle" in text
-        assert "17" in text
-        assert "18" in text
-
-
-def check_a_name_that_differs_is_named(make: Make, nranks: int) -> None:
-    other = layout_of([("trunk", (5, 7)), *SHAPES[1:]])
-    for text in differing(make, nranks, last={"layout": other}):
-        assert "stem" in text
-        assert "trunk" in text
-
-
-def check_a_missing_parameter_is_named(make: Make, nranks: int) -> None:
-    for text in differing(make, nranks, last={"layout": layout_of(SHAPES[:-1])}):
-        assert str(len(SHAPES)) in text
-        assert str(len(SHAPES) - 1) in text
-
-
-def check_bucket_plans_that_differ_are_refused(make: Make, nranks: int) -> None:
-    for text in differing(make, nranks, last={"limit": 1 << 20}):
-        assert "bucket" in text
-
-
-def check_another_optimizer_is_named(make: Make, nranks: int) -> None:
-    for text in differing(make, nranks, last={}, optimizer=Momentum(learning_rate=0.5)):
-        assert "sgd" in text
-        assert "momentum" in text
-
-
-def check_another_setting_is_named(make: Make, nranks: int) -> None:
-    for text in differing(make, nranks, last={}, optimizer=SGD(learning_rate=0.25)):
-        assert "0.5" in text
-        assert "0.25" in text
-
-
-def check_a_rank_that_raises_fails_the_others_with_its_reason(make: Make, nranks: int) -> None:
-    def body(synchronizer: Synchronizer) -> None:
-        arena = new_arena(synchronizer)
-        synchronizer.attach(arena, SGD())
-        one_step(synchronizer, arena, 0, 0.5, range(BUCKETS))
-        if synchronizer.rank == nranks - 1:
-            raise ValueError("boom")
-        one_step(synchronizer, arena, 1, 0.5, range(BUCKETS))
-
-    *others, culprit = errors_of(make, nranks, body)
-    assert type(culprit) is ValueError
-    for error in others:
-        assert isinstance(error, PeerError)
-        assert f"rank {nranks - 1} left" in str(error)
-        assert "ValueError: boom" in str(error)
-
-
-def check_a_rank_that_stops_early_is_named(make: Make, nranks: int) -> None:
-    def body(synchronizer: Synchronizer) -> None:
-        arena = new_arena(synchronizer)
-        synchronizer.attach(arena, SGD())
-        for step in range(1 if synchronizer.rank == 0 else 2):
-            one_step(synchronizer, arena, step, 0.5, range(BUCKETS))
-
-    first, *others = errors_of(make, nranks, body)
-    assert first is None
-    for error in others:
-        assert isinstance(error, PeerError)
-        assert "rank 0 finished" in str(error)
 
 
 def check_overlap_changes_no_bits(make_overlapping: Make, make_waiting: Make, nranks: int) -> None:

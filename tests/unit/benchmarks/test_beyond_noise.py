@@ -22,10 +22,10 @@ from benchmarks.stats.interval import interval
 from benchmarks.verbs.crossover import cell
 from benchmarks.verbs.diff import changes, figures
 from benchmarks.verbs.sweep import row_of
+from tests.support import compare_samples as compare
+from tests.support import sweep_samples as sweep
 from tests.unit.benchmarks import test_crossover as crossover
-from tests.unit.benchmarks import test_report as compare
 from tests.unit.benchmarks import test_suite_report as suite
-from tests.unit.benchmarks import test_sweep as sweep
 from tests.unit.benchmarks.test_interval import DRIFT
 
 Results = dict[str, Any]

@@ -30,8 +30,8 @@ from benchmarks.reports.suite import to_html, to_markdown
 from benchmarks.verbs.report import ReportConfig, report_again
 from benchmarks.verbs.suite import SuiteConfig, command_of
 from common.errors import DataError, UsageError
+from tests.support.compare_samples import Page
 from tests.support.report_samples import every_job, every_sample
-from tests.unit.benchmarks.test_report import Page
 from tests.unit.benchmarks.test_suite_report import a_compare, a_suite
 
 SOURCES = sorted(Path(language.__file__).parents[1].rglob("*.py"))

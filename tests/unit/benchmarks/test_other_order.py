@@ -10,7 +10,7 @@ pytest.importorskip("paddle")
 from benchmarks.training.other_order import OtherOrder
 from collective.synchronizer import RingSynchronizer
 from tests.support.groups import mesh_groups, on_threads
-from tests.support.synchronizer_contract import new_arena
+from tests.support.synchronizer_steps import new_arena
 
 
 def means(synchronizer: type[RingSynchronizer], nranks: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from benchmarks.reports.kinds import report_of
 from benchmarks.reports.recommendation import races_in
 from benchmarks.reports.suite import to_html, to_markdown, verdict
 from common.errors import UsageError
-from tests.unit.benchmarks.test_report import Page, a_run, results_of
-from tests.unit.benchmarks.test_sweep import sample as a_sweep
+from tests.support.compare_samples import Page, a_run, results_of
+from tests.support.sweep_samples import sample as a_sweep
 
 
 def a_script() -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import SYNC, Mode
 from ps.synchronizer import synchronizer_for
 from tests.support.groups import DEADLINE_S, mesh_groups, on_threads
-from tests.support.synchronizer_contract import BUCKETS, gradients, new_arena
+from tests.support.synchronizer_steps import BUCKETS, gradients, new_arena
 from tests.support.traces import check_causes, check_trace, moments, read_trace, spans
 
 STEPS = range(4)

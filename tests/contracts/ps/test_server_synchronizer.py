@@ -1,0 +1,49 @@
+"""The parameter-server synchronizer: the contract of all synchronizers."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from ps.store.modes import Mode
+from tests.support.server_jobs import BETWEEN, everywhere, job
+from tests.support.synchronizer_contract import BETWEEN_RANKS, CHECKS, Check, check_overlap_changes_no_bits, name_of
+
+between_ranks = pytest.mark.parametrize(("nranks", "servers", "plane"), BETWEEN)
+
+
+@everywhere
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_contract(check: Check, nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as make:
+        check(make, nranks)
+
+
+@between_ranks
+@pytest.mark.parametrize("check", [*CHECKS, *BETWEEN_RANKS], ids=name_of)
+def test_contract_under_ssp_with_a_bound_of_zero(check: Check, nranks: int, servers: int, plane: str) -> None:
+    if check.__name__ == "check_without_an_optimizer_gradients_become_their_mean":
+        pytest.skip("mode ssp needs the optimizer when the training begins")
+    with job(nranks, servers, plane, mode=Mode("ssp", 0)) as make:
+        check(make, nranks)
+
+
+@between_ranks
+@pytest.mark.parametrize("check", BETWEEN_RANKS, ids=name_of)
+def test_contract_between_ranks(check: Check, nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as make:
+        check(make, nranks)
+
+
+@pytest.mark.parametrize("check", [*CHECKS, *BETWEEN_RANKS], ids=name_of)
+def test_contract_with_priority(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.coordinator.training_group.PIECE", 1024)
+    with job(2, 2, "priority") as make:
+        check(make, 2)
+
+
+@everywhere
+def test_overlap_changes_no_bits(nranks: int, servers: int, plane: str) -> None:
+    with job(nranks, servers, plane) as overlapping, job(nranks, servers, plane, overlap=False) as waiting:
+        check_overlap_changes_no_bits(overlapping, waiting, nranks)

@@ -1,0 +1,101 @@
+"""Jobs of real, short processes: how they end, and who is blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from common.launch import launch
+from common.launch.launch import Job, ProcessFailed
+from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start
+
+pytestmark = pytest.mark.processes
+
+
+def test_all_end_well() -> None:
+    with Job() as job:
+        processes = [start(job, rank, "pass") for rank in range(3)]
+        job.wait()
+    assert [process.returncode for process in processes] == [0, 0, 0]
+
+
+def test_a_job_of_no_process_ends_at_once() -> None:
+    with Job() as job:
+        job.wait()
+
+
+def test_a_failure_names_process_code_and_the_end_of_its_output() -> None:
+    with Job() as job:
+        start(job, 0, PAUSE)
+        start(job, 1, "import sys\nfor i in range(20): print('line', i)\nprint('why', file=sys.stderr)\nsys.exit(3)")
+        failure = failure_of(job)
+    lines = str(failure).splitlines()
+    assert failure.exit_code == 3
+    assert lines[:2] == ["rank 1 ended with exit code 3", "  | (last lines of its output)"]
+    assert lines[2:] == [*(f"  | line {i}" for i in range(9, 20)), "  | why"]
+
+
+def test_a_failure_without_output_says_so() -> None:
+    with Job() as job:
+        start(job, 0, "raise SystemExit(9)")
+        assert str(failure_of(job)) == "rank 0 ended with exit code 9 without a word"
+
+
+def test_a_killed_process_is_128_and_the_signal() -> None:
+    with Job() as job:
+        process = start(job, 0, PAUSE)
+        process.kill()
+        failure = failure_of(job)
+    assert failure.exit_code == 137
+    assert str(failure) == "rank 0 was killed by SIGKILL without a word"
+
+
+def test_who_only_reports_anothers_failure_is_not_blamed() -> None:
+    with Job() as job:
+        reporter = start(job, 0, "raise SystemExit(4)")
+        start(job, 1, WAIT_FOR_END_OF, reporter.pid, 7)
+        failure = failure_of(job)
+    assert failure.exit_code == 7
+    assert str(failure).startswith("rank 1 ended with exit code 7")
+
+
+def test_nobody_waits_long_for_a_culprit_that_is_frozen() -> None:
+    begin = time.monotonic()
+    with Job() as job:
+        frozen = start(job, 0, PAUSE)
+        frozen.send_signal(signal.SIGSTOP)
+        start(job, 1, "raise SystemExit(4)")
+        failure = failure_of(job)
+        assert time.monotonic() - begin < launch.CULPRIT_S
+    assert str(failure).startswith("rank 1 ended with exit code 4")
+
+
+def test_a_peer_error_alone_is_blamed() -> None:
+    with Job() as job:
+        start(job, 0, "pass")
+        start(job, 1, "raise SystemExit(4)")
+        failure = failure_of(job)
+    assert failure.exit_code == 4
+    assert str(failure).startswith("rank 1 ended with exit code 4")
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_the_first_to_fail_is_blamed(code: int) -> None:
+    with Job() as job:
+        first = start(job, 0, f"raise SystemExit({code})")
+        start(job, 1, WAIT_FOR_END_OF, first.pid, code + 2 * (code == 3))
+        failure = failure_of(job)
+    assert str(failure).startswith(f"rank 0 ended with exit code {code}")
+
+
+def test_check_raises_only_after_a_failure() -> None:
+    with Job() as job:
+        start(job, 0, PAUSE)
+        job.check()
+        process = start(job, 1, "raise SystemExit(3)")
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessFailed, match="rank 1 ended with exit code 3"):
+            job.check()

@@ -1,0 +1,155 @@
+"""Where the output of a job's processes goes, and what is known to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import UsageError
+from common.launch.launch import Job, ProcessFailed, wait_for_file
+from common.system.process import PARENT_VARIABLE
+from tests.support.jobs import LIMIT_S, WAIT_FOR_END_OF, failure_of, start
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_log_folder_keeps_the_files(tmp_path: Path) -> None:
+    logs = tmp_path / "deep" / "logs"
+    with Job(logs) as job:
+        for rank in range(2):
+            start(job, rank, f"import sys; print('out', {rank}); print('err', {rank}, file=sys.stderr)")
+        job.start("rank 2", ["-c", "raise SystemExit('bad')"], log="workerlog.2", on_terminal=True)
+        failure = failure_of(job)
+    assert sorted(path.name for path in logs.iterdir()) == ["workerlog.0", "workerlog.1", "workerlog.2"]
+    assert [(logs / f"workerlog.{r}").read_text() for r in (0, 1, 2)] == ["out 0\nerr 0\n", "out 1\nerr 1\n", "bad\n"]
+    assert f"(last lines of {logs / 'workerlog.2'})\n  | bad" in str(failure)
+
+
+def test_without_a_log_folder_nothing_is_kept() -> None:
+    with Job() as job:
+        start(job, 0, "print(1)")
+        job.wait()
+        scratch = job.scratch
+        assert [path.name for path in scratch.iterdir()] == ["workerlog.0"]
+    assert not scratch.exists()
+
+
+def test_one_process_may_write_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('seen'); print('too', file=sys.stderr)"
+    with Job() as job:
+        job.start("rank 0", ["-c", code], log="workerlog.0", on_terminal=True)
+        start(job, 1, "print('unseen')")
+        job.wait()
+    assert capfd.readouterr() == ("seen\n", "too\n")
+
+
+def test_a_process_can_be_talked_to() -> None:
+    with Job() as job:
+        process = job.start("rank 0", ["-c", "print(input() + '!', flush=True); input()"], log="workerlog.0", talk=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"hello!\n"
+    assert process.stdout.closed
+
+
+def test_a_process_knows_its_launcher_and_its_environment() -> None:
+    code = "import os; print(os.environ['GRADSYNC_PARENT'], os.environ['EXTRA'], os.environ['PATH'] != '')"
+    assert PARENT_VARIABLE == "GRADSYNC_PARENT"
+    with Job() as job:
+        job.start("rank 0", ["-c", code], log="log", environment={"EXTRA": "5", PARENT_VARIABLE: "overridden"})
+        job.wait()
+        assert (job.scratch / "log").read_text() == f"{os.getpid()} 5 True\n"
+
+
+def test_a_file_is_read_once_its_line_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "address"
+    code = "import sys; f = open(sys.argv[1], 'w'); f.write('127.0'); f.flush(); input(); f.write('.0.1:80\\n')"
+    with Job() as job:
+        process = job.start("server 0", ["-c", code, str(path)], log="log", talk=True)
+        with pytest.raises(ProcessFailed, match=r"address was not ready within 0\.2 s"):
+            wait_for_file(path, job, timeout=0.2)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert wait_for_file(path, job, timeout=LIMIT_S) == "127.0.0.1:80"
+
+
+def test_a_process_that_fails_before_its_file_is_ready_is_named(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with Job() as job:
+        job.start("server 0", ["-c", "raise SystemExit('no port')"], log="serverlog.0")
+        with pytest.raises(ProcessFailed, match=r"server 0 ended with exit code 1\n.*\n  \| no port") as caught:
+            wait_for_file(tmp_path / "never", job, timeout=LIMIT_S)
+    assert caught.value.exit_code == 1
+    assert time.monotonic() - begin < LIMIT_S / 2
+
+
+SAY = """
+import sys
+from common.system.process import last_words
+with last_words():
+    print(sys.argv[1], file=sys.stderr)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def start_on_terminal(job: Job, rank: int, code: str, *args: object) -> subprocess.Popen[bytes]:
+    return job.start(f"rank {rank}", ["-c", code, *map(str, args)], log=f"workerlog.{rank}", on_terminal=True)
+
+
+def test_last_words_on_the_terminal_are_left_to_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "no such file")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_of_two_that_fail_alike_the_first_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    with Job() as job:
+        first = start(job, 1, SAY, "no such file", 2)
+        then_say = WAIT_FOR_END_OF.replace("sys.exit(int(sys.argv[2]))", "break") + SAY
+        start_on_terminal(job, 0, then_say, first.pid, 2)
+        failure = failure_of(job)
+    assert (failure.exit_code, failure.words) == (2, "")
+    assert str(failure).startswith("rank 1 ended with exit code 2")
+    assert str(failure).count("no such file") == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_fails_on_the_terminal_without_words_is_named() -> None:
+    with Job() as job:
+        start_on_terminal(job, 0, "raise SystemExit(3)")
+        failure = failure_of(job)
+    assert (str(failure), failure.words) == ("rank 0 ended with exit code 3", "")
+
+
+def test_last_words_go_to_a_log_where_there_is_one(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        start_on_terminal(job, 0, SAY, "no such file", 2)
+        failure = failure_of(job)
+    assert (tmp_path / "workerlog.0").read_text() == "no such file\n"
+    assert str(failure).endswith("  | no such file")
+
+
+def test_the_last_words_of_what_a_rank_starts_are_not_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {SAY!r}, 'mine', '0']).returncode)"
+    with Job() as job:
+        start_on_terminal(job, 0, code)
+        job.wait()
+    assert capfd.readouterr() == ("", "mine\n")
+
+
+def test_a_log_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match=f"cannot write to --log-dir {tmp_path}/file/logs"),
+        Job(tmp_path / "file" / "logs"),
+    ):
+        pass

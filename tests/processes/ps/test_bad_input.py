@@ -1,0 +1,77 @@
+"""The parameter-server commands given what cannot be: one line and the exit code."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("paddle")
+
+
+from ps.run import main as run_main
+from tests.support.commands import JOB, Started, start_server
+from tests.support.groups import free_port
+
+pytestmark = pytest.mark.processes
+
+
+BAD_FLAGS: dict[str, tuple[list[str], list[str]]] = {
+    "model": (["ps.run", "--model", "mnist-cn"], ["ps.run: UsageError:", "'mnist-cn'", "did you mean 'mnist-cnn'?"]),
+    "optimizer": (["ps.run", "--optimizer", "adamm"], ["'adamm'", "did you mean 'adam'?"]),
+    "no servers": (["ps.run", "--servers", "0"], ["--servers must be at least 1 (got 0)"]),
+    "rank": (["ps.trainer", "--rank", "2", "--nranks", "2"], ["ps.trainer:", "rank 2 is outside 0..1"]),
+    "address": (["ps.trainer", "--servers", "here"], ["'here'", "HOST:PORT"]),
+    "shard": (["ps.server", "--shard", "2/2"], ["ps.server:", "'2/2'", "I/S"]),
+    "port": (["ps.server", "--port", "65536"], ["--port must be in 0..65535 (got 65536)"]),
+    "flag": (["ps.run", "--server", "2"], ["ps.run: UsageError: unknown flag --server; did you mean --servers?"]),
+    "value": (["ps.trainer", "--rank", "one"], ["ps.trainer: UsageError: --rank must be a whole number (got 'one')"]),
+    "other hosts": (["ps.server", "--host", "0.0.0.0", "--port", "0"], ["0.0.0.0", "--insecure"]),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FLAGS)
+def test_bad_flags_are_one_line_and_exit_code_2(what: str, start: Callable[..., Started]) -> None:
+    command, texts = BAD_FLAGS[what]
+    started = start(*command)
+    started.refused(*texts)
+    assert started.out == ""
+
+
+def test_a_port_in_use_is_named(start: Callable[..., Started]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        start("ps.server", "--port", address.rpartition(":")[2]).refused("PortInUse", address)
+
+
+def test_a_server_that_is_not_there_is_named(start: Callable[..., Started]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    trainer = start("ps.trainer", "--rank", 0, "--servers", address, "--timeout", 1, *JOB)
+    trainer.refused("PeerUnreachable", address, "within 1 s")
+
+
+def test_disagreement_about_nranks_ends_all(start: Callable[..., Started]) -> None:
+    server, address = start_server(start, nranks=2)
+    trainers = [start("ps.trainer", "--rank", rank, "--nranks", 2 + rank, "--servers", address) for rank in (0, 1)]
+    for one in (*trainers, server):
+        one.refused("RendezvousError", "nranks 3", "with 2")
+
+
+def test_a_missing_data_file_is_named(start: Callable[..., Started]) -> None:
+    run = start("ps.run", "--trainers", 1, "--dataset", "mnist", "--data-dir", "/nonexistent")
+    assert run.code == 2
+    (line,) = run.err.splitlines()
+    assert line.startswith("ps.trainer: DataError: ")
+    assert "/nonexistent/" in line
+
+
+def test_update_is_for_programs_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["--update", "server"]) == 2
+    assert capsys.readouterr().err == (
+        "ps.run: UsageError: --update is for your own program; in the built-in training servers update\n"
+    )
+    assert run_main(["--update", "sever", "script.py"]) == 2
+    assert "unknown update 'sever'; did you mean 'server'" in capsys.readouterr().err

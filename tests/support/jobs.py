@@ -1,0 +1,44 @@
+"""Short programs to be run as the processes of a job."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from common.launch.launch import Job, ProcessFailed
+
+__all__ = ["LIMIT_S", "PAUSE", "WAIT_FOR_END_OF", "Flags", "failure_of", "start"]
+
+LIMIT_S = 20.0
+PAUSE = "import signal; signal.pause()"
+WAIT_FOR_END_OF = """
+import os, sys, time
+while True:  # a zombie still counts as alive: this ends once the job has seen the end
+    try:
+        os.kill(int(sys.argv[1]), 0)
+    except ProcessLookupError:
+        sys.exit(int(sys.argv[2]))
+    time.sleep(0.001)
+"""
+
+
+def start(job: Job, rank: int, code: str, *args: object) -> subprocess.Popen[bytes]:
+    return job.start(f"rank {rank}", ["-c", code, *map(str, args)], log=f"workerlog.{rank}")
+
+
+def failure_of(job: Job) -> ProcessFailed:
+    with pytest.raises(ProcessFailed) as caught:
+        job.wait()
+    return caught.value
+
+
+@dataclass(frozen=True)
+class Flags:
+    name: str = "a"
+    hidden_size: int = 3
+    fast: bool = False
+    slow: bool = True
+    path: Path | None = None

@@ -1,0 +1,38 @@
+"""Measured rounds of a sweep without any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.verbs.sweep import row_of
+
+__all__ = ["results_of", "sample"]
+
+
+def results_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    """sweep.json with these rows."""
+    machine = {"cpu": "x", "cores": 2, "memory_bytes": 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.1}
+    about = {"kernel": "6", "python": "3", "versions": {}, "commit": None}
+    return {
+        "schema": 1,
+        "op": "all_reduce",
+        "command": "python -m benchmarks sweep",
+        "created": "2026-11-21T08:30:00+00:00",
+        "cluster": None,
+        "environment": {**machine, **about},
+        "absent": {"mpi": "no <mpirun>"},
+        "rows": list(rows),
+    }
+
+
+def sample() -> dict[str, Any]:
+    """Twice as fast as Gloo at 100 MB, half as fast at 4 KiB, within noise at 1 MiB."""
+    return results_of(
+        row_of("shm", 4, 10**8, [0.1, 0.2, 0.4], 0, 0.1),
+        row_of("gloo", 4, 10**8, [0.5, 0.6], 0, None),
+        row_of("memory-limit", 4, 10**8, [0.1], 0, None),
+        row_of("shm", 4, 4096, [2e-4], 0, 9e-5),
+        row_of("gloo", 4, 4096, [1e-4], 0, None),
+        row_of("shm", 4, 1 << 20, [2e-3, 1e-3], 0, 9e-4),
+        row_of("gloo", 4, 1 << 20, [2e-3, 4e-3], 0, None),
+    )

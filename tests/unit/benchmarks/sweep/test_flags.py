@@ -1,0 +1,72 @@
+"""`python -m benchmarks sweep`: sizes, flags that cannot be, peers that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.flags.sweep import SweepConfig, size_in_bytes, size_in_words
+from benchmarks.netlab.cluster import ClusterConfig
+from benchmarks.peers import PEERS, load_peer
+from common.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4KiB", 4096), ("1MiB", 1 << 20), ("100MB", 10**8), ("4096", 4096), ("2 gib", 2 << 30), ("1K", 1000), ("8B", 8)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "KiB", "4 apples", "-4KiB", "0", "1.5MB", "6"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size such as 4KiB or 100MB, in whole float32s"):
+        SweepConfig(sizes=f"4KiB,{text}")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(4096, "4 KiB"), (10**8, "100 MB"), (3 << 20, "3 MiB"), (12, "12 B"), (10**9, "1 GB")]
+)
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert size_in_words(size) == words
+
+
+def test_flags_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match=r"unknown backend 'glo'; did you mean 'gloo'"):
+        SweepConfig(backends="shm,glo")
+    with pytest.raises(UsageError, match=r"unknown op 'all_gather'"):
+        SweepConfig(op="all_gather")
+    with pytest.raises(UsageError, match=r"--repetitions and --servers must be at least 1"):
+        SweepConfig(repetitions=0)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_says_whether_it_can_run(name: str) -> None:
+    reason = load_peer(name).why_absent(name)
+    assert reason == "" or "install" in reason
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"pace": "fast"}, r"^--pace must be a number and kbit, mbit, gbit, as in 1gbit \(got 'fast'\)$"),
+        ({"pace": "35gbit"}, r"^--pace must be at most 34gbit \(got 35gbit\)$"),
+        ({"pace": "1gbit", "cluster": ClusterConfig(hosts=2)}, r"^--pace is for this host as it is; the rate of emul"),
+        ({"pace": "1gbit", "op": "push_pull"}, r"^--pace covers the ring's sockets, not gRPC's; for --op push"),
+        ({"pace": "1gbit", "backends": "gloo"}, r"gloo cannot be measured for all_reduce on paced sockets; there"),
+    ],
+)
+def test_a_pace_that_cannot_be(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        SweepConfig(**flags)
+
+
+def test_backends_of_another_operation_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"backend ps-shm cannot be measured for all_reduce on one host; there"):
+        SweepConfig(backends="ps-shm")
+    with pytest.raises(UsageError, match=r"backend nccl cannot be measured for broadcast on one host; there are shm"):
+        SweepConfig(op="broadcast", backends="nccl")
+    with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
+        SweepConfig(op="push_pull", backends="gloo")

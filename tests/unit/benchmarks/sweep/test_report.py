@@ -1,0 +1,48 @@
+"""The tables of a sweep: bandwidths, who is faster, wrong sums have no speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.reports.sweep import plots, to_html, to_markdown, verdict
+from benchmarks.verbs.sweep import row_of
+from tests.support.sweep_samples import sample
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    row = row_of("shm", 4, 10**8, [0.1, 0.2, 0.4], 0, 0.1)
+    assert row["time_ms"] == pytest.approx(200)
+    assert row["time_ms_interval"] == pytest.approx([100, 400])
+    assert row["algbw_gb_s"] == pytest.approx(0.5)
+    assert row["busbw_gb_s"] == pytest.approx(0.75)
+    assert row["of_limit"] == pytest.approx(0.5)
+
+
+def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
+    found = sample()
+    assert verdict(found)[1:] == [
+        "N=4, the best of ours against the best of other libraries: 4 KiB 2.0 times slower (shm 0.2 ms, gloo 0.1 ms), "
+        "noise unknown; 1 MiB within noise (shm 1.5 ms, gloo 3 ms); 100 MB 2.8 times faster (shm 200 ms, gloo 550 ms).",
+        "N=4: ours reaches 45% at 4 KiB to 60% at 1 MiB of what the machine allows.",
+        "mpi is absent: no <mpirun>.",
+    ]
+    text = to_markdown(found)
+    assert "| 100 MB | shm | 200 | 100–400 | 0.5 | 0.75 | 50% | 0 |" in text
+    (plot,) = plots(found)
+    lines = {line["text"][0].partition(",")[0]: line for line in plot.figure["data"]}
+    assert lines["shm"]["x"] == [4096, 1 << 20, 10**8]
+    assert lines["shm"]["y"] == pytest.approx([0.2, 1.5, 200])
+    assert lines["memory-limit"]["line"]["dash"] == "dot"
+    assert "50% of the limit" in lines["shm"]["text"][2]
+    assert "no &lt;mpirun&gt;" in to_html(found)
+
+
+def test_wrong_sums_have_no_speed() -> None:
+    found = sample()
+    found["rows"][0]["wrong"] = 3
+    assert verdict(found)[0] == "The sums are WRONG from shm N=4; no speed is shown."
+    assert not plots(found)
+    for text in (to_markdown(found), to_html(found)):
+        assert "WRONG" in text
+        assert "550" not in text
+        assert "0.75" not in text.partition("</style>")[2].replace("0.75rem", "")

@@ -1,0 +1,100 @@
+"""A measurement checks sums and parameters and times each call."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.flags.sweep import SweepConfig
+from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
+from benchmarks.peers import RATE
+from common.errors import UsageError
+
+
+class FakePeer:
+    """Sums as if two more ranks had the same array; `error` is added to one element."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        self.array: Any = None
+        self.calls, self.error = 0, error
+
+    def resize(self, count: int) -> None:
+        self.array = np.empty(count, np.float32)
+
+    def all_reduce(self) -> None:
+        self.calls += 1
+        pattern = self.array - 1 if self.array.any() else self.array
+        self.array[...] = pattern * 3 + (3 if self.array.any() else 0)
+        self.array[-1] += self.error
+
+
+def test_a_measurement_checks_sums_and_times_each_call() -> None:
+    good = FakePeer()
+    found = measure(good, "all_reduce", {"count": 100, "iterations": 4, "warmup": 2}, 1, 3, checked=True)
+    assert found["wrong"] == 0
+    assert len(found["seconds"]) == 4
+    assert good.calls == 1 + 2 + 4
+    assert (
+        measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=True)["wrong"]
+        == 1
+    )
+    assert (
+        measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=False)["wrong"]
+        == 0
+    )
+
+
+class FakeServer(FakePeer):
+    """SGD at 0.5 as if two more trainers had pushed; the first trainer's gradients are one less than the second's."""
+
+    def resize(self, count: int) -> None:
+        super().resize(count)
+        self.parameters = np.full(count, 3.0, np.float32)
+
+    def push_pull(self) -> None:
+        self.calls += 1
+        self.parameters -= np.float32(0.5) * self.array
+        self.parameters[-1] += self.error
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 1)])
+def test_a_round_is_checked_by_its_parameters(error: float, wrong: int) -> None:
+    peer = FakeServer(error)
+    found = measure(peer, "push_pull", {"count": 100, "iterations": 4, "warmup": 2}, 1, 3, checked=True)
+    assert found["wrong"] == wrong
+    assert peer.calls == 1 + 2 + 4
+
+
+class FakeBroadcast(FakePeer):
+    """Rank 1, to which rank 0's values come."""
+
+    def broadcast(self) -> None:
+        self.array -= self.array.any() + self.error
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.0, 0), (1.0, 100)])
+def test_a_broadcast_is_checked_by_values_that_only_rank_0_had(error: float, wrong: int) -> None:
+    job = {"count": 100, "iterations": 1, "warmup": 0, "check": True}
+    assert measure(FakeBroadcast(error), "broadcast", job, 1, 3, checked=True)["wrong"] == wrong
+
+
+def test_a_kernel_that_cannot_pace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.netlab.pacing.SO_MAX_PACING_RATE", 9999)
+    with pytest.raises(UsageError, match=r"^--pace: this kernel cannot limit a socket's rate \(.*not available"):
+        SweepConfig(pace="1gbit").make_hosts().__enter__()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 3 * BLOCK + 5])
+@pytest.mark.parametrize("broken", [0, 2])
+def test_the_check_of_a_round_counts_what_is_wrong(size: int, broken: int) -> None:
+    peer = SimpleNamespace(array=np.zeros(size, np.float32), parameters=np.ones(size, np.float32))
+
+    def push_pull() -> None:  # of four ranks, this one has rank 2
+        peer.parameters -= np.float32(RATE) * (peer.array - np.float32(0.5))
+        peer.parameters[size - broken :] += 1
+
+    peer.push_pull = push_pull
+    assert wrong_parameters(peer, 2, 4) == min(broken, size)

@@ -1,0 +1,202 @@
+"""DataParallel: a user's program does what it did before, and its gradients are the mean after backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+paddle = pytest.importorskip("paddle")
+from paddle import nn  # noqa: E402
+
+from common.errors import PeerLost, UsageError  # noqa: E402
+from common.paddle_api import backward  # noqa: E402
+from common.paddle_api.data_parallel import GradientAverage, share_buffers  # noqa: E402
+from common.sync.local import LocalSynchronizer  # noqa: E402
+from tests.support.paddle_models import Branches, batch, gradients  # noqa: E402
+
+
+def plain() -> Any:
+    paddle.seed(3)
+    return Branches()
+
+
+def test_gradients_are_the_mean_after_backward(wrapped: Any) -> None:
+    model, _, synchronizer = wrapped
+    reference = plain()
+    for each in (model, reference):
+        each(batch()).sum().backward()
+    found, expected = gradients(model), gradients(reference)
+    for name, value in expected.items():
+        if value is None:
+            assert found[name] is None
+        else:
+            np.testing.assert_array_equal(found[name], 2 * value)
+    assert synchronizer.steps == 1
+
+
+@pytest.mark.parametrize("clear", ["clear_grad", "clear_grad_false", "clear_gradients", "none_of_them"])
+def test_whoever_clears_gradients_nothing_stale_is_trained_on(wrapped: Any, clear: str) -> None:
+    model, _, _ = wrapped
+    optimizer = paddle.optimizer.SGD(0.0, parameters=model.parameters())
+    results = []
+    for seed in range(3):
+        loss = model(batch(seed)).sum()
+        if clear == "clear_grad":
+            optimizer.clear_grad()
+        elif clear == "clear_grad_false":
+            optimizer.clear_grad(set_to_zero=False)
+        elif clear == "clear_gradients":
+            model.clear_gradients()
+        loss.backward()
+        results.append(gradients(model)["body.weight"])
+    own = []
+    for seed in range(3):
+        reference = plain()
+        reference(batch(seed)).sum().backward()
+        own.append(gradients(reference)["body.weight"])
+    accumulated = 2 * (2 * (2 * own[0] + own[1]) + own[2])
+    expected = accumulated if clear == "none_of_them" else 2 * own[2]
+    np.testing.assert_allclose(results[2], expected, rtol=1e-6)
+
+
+def test_a_gradient_cleared_between_forward_and_backward(wrapped: Any) -> None:
+    model, _, _ = wrapped
+    model(batch(0)).sum().backward()
+    loss = model(batch(1)).sum()
+    model.clear_gradients()
+    loss.backward()
+    reference = plain()
+    reference(batch(1)).sum().backward()
+    np.testing.assert_array_equal(gradients(model)["body.bias"], 2 * gradients(reference)["body.bias"])
+
+
+def test_an_unused_parameter_is_not_updated(wrapped: Any) -> None:
+    model, _, _ = wrapped
+    optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters(), weight_decay=0.1)
+    for seed, left in enumerate([False, True, True]):
+        before = model.right.weight.numpy().copy()
+        model(batch(seed), left).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        assert np.array_equal(before, model.right.weight.numpy()) == left
+
+
+def test_no_sync_accumulates_and_the_next_backward_synchronises_the_sum(wrapped: Any) -> None:
+    model, average, synchronizer = wrapped
+    average.enabled = False
+    model(batch(0)).sum().backward()
+    assert synchronizer.steps == 0
+    average.enabled = True
+    model(batch(1)).sum().backward()
+    assert synchronizer.steps == 1
+    reference = plain()
+    for seed in (0, 1):
+        reference(batch(seed)).sum().backward()
+    np.testing.assert_array_equal(gradients(model)["body.weight"], 2 * gradients(reference)["body.weight"])
+
+
+def test_a_backward_of_another_model_changes_nothing(wrapped: Any) -> None:
+    model, _, synchronizer = wrapped
+    model(batch()).sum().backward()
+    before = gradients(model)
+    nn.Linear(6, 2)(batch()).sum().backward()
+    assert synchronizer.steps == 1
+    after = gradients(model)
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name])
+
+
+def test_buckets_are_marked_during_backward_last_layer_first(wrapped: Any) -> None:
+    model, average, synchronizer = wrapped
+    model(batch()).sum().backward()
+    assert synchronizer.marked == []  # the first one shows whether some parameter is reached more than once
+    for _ in range(2):
+        synchronizer.marked.clear()
+        model(batch()).sum().backward()
+    layout, buckets = average._arena.layout, average._arena.buckets
+    order = [layout.slots_between(buckets[b].start, buckets[b].stop)[0].name for b in synchronizer.marked]
+    assert order.index("left.weight") < order.index("body.weight")
+
+
+def test_buckets_start_in_the_order_of_the_first_backward(wrapped: Any) -> None:
+    """The heads come after the body in the arena; with its body last, a model's backward reaches that first."""
+    _, average, synchronizer = wrapped
+    orders: list[list[int]] = []
+    synchronizer.launch_in = orders.append
+
+    class Reversed(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Linear(5, 3), nn.Linear(6, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+    model = Reversed()
+    other = GradientAverage(model, synchronizer, first_bytes=64, bucket_bytes=64)
+    other.share_parameters()
+    backward.forget(average)
+    backward.listen_to_backward(other)
+    try:
+        for _ in range(2):
+            model(batch()).sum().backward()
+    finally:
+        backward.forget(other)
+    slots = {slot.name: slot.start for slot in synchronizer.arena.layout.slots}
+    starts = [bucket.start for bucket in synchronizer.arena.buckets]
+    assert len(orders) == 1
+    assert sorted(orders[0]) == list(range(len(starts)))
+    by_launch = [starts[bucket] for bucket in orders[0]]
+    assert by_launch.index(slots["last.weight"]) < by_launch.index(slots["first.weight"])
+    assert by_launch[-1] == 0  # the used-mask, known only when backward is done
+
+
+def test_an_error_of_the_scheme_reaches_the_caller_of_backward_as_itself(wrapped: Any) -> None:
+    model, _, synchronizer = wrapped
+    model(batch()).sum().backward()
+    synchronizer.fail_with = PeerLost("rank 1 died")
+    with pytest.raises(PeerLost, match="rank 1 died"):
+        model(batch()).sum().backward()
+
+
+def test_freezing_a_wrapped_parameter_is_refused(wrapped: Any) -> None:
+    model, _, _ = wrapped
+    model.left.weight.stop_gradient = True
+    with pytest.raises(UsageError, match=r"left\.weight was frozen after the model was wrapped"):
+        model(batch()).sum().backward()
+
+
+def test_unfreezing_a_parameter_of_a_wrapped_model_is_refused() -> None:
+    model = Branches()
+    model.left.weight.stop_gradient = True
+    average = GradientAverage(model, LocalSynchronizer(), first_bytes=64, bucket_bytes=64)
+    average.share_parameters()
+    backward.listen_to_backward(average)
+    try:
+        model(batch()).sum().backward()
+        model.left.weight.stop_gradient = False
+        with pytest.raises(UsageError, match=r"left\.weight was unfrozen after the model was wrapped"):
+            model(batch()).sum().backward()
+    finally:
+        average.stop()
+
+
+def test_buffers_without_dimensions_are_shared() -> None:
+    class Counting(nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(2, 1)
+            self.register_buffer("count", paddle.to_tensor(3))
+
+    model = Counting()
+    share_buffers(model, LocalSynchronizer())
+    assert (tuple(model.count.shape), int(model.count)) == ((), 3)
+
+
+def test_what_cannot_be_synchronised_is_refused() -> None:
+    synchronizer = LocalSynchronizer()
+    with pytest.raises(UsageError, match="no trainable parameter"):
+        GradientAverage(nn.ReLU(), synchronizer, first_bytes=1, bucket_bytes=1)
+    with pytest.raises(UsageError, match=r"bfloat16: only float32 and float64 .*auto_cast\(level='O1'\)"):
+        GradientAverage(nn.Linear(2, 2).to(dtype="bfloat16"), synchronizer, first_bytes=1, bucket_bytes=1)

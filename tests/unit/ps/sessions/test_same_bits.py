@@ -1,0 +1,282 @@
+"""Clients and servers over real gRPC in one process: the same bits as NumPy on every data plane."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import PeerLost, ProtocolError, UsageError
+from common.network.gradsync_pb2 import Memory, Place
+from common.system.memory import Segment, aligned_empty
+from common.tensors.arena import Arena, FloatArray
+from common.tensors.optimizers import SGD
+from ps.client.session import Client
+from ps.planes.shared_memory import OthersMemory, Unreachable, probe_of
+from tests.support.groups import assert_same_bits, on_threads, reduced, sample
+from tests.support.sessions import (
+    DEADLINE_S,
+    RATE,
+    addresses,
+    as_trainer,
+    errors_of,
+    expected_after,
+    make_arena,
+    planes,
+    serving,
+    take_step,
+)
+
+
+@planes
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_training_gives_numpys_bits(nranks: int, servers: int, planes: Sequence[tuple[str, bool]]) -> None:
+    def body(rank: int) -> list[FloatArray]:
+        plane, shared = planes[rank]
+        with Client(addresses(group), rank, nranks, data_plane=plane) as client:
+            arena = make_arena(rank, empty=client.empty if shared else aligned_empty)
+            client.register(arena, SGD())
+            assert client.data_plane == ("grpc" if plane == "grpc" else "shm")
+            seen = [arena.parameters.copy()]
+            for _ in range(3):
+                take_step(client, arena)
+                seen.append(arena.parameters.copy())
+        return seen
+
+    with serving(nranks, servers) as group:
+        seen = on_threads(nranks, body)
+        for server in group:
+            server.wait()
+            assert server.steps == 3
+    assert len(make_arena(0).buckets) == 3
+    for step in range(4):
+        expected = expected_after(step, nranks, make_arena(0))
+        for rank in range(nranks):
+            assert seen[rank][step].tobytes() == expected.tobytes()
+
+
+@planes
+def test_averages_arrive_whatever_the_data_plane(planes: Sequence[tuple[str, bool]]) -> None:
+    def body(rank: int) -> list[FloatArray]:
+        plane, shared = planes[rank]
+        with Client(addresses(group), rank, 3, data_plane=plane) as client:
+            arena = make_arena(rank, empty=client.empty if shared else aligned_empty)
+            client.register(arena, None)
+            means = [arena.parameters.copy()]
+            for step in range(3):
+                arena.gradients[...] = sample(rank, arena.layout.length, "float32", seed=step)
+                for bucket in range(len(arena.buckets)):
+                    client.push(bucket)
+                client.average()
+                means.append(arena.gradients.copy())
+            arena.parameters.fill(rank)  # without an optimizer they are each rank's own
+            client.all_gather(np.zeros(1))
+            assert np.all(arena.parameters == rank)
+        return means
+
+    with serving(3, 2) as group:
+        results = on_threads(3, body)
+    arena = make_arena(0)
+    expected = [sample(0, arena.layout.length, "float32", seed=99)]
+    for step in range(3):
+        gradients = [sample(rank, arena.layout.length, "float32", seed=step) for rank in range(3)]
+        expected.append(np.zeros(arena.layout.length, np.float32))
+        for b in arena.buckets:
+            expected[-1][b.start : b.stop] = reduced([g[b.start : b.stop] for g in gradients], "mean")
+    for result in results:
+        for got, wanted in zip(result, expected, strict=True):
+            assert_same_bits(got, wanted)
+
+
+def test_parameters_from_empty_are_one_memory_until_a_trainer_leaves() -> None:
+    """What one writes, all see: the server writes once for all. After `close` each has its own."""
+
+    def body(rank: int) -> tuple[float, float, float]:
+        with Client(addresses(group), rank, 3, data_plane="shm") as client:
+            arena = make_arena(rank, empty=client.empty)
+            client.register(arena, SGD())
+            if rank == 1:
+                arena.parameters[5] = 42.0
+            client.all_gather(np.zeros(1))
+            common = float(arena.parameters[5])
+            client.all_gather(np.zeros(1))
+        arena.parameters[5] = rank
+        return common, float(arena.parameters[5]), float(arena.parameters[6])
+
+    with serving(3) as group:
+        results = on_threads(3, body)
+    assert results == [(42.0, rank, results[0][2]) for rank in range(3)]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
+    servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, share_memory = threading.Event(), Client._share_memory
+
+    def slow(client: Client) -> None:
+        if client.rank:
+            assert left.wait(DEADLINE_S)
+        share_memory(client)
+
+    monkeypatch.setattr(Client, "_share_memory", slow)
+
+    def body(rank: int) -> bytes:
+        with Client(addresses(group), rank, 2, data_plane="shm") as client:
+            arena = make_arena(rank, empty=client.empty)
+            client.register(arena, SGD())
+        left.set()
+        return arena.parameters.tobytes()
+
+    with serving(2, servers) as group:
+        results = on_threads(2, body)
+    assert results == [make_arena(0).parameters.tobytes()] * 2
+
+
+def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between hosts, and between containers: what is offered is not what is found."""
+    for host, text in (
+        ("elsewhere", "they are on different hosts"),
+        (None, "is in another container or of another user"),
+    ):
+
+        def elsewhere(segment: Segment, host: str | None = host) -> Memory:
+            found = probe_of(segment)
+            return Memory(host=host, size=64) if host else Memory(host=found.host, pid=found.pid, descriptor=99_999)
+
+        monkeypatch.setattr("ps.client.session.probe_of", elsewhere)
+        with serving(1) as group, Client(addresses(group), 0, 1) as client:
+            arena = make_arena(0, empty=client.empty)
+            client.register(arena, SGD())
+            assert client.data_plane == "grpc"
+            take_step(client, arena)
+            assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
+        with serving(1) as group, Client(addresses(group), 0, 1, data_plane="shm") as client:
+            with pytest.raises(UsageError) as caught:
+                client.register(make_arena(0), SGD())
+            message = str(caught.value)
+            assert message.startswith(f"server 0 at {group[0].address} and rank 0 cannot share memory: "), message
+            assert text in message
+            assert message.endswith("; use --data-plane auto or grpc")
+
+
+def test_another_file_under_the_same_number_is_not_taken(tmp_path: Path) -> None:
+    """Process and descriptor of another container may exist here too; device and inode tell."""
+    with Segment(64) as segment, OthersMemory() as others, (tmp_path / "other").open("wb+") as other:
+        assert others.segment(probe_of(segment)).nbytes == 64
+        os.truncate(other.fileno(), 64)
+        memory = probe_of(segment)
+        memory.descriptor = other.fileno()
+        with pytest.raises(Unreachable, match="they are in different containers"):
+            others.segment(memory)
+        beyond = Place(memory=probe_of(segment), offset=32)
+        with pytest.raises(Unreachable, match="bytes at 32 of a memory of 64"):
+            others.array(beyond, 9)
+
+
+def test_data_planes_are_named() -> None:
+    with pytest.raises(UsageError, match=r"unknown data plane 'rdma' \(known: auto, shm, grpc\)"):
+        Client(["127.0.0.1:1"], 0, 1, data_plane="rdma")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_arena_of_several_messages(servers: int) -> None:
+    shapes = [("w", (300_000,)), ("v", (333, 1000)), ("b", (5,))]
+
+    def body(rank: int) -> Arena:
+        arena = make_arena(rank, shapes, bucket_bytes=1_000_000)
+        with closing(Client(addresses(group), rank, 2)) as client:
+            client.register(arena, SGD())
+            for _ in range(2):
+                take_step(client, arena)
+        return arena
+
+    with serving(2, servers) as group:
+        arenas = on_threads(2, body)
+    assert arenas[0].parameters.nbytes > 2 << 20
+    expected = expected_after(2, 2, arenas[0])
+    for arena in arenas:
+        assert arena.parameters.tobytes() == expected.tobytes()
+
+
+def test_more_servers_than_cache_lines() -> None:
+    def body(rank: int) -> Arena:
+        arena = make_arena(rank, [("b", (3,))])
+        with closing(Client(addresses(group), rank, 2)) as client:
+            client.register(arena, SGD())
+            take_step(client, arena)
+        return arena
+
+    with serving(2, 3) as group:
+        arenas = on_threads(2, body)
+    for arena in arenas:
+        assert arena.parameters.tobytes() == expected_after(1, 2, arena).tobytes()
+
+
+def test_buckets_may_be_pushed_in_any_order() -> None:
+    def body(client: Client, arena: Arena) -> FloatArray:
+        arena.gradients[...] = sample(client.rank, arena.layout.length, "float32", seed=0)
+        order = range(len(arena.buckets))
+        for bucket in order if client.rank else reversed(order):
+            client.push(bucket)
+        client.commit(RATE)
+        return arena.parameters.copy()
+
+    with serving(2, 2) as group:
+        results = on_threads(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+    for result in results:
+        assert result.tobytes() == expected_after(1, 2, make_arena(0)).tobytes()
+
+
+@pytest.mark.parametrize("values", [np.array([1.5, -2.0]), np.zeros((0, 3)), np.arange(6).reshape(3, 2).T])
+def test_all_gather_stacks_in_rank_order(values: Any) -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        first = client.all_gather(np.asarray(values) + client.rank)
+        take_step(client, arena)
+        return first, client.all_gather(np.array([client.rank], np.int8))
+
+    with serving(3, 2) as group:
+        results = on_threads(3, lambda rank: as_trainer(addresses(group), rank, 3, body))
+    expected = np.stack([np.asarray(values) + rank for rank in range(3)])
+    for first, second in results:
+        assert first.dtype == expected.dtype
+        np.testing.assert_array_equal(first, expected, strict=True)
+        np.testing.assert_array_equal(second, np.array([[0], [1], [2]], np.int8), strict=True)
+
+
+def test_all_gather_of_scalars_gives_a_vector() -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(np.array(client.rank))
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    np.testing.assert_array_equal(results[0], np.array([0, 1]), strict=True)
+
+
+def test_all_gather_of_more_than_one_message() -> None:
+    """As long trainings have it: their timelines are 48 bytes a step and rank."""
+
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(sample(client.rank, 600_000, "float32"))
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+    for result in results:
+        np.testing.assert_array_equal(result, [sample(rank, 600_000, "float32") for rank in range(2)])
+
+
+def test_all_gather_of_unequal_sizes_is_refused() -> None:
+    def body(client: Client, arena: Arena) -> Any:
+        return client.all_gather(np.zeros(1 + client.rank, np.int8))
+
+    with serving(2) as group:
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+    assert {type(error) for error in errors} <= {ProtocolError, PeerLost}
+    assert any("ranks gave 3 bytes together" in str(error) for error in errors)
