@@ -30,7 +30,7 @@ class CollectiveConfig(TrainingConfig):
     device: str = "cpu"
     """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
     algorithm: str = "auto"
-    """How they travel: ring, direct, hierarchical (shared memory inside each host), or auto."""
+    """How they travel: ring (tcp and nccl), direct, hierarchical (shared memory inside each host), or auto."""
     checksum: str = "auto"
     """Check what tcp carries: on, off, or auto (on between hosts)."""
     shard_optimizer: bool = False

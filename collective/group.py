@@ -25,7 +25,6 @@ from collective.transports.board import Board
 from collective.transports.links import CHECKSUMS, Links
 from collective.transports.memory import make_memory_ring
 from collective.transports.mesh import Listener, Mesh, build_mesh
-from collective.transports.shm import ShmTransport
 from collective.transports.tcp import TcpTransport
 from common.errors import UsageError, choose
 from common.launch.config import check_rank, parse_address
@@ -225,7 +224,8 @@ def connect(
     Args:
         rendezvous: HOST:PORT, or unix-abstract:NAME for ranks of one host.
         backend: "shm" (one host), "tcp" (any), "nccl" (GPUs, NCCL's own order of summation), "nccl-ring" (GPUs, the
-            canonical order), or "auto": nccl for a device gpu:K, else shm if the rendezvous is on this host, else tcp.
+            canonical order), or "auto": nccl for a device gpu:K, else shm if the rendezvous is on this host (and the
+            algorithm is not the ring), else tcp.
         device: where `empty` makes arrays: "cpu", "gpu:K", or "auto": by the backend. An NCCL group takes arrays of
             its GPU (CuPy's or of any DLPack producer) and of the host, which it copies to the GPU and back.
         nccl_binding: "cupy" or "pynccl" (collective/nccl/binding.py).
@@ -251,11 +251,14 @@ def connect(
     host = rendezvous.rpartition(":")[0].strip("[]")
     local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
     on_gpu = device.startswith("gpu:")
-    kind = backend if backend != "auto" else ("nccl" if on_gpu else "shm" if local else "tcp")
+    by_place = "nccl" if on_gpu else "shm" if local and algorithm != "ring" else "tcp"
+    kind = by_place if backend == "auto" else backend
     if kind == "shm" and not local:
         raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
     if kind == "shm" and algorithm == "hierarchical":
         raise UsageError("algorithm hierarchical is for ranks of several hosts (backend is shm); use direct")
+    if kind == "shm" and algorithm == "ring":
+        raise UsageError("algorithm ring is for tcp and nccl (backend is shm); use direct")
     if kind.startswith("nccl") and algorithm not in ("auto", "ring"):
         raise UsageError(f"algorithm {algorithm} is for the host's memory (backend is {kind}); use auto or ring")
     if kind in ("shm", "tcp") and on_gpu:
@@ -332,8 +335,7 @@ def make_algorithm(
     """The algorithm over a mesh that was built by this layout, and over its data connections."""
     nranks = len(mesh.peers) + 1
     if layout.backend == "shm":
-        ring = layout.algorithm == "ring"
-        return RingAlgorithm(ShmTransport(mesh, nranks)) if ring else DirectAlgorithm(Board(mesh, layout.local))
+        return DirectAlgorithm(Board(mesh, layout.local))
     links = Links(mesh, connections, checksum=checksum)
     if layout.algorithm == "hierarchical":
         return HierarchicalAlgorithm(Board(mesh, layout.local), links, nranks)

@@ -139,11 +139,11 @@ def reduces_odd_layouts_and_nans(group):
 
 
 def gives_the_bits_of_a_cpu_ring(group):
-    """The other group has the same ranks, in the same processes, over shared memory."""
+    """The other group has the same ranks, in the same processes, over TCP."""
     import cupy
 
     rendezvous = os.environ["GRADSYNC_TEST_RENDEZVOUS"]
-    with collective.connect(group.rank, group.nranks, rendezvous, "shm", algorithm="ring") as cpu:
+    with collective.connect(group.rank, group.nranks, rendezvous, "tcp", algorithm="ring") as cpu:
         for dtype, op in CASES:
             ours, theirs = cupy.asarray(sample(group.rank, BIG, dtype)), sample(group.rank, BIG, dtype)
             group.all_reduce(ours, op)

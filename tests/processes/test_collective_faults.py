@@ -207,7 +207,7 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
         assert ranks.code(1) == 0
 
 
-@pytest.mark.parametrize(("backend", "victim"), [("shm", 1), ("shm-ring", 1), ("tcp", 0)])
+@pytest.mark.parametrize(("backend", "victim"), [("shm", 1), ("tcp-ring", 1), ("tcp", 0)])
 def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim):
     with RankProcesses(reduces_for_ever_with_a_short_limit, 3, backend) as ranks:
         for rank in range(3):

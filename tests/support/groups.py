@@ -33,8 +33,8 @@ from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
 
 ROOT = Path(__file__).resolve().parents[2]
-RINGS = ("memory", "shm-ring", "tcp-ring")  # backends, with the algorithm where it is not the usual one
-PROCESSES = ("shm", "shm-ring", "tcp", "tcp-ring")
+RINGS = ("memory", "tcp-ring")  # backends, with the algorithm where it is not the usual one
+PROCESSES = ("shm", "tcp", "tcp-ring")
 BACKENDS = ("memory", *PROCESSES, "tcp-hierarchical")
 CANONICAL = (*BACKENDS, "fake-nccl-ring")  # all that give the same bits
 DEADLINE_S = float(os.environ.get("GRADSYNC_TEST_DEADLINE_S", "40"))  # of every wait here; far above what is needed

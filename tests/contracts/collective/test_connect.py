@@ -83,7 +83,7 @@ def test_shared_memory_between_hosts_is_refused():
     [
         ("auto", "auto", "direct"),
         ("shm", "direct", "direct"),
-        ("shm", "ring", "ring"),
+        ("auto", "ring", "ring"),
         ("tcp", "ring", "ring"),
         ("tcp", "auto", "direct"),
     ],
@@ -110,7 +110,7 @@ def test_ranks_that_disagree_on_the_algorithm_all_learn_it():
     common = {"nranks": 2, "rendezvous": abstract_address("test"), "timeout": 30.0}
     for error in connected({"rank": 0, **common}, {"rank": 1, "algorithm": "ring", **common}):
         assert type(error) is RendezvousError
-        assert "ranks disagree on the backend: shm, shm with algorithm ring" in str(error)
+        assert "ranks disagree on the backend: shm, tcp with algorithm ring" in str(error)
 
 
 def test_nobody_at_the_rendezvous_is_named_within_the_timeout():

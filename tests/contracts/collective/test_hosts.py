@@ -38,6 +38,8 @@ def test_a_hierarchy_that_does_not_fit_is_refused(hosts, counts):
     )
     with pytest.raises(UsageError, match=r"algorithm hierarchical is for ranks of several hosts \(backend is shm\)"):
         collective.connect(0, 2, algorithm="hierarchical")
+    with pytest.raises(UsageError, match=r"algorithm ring is for tcp and nccl \(backend is shm\); use direct"):
+        collective.connect(0, 2, backend="shm", algorithm="ring")
 
 
 @pytest.mark.parametrize("nranks", [2, 3])

@@ -71,7 +71,7 @@ def test_a_sharded_optimizer_gives_the_same_bits_with_less_state(optimizer):
     assert max(state for _, state in sharded) <= whole[0][1] / 3 + powers + uneven
 
 
-@pytest.mark.parametrize(("backend", "common"), [("shm", True), ("shm-ring", False), ("tcp", False)])
+@pytest.mark.parametrize(("backend", "common"), [("shm", True), ("tcp", False)])
 def test_ranks_of_one_host_have_parameters_in_common_while_they_train(backend, common):
     """Each writes one of its own chunk, which the others then see; and when they have left, nobody sees the others'."""
     groups = mesh_groups(backend, 3)
