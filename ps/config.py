@@ -85,9 +85,6 @@ class ServedConfig(TrainingConfig):
     """Mode ssp: how many steps a trainer may be ahead of the slowest. (default: 2)"""
     local_steps: int | None = None
     """Mode geo: how many steps a trainer makes by itself before it tells the servers. (default: 4)"""
-    priority: bool = False
-    """Parameters of the first layers come back first, and each layer of the next forward waits for its own only. Mode
-    sync, and where data go over grpc; elsewhere no effect."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,8 +93,7 @@ class ServedConfig(TrainingConfig):
         for flag, value, mode in (("staleness", self.staleness, "ssp"), ("local-steps", self.local_steps, "geo")):
             if value is not None and self.mode != mode:
                 raise UsageError(f"--{flag} is for --mode {mode} (got --mode {self.mode})")
-        if self.consistency != SYNC and self.priority:
-            raise UsageError(f"--priority is for --mode sync (got --mode {self.mode})")
+        _ = self.consistency  # refuses a number outside its range
 
     @property
     def consistency(self) -> Mode:
@@ -152,7 +148,5 @@ class RunConfig(ServedConfig):
             raise UsageError(
                 f"--mode {self.mode} is for the built-in trainer so far; {script[0]} can be trained in mode sync only"
             )
-        if script and self.priority:
-            raise UsageError(f"--priority is for the built-in trainer; leave it out for {script[0]}")
         if not script and self.update != "auto":
             raise UsageError("--update is for your own program; in the built-in training servers update")

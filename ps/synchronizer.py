@@ -46,7 +46,7 @@ class ServerSynchronizer(ServerUpdates):
         self._has_optimizer = optimizer is not None
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         self._client.register(arena, optimizer)
-        self.backend, self.priority = self._client.data_plane, self._client.in_slices
+        self.backend = self._client.data_plane
 
     def announce(self, learning_rate: float) -> None:
         if self._overlap:
@@ -68,17 +68,6 @@ class ServerSynchronizer(ServerUpdates):
                 self._client.commit(learning_rate)
             else:
                 self._client.average()
-
-    def commit(self, learning_rate: float) -> None:
-        if not self.priority:
-            self.finish(learning_rate)
-            return
-        with self.trace.span(FINISH):
-            self._push_rest()
-            self._client.commit(learning_rate, wait=False)
-
-    def wait_for(self, start: int, stop: int) -> None:
-        self._client.wait_for(start, stop)
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         self._client.configure(optimizer, names)

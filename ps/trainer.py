@@ -36,7 +36,6 @@ def run(config: TrainerConfig) -> None:
             timeout=config.timeout,
             data_plane=config.data_plane,
             mode=config.consistency,
-            priority=config.priority,
         )
         return synchronizer_for(client, overlap=config.overlap)
 

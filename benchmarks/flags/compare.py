@@ -50,8 +50,6 @@ class CompareConfig(TrainingConfig):
     """Back ends of the ring, separated by commas: shm, tcp. (default: both; between emulated hosts tcp)"""
     shard_optimizer: bool = False
     """A ring whose ranks update 1/N of the parameters each takes part, too."""
-    priority: bool = False
-    """Parameter servers over grpc from which the first layers' parameters come back first take part, too."""
     repetitions: int = 3
     """How often each contestant is measured; medians are reported."""
     warmup_steps: int = 3
@@ -85,8 +83,6 @@ class CompareConfig(TrainingConfig):
             raise UsageError("--repetitions must be at least 1, and --steps more than --warmup-steps")
         if not self.contestants():
             raise UsageError(f"nobody takes part: --schemes {self.schemes} with --nranks {self.nranks}")
-        if self.priority and not any(c.priority for c in self.contestants()):
-            raise UsageError("--priority needs ps over grpc in mode sync with 2 ranks or more to be compared with")
         if self.scaling == "strong":
             self._check_shares()
 
@@ -97,8 +93,8 @@ class CompareConfig(TrainingConfig):
         servers = numbers("servers", self.servers)
         backends, data_planes = self._backends()
         modes = self.ps_modes.split(",")
-        schemes, more = self.schemes.split(","), {"shard_optimizer": self.shard_optimizer, "priority": self.priority}
-        return line_up(schemes, nranks, backends, servers, data_planes, modes, **more)
+        schemes = self.schemes.split(",")
+        return line_up(schemes, nranks, backends, servers, data_planes, modes, shard_optimizer=self.shard_optimizer)
 
     def absent(self) -> dict[str, str]:
         """The schemes asked for that cannot take part on this machine or in this training, and why."""

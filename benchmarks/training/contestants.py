@@ -32,7 +32,6 @@ class Contestant:
     servers: int = 0
     mode: str = "sync"  # of parameter servers
     sharded: bool = False  # the ring's optimizer
-    priority: bool = False  # parameters come from servers first layers first, while the next forward goes on
     mkl_chooses: bool = False  # the matrix kernels: what paddle-default is held against, and no contestant
 
     @property
@@ -47,15 +46,13 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async", "ps/grpc N=2 priority",
-        "ring/shm N=4 sharded"."""
+        """As people read it: "ring/tcp N=4", "ps/shm N=2 S=2", "ps/shm N=4 async", "ring/shm N=4 sharded"."""
         backend = f"/{self.backend}" if self.scheme in ("ps", "ring") else ""
         servers = f" S={self.servers}" if self.servers > 1 else ""
         mode = "" if self.mode == "sync" else f" {self.mode}"
         sharded = " sharded" if self.sharded else ""
-        priority = " priority" if self.priority else ""
         kernels = " MKL=auto" if self.mkl_chooses else ""
-        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}{priority}{kernels}"
+        return f"{self.scheme}{backend} N={self.nranks}{servers}{mode}{sharded}{kernels}"
 
     @property
     def stem(self) -> str:
@@ -72,13 +69,12 @@ def line_up(
     ps_modes: Sequence[str] = ("sync",),
     *,
     shard_optimizer: bool = False,
-    priority: bool = False,
 ) -> list[Contestant]:
     """Every sensible combination, by number of ranks.
 
     `local` takes part with one rank only. One rank has nobody to talk to, so there one server and the first back end
     or data plane stand for all; the other data planes take part with the first number of servers only. Modes other than
-    sync take part with the first of both, and with several ranks; `priority` too, beside mode sync over grpc.
+    sync take part with the first of both, and with several ranks.
 
     Raises:
         UsageError: an unknown scheme or mode.
@@ -95,8 +91,6 @@ def line_up(
                 pairs = [(data_planes[0], s) for s in servers] + [(plane, servers[0]) for plane in data_planes[1:]]
                 if str(SYNC) in modes:
                     found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
-                if priority and count > 1 and str(SYNC) in modes and "grpc" in data_planes:
-                    found.append(Contestant("ps", "grpc", count, servers[0], priority=True))
                 if count > 1:
                     found += [Contestant("ps", data_planes[0], count, servers[0], mode) for mode in others]
             elif scheme in PEERS:

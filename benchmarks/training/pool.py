@@ -137,7 +137,6 @@ class WorkerPool:
             "backend": contestant.backend,
             "mode": contestant.mode,
             "sharded": contestant.sharded,
-            "priority": contestant.priority,
             "nranks": contestant.nranks,
             "servers": addresses,
             "rendezvous": self._hosts.meeting_place(),

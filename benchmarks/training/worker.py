@@ -200,7 +200,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
         from ps.synchronizer import synchronizer_for
 
         where, mode = (job["servers"], job["rank"], job["nranks"]), parse_mode(job["mode"])
-        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode, priority=job["priority"])
+        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode)
         return synchronizer_for(client, overlap=job["training"]["overlap"])
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer

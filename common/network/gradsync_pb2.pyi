@@ -93,7 +93,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "priority")
+    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -104,7 +104,6 @@ class Register(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     slots: _containers.RepeatedCompositeFieldContainer[Slot]
@@ -115,8 +114,7 @@ class Register(_message.Message):
     parameters: Place
     mode: str
     trace: bool
-    priority: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ..., priority: bool = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("epoch", "step")

@@ -36,7 +36,6 @@ class Synchronizer(ABC):
     mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
     staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
     serves_updates = False  # whether it is also a ServerUpdates
-    priority = False  # once attached: whether after `commit` parameters come one after the other, the first ones first
     trace: Trace = NO_TRACE
 
     def empty(self, count: int) -> FloatArray:
@@ -77,18 +76,6 @@ class Synchronizer(ABC):
 
         Buckets not marked are taken as final now. After an update the contents of the gradient buffer are undefined.
         """
-
-    def commit(self, learning_rate: float) -> None:
-        """The first half of a `finish` that ends with an update: blocks less long, if `priority`.
-
-        Gradients then stay the synchronizer's, and parameters change, until `wait_for` has returned for all of the
-        arena; other methods wait for that first.
-        """
-        self.finish(learning_rate)
-
-    def wait_for(self, start: int, stop: int) -> None:  # noqa: B027 - all are there after `finish`
-        """After `commit`: blocks until words `start`..`stop` of the arena's parameters are those after the update. They
-        stay so until the next `announce` or `mark_final`."""
 
     def settle(self) -> None:  # noqa: B027 - where ranks are always equal there is nothing to settle
         """After the last step: blocks until all ranks have called it, and their arenas hold the same parameters, to

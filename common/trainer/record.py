@@ -53,8 +53,7 @@ class RunRecord:
     warmup_steps: int  # the first of them, left out of every timing
     samples_per_s: float  # over all ranks: nranks * batch_size / median step time; of each rank, if ranks run apart
     step_ms: Quantiles  # from one step's start to the next one's
-    sync_ms: Quantiles  # exposed: blocked after the last rank's gradients were ready, update included; with --priority
-    # also in forward, by parameters that are still on their way
+    sync_ms: Quantiles  # exposed: blocked after the last rank's gradients were ready, update included
     wait_ms: Quantiles  # blocked before that: waiting for slower ranks
     phases_ms: dict[str, float]  # medians on rank 0: input, forward, backward, wait, sync
     loss: Loss

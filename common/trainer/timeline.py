@@ -25,7 +25,6 @@ class Timeline:
     ready: list[float] = field(default_factory=list)  # backward is done: the last bucket is final
     end: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
-    awaited: list[float] = field(default_factory=list)  # how long parameters under way blocked forward; empty: never
 
     def tell(self, trace: Trace) -> None:
         """Of the step under way, once it is ready."""
@@ -34,9 +33,8 @@ class Timeline:
         trace.add("backward", self.forward_done[-1], self.ready[-1])
 
     def as_array(self) -> Any:
-        """float64 [7, steps]."""
-        moments = self.begin, self.input_done, self.forward_done, self.ready, self.end
-        return np.array([*moments, self.loss, self.awaited or [0.0] * len(self.begin)], np.float64)
+        """float64 [6, steps]."""
+        return np.array([self.begin, self.input_done, self.forward_done, self.ready, self.end, self.loss], np.float64)
 
 
 def make_record(
@@ -50,26 +48,23 @@ def make_record(
     """Put all ranks' timelines side by side: what was waiting for others, and what was synchronisation?
 
     Between this rank's `ready` and the last rank's (that of the step it must have made, where ranks may run apart) lies
-    waiting, from there to `end` exposed synchronisation. While parameters of the step before are on their way, forward
-    may be blocked: that is the same two, of the step in which it happens. All this compares clocks of different
-    processes, right on one host only.
+    waiting, from there to `end` exposed synchronisation. This compares clocks of different processes, right on one host
+    only.
     """
-    ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 7, steps]
-    begin, input_done, forward_done, ready, end, _, awaited = ranks[synchronizer.rank]
+    ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
+    begin, input_done, forward_done, ready, end, _ = ranks[synchronizer.rank]
     late = synchronizer.staleness
     others_ready = np.full(len(ready), -np.inf)  # when all had made the step without which this one cannot end
     if late is not None:
         others_ready[late:] = ranks[:, 3, : max(0, len(ready) - late)].max(0)
     all_ready = np.clip(others_ready, ready, end)
-    others_were_ready = np.concatenate([[-np.inf], others_ready[:-1]])  # in the step before; forward is blocked at once
-    awaited_others = np.clip(others_were_ready - input_done, 0, awaited)
-    wait, sync = all_ready - ready + awaited_others, end - all_ready + awaited - awaited_others
+    wait, sync = all_ready - ready, end - all_ready
     steps = np.diff(ranks[:, 0], append=ranks[:, 4, -1:])
     step = steps[synchronizer.rank]
     rates = config.batch_size / np.median(steps[:, warmup:], axis=1)
     phases = {
         "input": input_done - begin,
-        "forward": forward_done - input_done - awaited,
+        "forward": forward_done - input_done,
         "backward": ready - forward_done,
         "wait": wait,
         "sync": sync,

@@ -16,7 +16,6 @@ from paddle.nn import functional
 from common.errors import LayoutMismatch, PeerError
 from common.launch.config import TrainingConfig
 from common.paddle_api.binding import ModelArena, digest_of_model, layout_of
-from common.paddle_api.layer_waits import LayerWaits
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 from common.trainer.data import Dataset, Split, load_dataset, rank_batches
@@ -70,7 +69,6 @@ def train(
     arena = Arena(layout_of(model), empty=synchronizer.empty)
     bound = ModelArena(model, arena, synchronizer.mark_final)
     synchronizer.attach(arena, config.make_optimizer())
-    waits = LayerWaits(model, arena.layout, synchronizer)
     check_same_flags(config, synchronizer)
     synchronizer.trace.read_clocks(synchronizer)
     total = config.total_steps(steps_per_epoch)
@@ -81,7 +79,6 @@ def train(
             images, labels = (paddle.to_tensor(part) for part in next(batches))
             timeline.input_done.append(time.monotonic())
             loss = functional.cross_entropy(model(images), labels)
-            timeline.awaited.append(waits.rest())
             timeline.forward_done.append(time.monotonic())
             synchronizer.announce(config.lr)
             bound.before_backward()
@@ -89,12 +86,10 @@ def train(
             bound.after_backward()
             timeline.ready.append(time.monotonic())
             timeline.tell(synchronizer.trace)
-            end_step = synchronizer.commit if step + 1 < total else synchronizer.finish
-            end_step(config.lr)
+            synchronizer.finish(config.lr)
             timeline.end.append(time.monotonic())
         timeline.loss.append(float(loss))
         on_step(step + 1, total, timeline.loss[-1])
-    waits.close()
     with naming_the_step(total - 1, total):
         synchronizer.settle()
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None

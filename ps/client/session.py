@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from types import TracebackType
 from typing import Any
@@ -51,7 +51,6 @@ from ps.planes.frames import Outgoing, frames, read_server, to_bytes
 from ps.planes.lanes import Lane, Lanes
 from ps.planes.shared_memory import OthersMemory, Unreachable, place_of, probe_of
 from ps.planes.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
-from ps.store.arrivals import Arrivals
 from ps.store.modes import SYNC, Mode
 from ps.store.shards import Shard, plan_shards, shard_of_bucket
 
@@ -70,7 +69,6 @@ class Session:
         self.name = name
         self.heard_at = time.monotonic()
         self.version = -1  # how many steps the parameters that have wholly arrived are old
-        self._arrived = Arrivals()  # of the next version
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self.state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
         self._gathering = bytearray()  # what has arrived of the next one
@@ -98,16 +96,10 @@ class Session:
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
 
-    def send(self, messages: Iterable[TrainerMessage | Outgoing], *, at: int | None = None) -> None:
+    def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
         """Queue messages for gRPC, as Outbox.put."""
         self._unanswered = True
-        self.outbox.put(messages, at=at)
-
-    def has(self, version: int, start: int, stop: int) -> bool:
-        """Whether what lies of words start..stop in the shard is as after so many steps: those of `version`, or one
-        more."""
-        start, stop = max(start, self.shard.start), min(stop, self.shard.stop)
-        return self.version >= version or self._arrived.cover(start, stop)
+        self.outbox.put(messages)
 
     def ask(self, *, events: bool, timeout: float) -> ServerAnswer:
         """What the server has to say for a trace."""
@@ -164,7 +156,6 @@ class Session:
         with self._changed:
             if kind == "served":
                 self.version, self.average_at = message.served.step, message.served.gradients
-                self._arrived.clear()
             elif kind == "plane":
                 self.plane = message.plane
             elif kind == "gathered":
@@ -189,9 +180,6 @@ class Session:
         if self._leaving:
             return
         self.served[chunk.start : chunk.start + data.size] = data
-        with self._changed:
-            self._arrived.add(chunk.start, chunk.start + data.size)
-            self._changed.notify_all()
 
     def _note_error(self, error: GradSyncError) -> None:
         with self._changed:
@@ -208,8 +196,6 @@ class Client:
     Args:
         data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
             host; "grpc", in messages; "auto": shm with each server that can reach this process's memory.
-        priority: over gRPC, in sync mode, what lies first in the arena is sent first both ways, so that a `commit` that
-            does not wait can be followed by `wait_for` what is needed first.
 
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
@@ -224,7 +210,6 @@ class Client:
         timeout: float = 30.0,
         data_plane: str = "auto",
         mode: Mode = SYNC,
-        priority: bool = False,
     ) -> None:
         check_rank(rank, nranks)
         self._asked_plane = choose("data plane", data_plane, DATA_PLANES)
@@ -239,9 +224,6 @@ class Client:
         self._gathers = 0
         self._ahead: Commit | None = None  # how the step under way was committed ahead
         self._may_commit_ahead = self._may_hold = False
-        self._priority = priority
-        self.in_slices = False  # whether a commit need not wait; known once registered
-        self._returning = False  # the last commit has not waited for all
         self._changed = threading.Condition()
         self._sessions: list[Session] = []
         self._buckets: tuple[Bucket, ...] = ()
@@ -287,7 +269,7 @@ class Client:
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
         if self.mode != SYNC:
             message.mode = str(self.mode)
-        message.trace, message.priority = self.trace.active, self._priority
+        message.trace = self.trace.active
         if self._asked_plane != "grpc":
             message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
             if self.mode != SYNC:
@@ -302,14 +284,11 @@ class Client:
         self._share_memory()
         self._may_commit_ahead = self.mode == SYNC and optimizer is not None
         self._may_hold = all(session.plane.refusal for session in self._sessions)
-        self.in_slices = self._may_commit_ahead and self._may_hold and self._priority
-        for session in self._sessions:
-            session.outbox.by_place = self.in_slices
 
     def push(self, bucket: int) -> None:
         """Send a bucket's gradients, each server its part. Returns at once; they must stay as they are until `commit`
         has returned."""
-        self.wait_for_all()
+        self._check_process()
         where = self._buckets[bucket]
         if not self._told_of_gradients:
             self._tell_of_gradients()
@@ -323,7 +302,7 @@ class Client:
                 gradients = self.gradients[part.start : part.stop]
                 label = {"epoch": self.epoch, "step": self.step, "bucket": bucket}
                 messages = frames(TrainerMessage, "gradients", gradients, first=part.start, **label)
-                session.send(self.trace.sending(messages, bucket), at=part.start)
+                session.send(self.trace.sending(messages, bucket))
             else:
                 words = Chunk(epoch=self.epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 self.trace.moment("sent", bucket)
@@ -338,7 +317,7 @@ class Client:
             hold: parameters stay as they are until `commit`, which only those can that come over gRPC: elsewhere
                 nothing happens. Otherwise they may change at once.
         """
-        self.wait_for_all()
+        self._check_process()
         if self._ahead is not None or not self._may_commit_ahead or (hold and not self._may_hold):
             return
         self._ahead = Commit(update=True, learning_rate=learning_rate)
@@ -347,52 +326,26 @@ class Client:
                 session.welcome.clear()
         self._send_commit(Commit(update=True, learning_rate=learning_rate, ahead=True), self._arena.parameters)
 
-    def commit(
-        self,
-        learning_rate: float,
-        *,
-        used: bytes = b"",
-        again: bool = False,
-        replaced: bool = False,
-        wait: bool = True,
-    ) -> None:
+    def commit(self, learning_rate: float, *, used: bytes = b"", again: bool = False, replaced: bool = False) -> None:
         """End the step, all buckets having been pushed: blocks until the new parameters are in the arena.
 
         Args:
             used: a byte for each slot, not zero if backward reached it; empty: it reached all.
             again: nothing was pushed; use the average that ended the step before.
             replaced: the arena's parameters were changed since the last step: go on from rank 0's.
-            wait: if not, and `in_slices`, it returns at once. Until `wait_for_all` has returned, gradients must stay as
-                they are and parameters change, but for what `wait_for` has returned for. Pushing, the next commit,
-                gathering and leaving well wait for all first.
         """
-        self.wait_for_all()
+        self._check_process()
         if replaced:
             self._send_parameters()
         self._end_step(
             Commit(update=True, learning_rate=learning_rate, used=used, again=again, replaced=replaced),
             self._arena.parameters,
-            wait=wait or not self.in_slices,
         )
-
-    def wait_for(self, start: int, stop: int) -> None:
-        """Block until words start..stop of the arena's parameters are those after the last commit."""
-        self._check_process()
-        if self._returning:
-            doing = f"waiting for words {start}..{stop} of the result of step {self.step}"
-            self._wait(lambda session: session.has(self.step + 1, start, stop), doing)
-
-    def wait_for_all(self) -> None:
-        """Block until the step is complete that the last commit ended without waiting."""
-        self._check_process()
-        if self._returning:
-            self._await_result()
-            self.trace.moment("received", step=self.step - 1)
 
     def average(self) -> None:
         """End the step, all buckets having been pushed, without an update: blocks until the mean gradients are in the
         arena."""
-        self.wait_for_all()
+        self._check_process()
         self._end_step(Commit(), self.gradients)
 
     def pull(self) -> None:
@@ -468,7 +421,7 @@ class Client:
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every trainer's `values` (equal shape and dtype), stacked in rank order; not within a step."""
-        self.wait_for_all()
+        self._check_process()
         mine = np.array(values, order="C")
         sequence, self._gathers = self._gathers, self._gathers + 1
         first = self._sessions[0]
@@ -495,9 +448,6 @@ class Client:
         """Leave the group; idempotent. In a forked child it does nothing."""
         if os.getpid() != self._process:
             return
-        if not reason:
-            with suppress(GradSyncError):
-                self.wait_for_all()
         goodbye = TrainerMessage(goodbye=Goodbye(epoch=self.epoch, reason=reason))
         if reason and (heard := next((session.error for session in self._sessions if session.error), None)):
             goodbye.goodbye.because.kind, goodbye.goodbye.because.message = type(heard).__name__, str(heard)
@@ -623,7 +573,7 @@ class Client:
                 frames(TrainerMessage, "parameters", mine, first=shard.start, epoch=self.epoch, step=self.step)
             )
 
-    def _end_step(self, commit: Commit, served: FloatArray, *, wait: bool = True) -> None:
+    def _end_step(self, commit: Commit, served: FloatArray) -> None:
         if self._ahead is None:
             self._send_commit(commit, served)
         elif commit != self._ahead:
@@ -634,16 +584,10 @@ class Client:
         self._ahead = None
         for session in self._sessions:
             session.welcome.set()
-        self._returning = not wait
-        if wait:
-            self._await_result()
-            self._copy_out(served, [s.parameters if commit.update else self._average_of(s) for s in self._sessions])
-            self.trace.moment("received")
-
-    def _await_result(self) -> None:
-        self._returning = False
         self._wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
         self.step += 1
+        self._copy_out(served, [s.parameters if commit.update else self._average_of(s) for s in self._sessions])
+        self.trace.moment("received")
 
     def _average_of(self, session: Session) -> FloatArray | None:
         """The averaged gradients that ended the step, in the server's memory; None if they were sent."""

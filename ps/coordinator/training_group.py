@@ -279,7 +279,6 @@ class TrainingGroup:
                 raise ProtocolError(f"rank {rank} registered for mode {self._mode} without an optimizer")
             self._store = self._make_store(*layout_of(register))
         self._planes[rank] = self._plane_for(rank, register)
-        self._outboxes[rank].by_place = register.priority
         self._registered.add(rank)
         self._someone_waits()
         self._begin_if_ready()
@@ -597,7 +596,7 @@ class TrainingGroup:
             if self._planes[rank].refusal:
                 self._pace.served[rank] += served.nbytes
                 messages = frames(ServerMessage, "parameters", served, first=first, epoch=self.epoch, step=step)
-                outbox.put(messages, at=first)
+                outbox.put(messages)
 
     def _answer_all(self, served: Served) -> None:
         """Tell all trainers that everything has been served."""
@@ -686,7 +685,7 @@ class TrainingGroup:
         if now - self._sign_at > SIGN_S:
             self._sign_at = now
             for rank in self._outboxes.keys() - self._gone:
-                self._outboxes[rank].put([ServerMessage()], at=0)
+                self._outboxes[rank].put([ServerMessage()])
 
     def _nobody_waits(self) -> None:
         self._waiting_since = None

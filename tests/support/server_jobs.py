@@ -37,11 +37,11 @@ everywhere = pytest.mark.parametrize(
 
 @contextmanager
 def job(nranks: int, servers: int, plane: str, *, overlap: bool = True, mode: Mode = SYNC) -> Iterator[Make]:
-    """Data plane "mixed": rank 1 has none but grpc; "priority": grpc, the front first."""
-    of_rank = {"mixed": ("shm", "grpc", "shm"), "priority": ("grpc",) * 3}.get(plane, (plane,) * 3)
+    """Data plane "mixed": rank 1 has none but grpc."""
+    of_rank = {"mixed": ("shm", "grpc", "shm")}.get(plane, (plane,) * 3)
 
     def make(rank: int, nranks: int) -> ServerSynchronizer:
-        client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode, priority=plane == "priority")
+        client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode)
         return synchronizer_for(client, overlap=overlap)
 
     with serving(nranks, servers) as addresses:

@@ -39,7 +39,6 @@ __all__ = [
     "raw_session",
     "serving",
     "take_step",
-    "without_waiting",
 ]
 
 DEADLINE_S = 20.0
@@ -140,14 +139,6 @@ PLANES: dict[str, list[tuple[str, bool]]] = {  # each rank's data plane, and whe
     "rank 1 over grpc": [("auto", True), ("grpc", True), ("auto", True)],
 }
 planes = pytest.mark.parametrize("planes", PLANES.values(), ids=PLANES)
-
-
-def without_waiting(client: Client, arena: Arena) -> None:
-    """A step whose parameters are on their way."""
-    arena.gradients.fill(1)
-    for bucket in range(len(arena.buckets)):
-        client.push(bucket)
-    client.commit(RATE, wait=False)
 
 
 def outcomes_within(seconds: float, function: Callable[[], object]) -> list[BaseException]:

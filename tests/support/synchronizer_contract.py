@@ -98,31 +98,6 @@ def check_an_announced_learning_rate_changes_no_bits(make: Make, nranks: int) ->
     assert_all_equal(run(make, nranks, body), after_sgd(nranks, RATES))
 
 
-def check_a_step_may_be_committed_and_waited_for_parameter_by_parameter(make: Make, nranks: int) -> None:
-    """Announced or not; what has been waited for is new, and after all of it the next step may begin."""
-
-    def body(synchronizer: Synchronizer) -> list[np.ndarray]:
-        arena, seen = new_arena(synchronizer), []
-        synchronizer.attach(arena, SGD())
-        for step, rate in enumerate(RATES):
-            if step % 2:
-                synchronizer.announce(rate)
-            arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
-            for bucket in range(1, BUCKETS):
-                synchronizer.mark_final(bucket)
-            synchronizer.commit(rate)
-            seen.append(np.zeros_like(arena.parameters))
-            for slot in arena.layout.slots:
-                synchronizer.wait_for(slot.start, slot.stop)
-                seen[-1][slot.start : slot.stop] = arena.parameters[slot.start : slot.stop]
-        return [*seen, synchronizer.all_gather(arena.parameters)[0]]
-
-    results = run(make, nranks, body)
-    for step in range(len(RATES)):
-        assert_all_equal([seen[step] for seen in results], after_sgd(nranks, RATES[: step + 1]))
-    assert_all_equal([seen[-1] for seen in results], after_sgd(nranks, RATES))
-
-
 def check_the_order_of_marking_does_not_matter(make: Make, nranks: int) -> None:
     """Every rank marks in another order, and in another one each step."""
 
@@ -271,7 +246,6 @@ CHECKS: list[Check] = [
     check_a_step_is_the_mean_and_sgd,
     check_steps_follow_each_other_at_changing_learning_rates,
     check_an_announced_learning_rate_changes_no_bits,
-    check_a_step_may_be_committed_and_waited_for_parameter_by_parameter,
     check_the_order_of_marking_does_not_matter,
     check_finish_takes_unmarked_buckets_as_final,
     check_marking_twice_is_refused,

@@ -37,7 +37,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("compare")
     schemes = ["--schemes", "local,ps,ring,paddle,torch-ddp", "--nranks", "1,3", "--ps-modes", "sync,ssp:0,geo:2"]
-    schemes += ["--shard-optimizer", "--priority"]
+    schemes += ["--shard-optimizer"]
     folders = ["--out", str(out), "--history", str(out / "history"), "--trace", str(out / "traces")]
     return run("compare", *TINY, *schemes, *folders, "--lang", "zh"), out
 
@@ -73,15 +73,14 @@ def test_every_contestant_leaves_a_trace(
         if "N=3" in name and "geo" not in name:
             servers = 0 if "ring" in name else 2 if "S=2" in name else 1
             check_trace(trace, nranks=3, servers=servers, steps=range(4), buckets=1)
-    for name in ("ps-grpc_N=3", "ps-grpc_N=3_priority"):
-        check_causes(traces[name], nranks=3, steps=range(4), buckets=1)
+    check_causes(traces["ps-grpc_N=3"], nranks=3, steps=range(4), buckets=1)
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
     certificate = results["certificate"]
     assert certificate["identical"]
     assert certificate["passed"]
-    assert len(certificate["schemes"]) == 14 + 2 * TORCH
+    assert len(certificate["schemes"]) == 13 + 2 * TORCH
     assert len({certificate["schemes"][n] for n in ("local N=1", "ps/shm N=1", "ring/shm N=1")}) == 1
     others = ("geo", "paddle", "torch")
     in_step = {v for n, v in certificate["schemes"].items() if "N=3" in n and not any(other in n for other in others)}
@@ -132,7 +131,6 @@ def test_the_environment_is_told(results: dict[str, Any]) -> None:
         (["compare", "--schemes", "local", "--nranks", "2"], "nobody takes part"),
         (["compare", "--steps", "2", "--warmup-steps", "2"], "--steps more than --warmup-steps"),
         (["compare", "--backends", "shmem"], "did you mean 'shm'"),
-        (["compare", "--priority", "--data-planes", "shm"], "--priority needs ps over grpc in mode sync with 2 ranks"),
         (["compare", "--hosts", "2", "--backends", "shm"], "shm does not reach other hosts"),
         (["compare", "--latency", "1ms"], "--latency is for emulated hosts; give --hosts too"),
     ],

@@ -14,7 +14,7 @@ from tests.support.server_jobs import make_arena
 
 
 class NotingClient:
-    rank, nranks, servers, data_plane, mode, in_slices = 0, 1, ("nowhere:1",), "none", SYNC, False
+    rank, nranks, servers, data_plane, mode = 0, 1, ("nowhere:1",), "none", SYNC
 
     def __init__(self) -> None:
         self.notes: list[object] = []

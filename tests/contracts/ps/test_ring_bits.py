@@ -12,7 +12,7 @@ from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Adam, Momentum, Optimizer
 from ps.store.modes import SYNC, Mode
 from tests.support.groups import mesh_groups, on_threads, reduced, sample
-from tests.support.server_jobs import BETWEEN, everywhere, job, make_arena
+from tests.support.server_jobs import everywhere, job, make_arena
 
 STEPS = 5
 OPTIMIZERS = [Adam(learning_rate=0.01), Momentum(learning_rate=0.01, momentum=0.8)]
@@ -32,8 +32,7 @@ def train(synchronizer: Synchronizer, optimizer: Optimizer) -> list[FloatArray]:
                 arena.gradients[slot.start : slot.stop] = sample(synchronizer.rank, slot.size, "float32", seed=step)
             for bucket in reversed(range(len(arena.buckets))):
                 synchronizer.mark_final(bucket)
-            synchronizer.commit(optimizer.learning_rate / (1 + step))
-            synchronizer.wait_for(0, arena.layout.length)
+            synchronizer.finish(optimizer.learning_rate / (1 + step))
             seen.append(arena.parameters.copy())
     return seen
 
@@ -56,9 +55,7 @@ def assert_same(got: list[list[FloatArray]], expected: list[FloatArray]) -> None
             assert mine.tobytes() == theirs.tobytes(), f"rank {rank} after {step} steps"
 
 
-@pytest.mark.parametrize(
-    ("nranks", "servers", "plane"), [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN, (3, 2, "priority")]
-)
+@everywhere
 @pytest.mark.parametrize("mode", [SYNC, Mode("ssp", 0)], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_servers_and_ring_give_the_same_bits(

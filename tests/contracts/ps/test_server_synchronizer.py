@@ -36,13 +36,6 @@ def test_contract_between_ranks(check: Check, nranks: int, servers: int, plane: 
         check(make, nranks)
 
 
-@pytest.mark.parametrize("check", [*CHECKS, *BETWEEN_RANKS], ids=name_of)
-def test_contract_with_priority(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.coordinator.training_group.PIECE", 1024)
-    with job(2, 2, "priority") as make:
-        check(make, 2)
-
-
 @everywhere
 def test_overlap_changes_no_bits(nranks: int, servers: int, plane: str) -> None:
     with job(nranks, servers, plane) as overlapping, job(nranks, servers, plane, overlap=False) as waiting:

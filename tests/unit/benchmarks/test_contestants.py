@@ -59,13 +59,6 @@ def test_a_sharded_optimizer_takes_part_with_the_first_back_end_and_several_rank
     assert all(c.exact for c in found)
 
 
-def test_priority_takes_part_beside_the_same_without_it() -> None:
-    found = line_up(["ps"], [1, 2], ["shm"], [1, 2], ["shm", "grpc"], ["sync", "async"], priority=True)
-    after_the_usual = ["ps/shm N=2", "ps/shm N=2 S=2", "ps/grpc N=2", "ps/grpc N=2 priority", "ps/shm N=2 async"]
-    assert [c.name for c in found] == ["ps/shm N=1", *after_the_usual]
-    assert [c.name for c in found if c.exact] == ["ps/shm N=1", *after_the_usual[:-1]]
-
-
 def test_local_has_one_rank_only() -> None:
     assert names(["local"], [2, 4], ["shm"], [1], ["shm"]) == []
 

@@ -57,7 +57,6 @@ def test_flags_make_a_mode(kind: Callable[..., TrainerConfig | RunConfig]) -> No
         ({"mode": "ssp", "local_steps": 1}, r"^--local-steps is for --mode geo \(got --mode ssp\)$"),
         ({"mode": "geo", "local_steps": 0}, "^--local-steps must be in 1"),
         ({"mode": "ssp", "staleness": -1}, "^--staleness must be in 0"),
-        ({"mode": "async", "priority": True}, r"^--priority is for --mode sync \(got --mode async\)$"),
     ):
         with pytest.raises(UsageError, match=text):
             kind(**flags)
@@ -69,5 +68,3 @@ def test_a_script_is_trained_in_sync_mode_only() -> None:
     text = "^--mode async is for the built-in trainer so far; train.py can be trained in mode sync only$"
     with pytest.raises(UsageError, match=text):
         RunConfig(mode="async").check_script(["train.py"])
-    with pytest.raises(UsageError, match=r"^--priority is for the built-in trainer; leave it out for train\.py$"):
-        RunConfig(priority=True).check_script(["train.py"])

@@ -163,26 +163,3 @@ def test_waiting_is_for_the_step_that_others_must_have_made(staleness: int | Non
     assert record.wait_ms.p50 + record.sync_ms.p50 == pytest.approx(950.0)
     assert record.samples_per_s == pytest.approx(2 * 8 / 2.0 if rate == 1 else 8 / 2.0 + 8 / 4.0)
     assert record.mode == "sync"
-
-
-@pytest.mark.parametrize(("blocked", "wait", "sync"), [(0.0, 50, 0), (0.03, 80, 0), (0.3, 100, 250)])
-def test_what_forward_is_blocked_is_no_forward(blocked: float, wait: float, sync: float) -> None:
-    """The other rank is ready 0.2 s after this one, and so 0.05 s after this one's next forward has begun."""
-    from common.trainer.training import Timeline, make_record
-
-    class Pair(LocalSynchronizer):
-        nranks = 2
-
-        def all_gather(self, values: np.ndarray) -> np.ndarray:
-            other = values.copy()
-            other[3] = values[3] + 0.2
-            return np.stack([values, other])
-
-    begin = np.arange(0.0, 5.0)
-    moments = (list(begin + after) for after in (0.0, 0.05, 0.5, 0.9, 0.95, 0.7))
-    timeline = Timeline(*moments, awaited=[0.0, *[blocked] * 4])
-    record = make_record(TrainingConfig(batch_size=8), Pair(), timeline, 1, None, "digest")
-    found = record.phases_ms
-    assert found["forward"] == pytest.approx(450 - 1e3 * blocked)
-    assert (found["wait"], found["sync"]) == (pytest.approx(wait), pytest.approx(sync))
-    assert sum(found.values()) == pytest.approx(950)

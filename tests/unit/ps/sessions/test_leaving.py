@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 import pytest
 
@@ -28,7 +26,6 @@ from tests.support.sessions import (
     raw_session,
     serving,
     take_step,
-    without_waiting,
 )
 
 
@@ -123,30 +120,17 @@ def test_the_other_servers_hear_from_trainers_who_is_frozen() -> None:
         assert_all([*errors[1:], failure_of(first)], PeerStalled, text)
 
 
-def wait_for_a_slice(client: Client, arena: Arena) -> None:
-    """Of server 1, where there are two."""
-    without_waiting(client, arena)
-    client.wait_for(arena.layout.length - 16, arena.layout.length)
-
-
-whichever_wait = pytest.mark.parametrize(
-    ("step", "options"), [(take_step, {}), (wait_for_a_slice, {"data_plane": "grpc", "priority": True})]
-)
-
-
-def close_server_1_in_mid_training(
-    step: Callable[[Client, Arena], None] = take_step, **options: Any
-) -> tuple[str, list[BaseException | None]]:
+def close_server_1_in_mid_training() -> tuple[str, list[BaseException | None]]:
     """The closed server's name, and what its two trainers and server 0 raise."""
 
     def body(client: Client, arena: Arena) -> None:
         take_step(client, arena)
         if client.rank == 1:
             group[1].close()
-        step(client, arena)
+        take_step(client, arena)
 
     with serving(2, 2) as group:
-        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body, **options))
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
         return f"server 1 at {group[1].address}", [*errors, failure_of(group[0])]
 
 
@@ -156,17 +140,13 @@ def test_a_server_that_closes_in_mid_training_fails_all() -> None:
     assert isinstance(errors[-1], PeerLost)
 
 
-@whichever_wait
-def test_a_server_that_closes_in_mid_training_is_named(step: Any, options: dict[str, Any]) -> None:
-    name, errors = close_server_1_in_mid_training(step, **options)
+def test_a_server_that_closes_in_mid_training_is_named() -> None:
+    name, errors = close_server_1_in_mid_training()
     assert all(isinstance(error, PeerError) for error in errors), errors
     assert all(name in str(error) for error in errors[:2]), errors
 
 
-@whichever_wait
-def test_a_server_that_does_not_answer_is_named(
-    step: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.client.session.GRACE", 0.0)
     stop = threading.Event()
 
@@ -176,14 +156,13 @@ def test_a_server_that_does_not_answer_is_named(
             return
         client.timeout = 0.3  # the server itself would wait much longer
         try:
-            step(client, arena)
+            take_step(client, arena)
         finally:
             stop.set()
 
     with serving(2) as (server,):
-        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, **options))
-        what = "words 384..400 of the result" if options else "the result"
-        text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for {what} of step 0"
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        text = f"server 0 at {server.address} did not answer within 0.3 s while waiting for the result of step 0"
         assert_all(errors[:1], PeerStalled, text)
 
 

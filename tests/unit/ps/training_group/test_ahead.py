@@ -6,24 +6,16 @@ import numpy as np
 import pytest
 
 from common.errors import PeerLost, PeerStalled, ProtocolError
-from ps.coordinator.training_group import ServerOutbox, TrainingGroup
-from ps.planes.wire import data_of
 from tests.support.trainer_messages import (
     BUCKETS,
     LAYOUT,
     Clock,
-    Inbox,
     Setting,
     commit_message,
-    drawn,
-    enter,
     expected_after,
     goodbye_message,
     gradient_message,
     outcome_of,
-    parameters_message,
-    parameters_of,
-    register_message,
     running,
     stalled,
 )
@@ -58,31 +50,6 @@ def test_what_has_come_from_all_is_served_while_the_rest_is_on_its_way() -> None
         inbox.parameters(1, mine)
         assert mine.tobytes() == after.tobytes()
         assert inbox.version == 1
-
-
-@pytest.mark.parametrize(("priority", "order"), [(False, [64, 0]), (True, [0, 64])])
-def test_parameters_that_wait_are_sent_front_first_to_those_who_ask_for_it(priority: bool, order: list[int]) -> None:
-    """Buckets become ready from the back to the front; the other trainer, who takes them at once, has them so."""
-    setting = Setting(TrainingGroup(2), [Inbox(), ServerOutbox()])  # type: ignore[list-item]
-    for rank in range(2):
-        message = register_message(rank)
-        message.register.priority = priority and rank == 1
-        enter(setting.group, message, setting.inboxes[rank])
-    setting.say(0, parameters_message(0, parameters_of(0)))
-    for rank in range(2):
-        setting.say(rank, commit_message(0, ahead=True))
-    for bucket in range(len(BUCKETS)):
-        for rank in range(2):
-            push_bucket(setting, rank, bucket)
-    assert [m.parameters.start for m in setting.inboxes[0].of_kind("parameters")] == [0, 64, 0]
-    for rank in range(2):
-        setting.say(rank, goodbye_message())
-    messages = drawn(setting.inboxes[1])
-    kinds = [m.WhichOneof("kind") for m in messages]
-    assert kinds == ["plane", "parameters", "served", *["parameters"] * 2, "served"]
-    assert [m.parameters.start for m in messages[3:5]] == order
-    after = np.concatenate([data_of(m.parameters) for m in sorted(messages[3:5], key=lambda m: m.parameters.start)])
-    assert after.tobytes() == expected_after(1, 2).tobytes()
 
 
 def test_who_committed_ahead_and_fell_silent_is_named() -> None:
