@@ -76,7 +76,7 @@ def interrupted_when(
         environment = {**os.environ, PROGRESS_VARIABLE: str(told)}
         with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as process:
             try:
-                wait_until(lambda: reached(told_by(told)[1]), 60)
+                wait_until(lambda: reached(told_by(told)), 60)
                 process.send_signal(signal.SIGINT)
                 out, err = process.communicate(timeout=30)
             finally:

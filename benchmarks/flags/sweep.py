@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from benchmarks.flags.compare import numbers
-from benchmarks.netlab.cluster import BIT_UNITS, ClusterConfig, Hosts, quantity
-from benchmarks.netlab.pacing import MOST_BYTES_PER_S, PACED, PacedHost
+from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.errors import UsageError, choose
@@ -19,7 +17,6 @@ from common.launch.config import check_rank
 
 __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 
-MOST_PROFILE_S = 60
 MOST_LATE_S = 20  # less than what other libraries wait for a rank
 UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -47,37 +44,27 @@ class SweepConfig:
     late: float = 2.0
     """How many seconds the last rank comes late where it is measured what waiting costs the others, with all_reduce;
     0: that is not measured."""
-    profile: float = 0.0
-    """After the rounds, for how many seconds to sample all cores while each backend runs at each size (needs perf, and
-    root); where their time goes is written to profile.md, in English. 0: not at all."""
     out: Path = Path("out/sweep")
-    """Folder for sweep.json, sweep.md, sweep.html and profile.md."""
+    """Folder for sweep.json, sweep.md and sweep.html."""
     lang: str = "en"
     """Language of the report: en or zh."""
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
-    pace: str | None = None
-    """Without emulated hosts, and without root: the kernel sends no faster than this over each of the ring's TCP
-    connections (100mbit, 1gbit, ...). Rate-limited sockets, not a network; neither gRPC nor other libraries."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         choose("language", self.lang, LANGUAGES)
         choose("op", self.op, OPERATIONS)
-        if self.pace is not None:
-            self._check_pace()
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
         for name in self.names():
             choose("backend", name, [peer for peer in PEERS if peer != "link"])
             if name not in self._possible:
-                where = "paced sockets" if self.pace else "one host" if self.cluster.hosts is None else "emulated hosts"
+                where = "one host" if self.cluster.hosts is None else "emulated hosts"
                 there = ", ".join(self._possible)
                 raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
         if not self.bytes:
             raise UsageError("--sizes must name at least one size")
-        if not 0 <= self.profile <= MOST_PROFILE_S:
-            raise UsageError(f"--profile must be from 0 to {MOST_PROFILE_S} seconds (got {self.profile:g})")
         if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0 or not 0 <= self.late <= MOST_LATE_S:
             raise UsageError(
                 f"--repetitions and --servers must be at least 1, --seconds positive, --late from 0 to {MOST_LATE_S}"
@@ -89,29 +76,7 @@ class SweepConfig:
 
     @property
     def _possible(self) -> tuple[str, ...]:
-        return PACED[self.op] if self.pace else possible(self.op, emulated=self.cluster.hosts is not None)
-
-    def _check_pace(self) -> None:
-        if self.cluster.hosts is not None:
-            raise UsageError("--pace is for this host as it is; the rate of emulated hosts is --link")
-        if self.op not in PACED:
-            raise UsageError(f"--pace covers the ring's sockets, not gRPC's; for --op {self.op} give --hosts (as root)")
-        if self._rate() > MOST_BYTES_PER_S:
-            raise UsageError(f"--pace must be at most 34gbit (got {self.pace})")
-
-    def _rate(self) -> float:
-        """To which sockets are paced, in bytes/s."""
-        return quantity("pace", self.pace or "", BIT_UNITS, "1gbit") / 8
-
-    def make_hosts(self) -> Hosts:
-        """Where it is measured, to be entered."""
-        return PacedHost(int(self._rate())) if self.pace else self.cluster.make()
-
-    def where(self) -> dict[str, Any] | None:
-        """The same for results; None for this host as it is."""
-        if self.pace is None:
-            return self.cluster.describe()
-        return {"words": f"rate-limited sockets ({self.pace}), not a network", "paced_bytes_per_s": self._rate()}
+        return possible(self.op, emulated=self.cluster.hosts is not None)
 
     @property
     def bytes(self) -> list[int]:

@@ -9,7 +9,7 @@ flags = { nranks = [1, 2], steps = 30 }       a list is joined by commas, true a
 matrix = { batch-size = [16, 64] }     one part for each combination of these flags
 script = "train.py"                    of compare: a program, found from the TOML file's folder
 arguments = ["--data-dir", "{mnist}"]  the program's; {mnist} and {fashion-mnist} are folders of these data sets
-minutes = 3                            about how long it takes, for the time left
+minutes = 3                            about how long it takes
 limit = 60                             minutes after which it is ended
 """
 

@@ -28,10 +28,9 @@ from common.errors import CertificateFailed
 from common.launch.launch import Job
 from common.system.mkl import wanted_cpu_type
 
-__all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "share_of", "take_up"]
+__all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "take_up"]
 
 POLL_S = 0.2
-NEARLY = 0.99  # the most that a part that has not ended is told to have done
 TOLD = "progress"  # the file in which a part tells how far it is
 PACKAGES = ("benchmarks", "collective", "common", "ps")
 
@@ -68,7 +67,7 @@ class RunningPart:
         folder: its own, in the folder of the job.
         words: its command, after `python`.
         print_of_part: its fingerprint.
-        show: shows what share of the part is done, and what it does now.
+        show: shows what the part does now.
     """
 
     def __init__(
@@ -79,13 +78,12 @@ class RunningPart:
         folder: Path,
         words: Sequence[str],
         print_of_part: str,
-        show: Callable[[float, str], None],
+        show: Callable[[str], None],
     ) -> None:
         self.outcome, self.ended = outcome, False
         self._job, self._folder, self._words, self._print, self._show = job, folder, words, print_of_part, show
         self.begun = False
         self._child: subprocess.Popen[bytes] | None = None
-        self._share_before = share_of(outcome, folder)
         self._resources, self._turns = ExitStack(), socket.socket(socket.AF_UNIX)
 
     def __enter__(self) -> RunningPart:
@@ -114,8 +112,7 @@ class RunningPart:
             if self._has_made_a_round():
                 keep(self.outcome, self._folder, self._print, begun=True)
                 return
-            share, what = told_by(self._folder / TOLD)
-            self._show(min(NEARLY, self._share_before + share), what)
+            self._show(told_by(self._folder / TOLD))
             late = self.outcome.seconds > 60 * self.outcome.part.limit
         self._job.end(self._child)
         self.ended = True
@@ -123,7 +120,6 @@ class RunningPart:
         judge(self.outcome, self._folder, 0 if late else self._child.returncode, late=late)
         keep(self.outcome, self._folder, self._print)
         (self._folder / ROUNDS_FILE).unlink(missing_ok=True)
-        self._show(1.0, "")
 
     def interrupt(self) -> None:
         """The job has ended: what there is of a part that has not, it has in whole rounds."""
@@ -162,11 +158,6 @@ class RunningPart:
             assert self._child
             self._child.wait(POLL_S)
         return False
-
-
-def share_of(outcome: Outcome, folder: Path) -> float:
-    """Of its rounds, those that an earlier job has made."""
-    return rounds_made(folder)[0] if outcome.resumed else 0.0
 
 
 def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:

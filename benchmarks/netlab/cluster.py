@@ -271,7 +271,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         if reason := why_no_cluster():
-            raise UsageError(f"{reason}; or without --hosts: sweep --pace 1gbit limits the rate of the ring's sockets")
+            raise UsageError(reason)
         if self.cores and shutil.which("taskset") is None:
             raise UsageError("--cores-per-host needs taskset (apt-get install util-linux)")
         remove_namespaces_of_the_dead()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.netlab.pacing import pace
 from collective.group import connect
 from collective.nccl.seat import require_nccl
 from common.errors import UsageError
@@ -47,9 +46,6 @@ class Rank:
             checksum="on" if how == "checksum" else "auto",
             timeout=60.0,
         )
-        if backend == "tcp" and nranks > 1:
-            algorithm: Any = self._group._algorithm
-            pace(link.connection for link in algorithm.transport.links._links.values())
 
     def resize(self, count: int) -> None:
         if self._ordinary:

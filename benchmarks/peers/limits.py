@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.netlab.pacing import pace
 from common.system.memory import aligned_empty
 
 __all__ = ["Rank", "sums", "uses_ports", "why_absent"]
@@ -139,7 +138,6 @@ def meet(rank: int, addresses: Sequence[str]) -> tuple[socket.socket, socket.soc
         listener.settimeout(MEET_S)
         to_next = call(addresses[(rank + 1) % len(addresses)])
         from_previous, _ = listener.accept()
-    pace([to_next])
     for each in (to_next, from_previous):
         each.settimeout(None)
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

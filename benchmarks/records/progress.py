@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 __all__ = ["PROGRESS_VARIABLE", "QUIET_S", "progress", "told_by"]
 
-PROGRESS_VARIABLE = "GRADSYNC_PROGRESS"  # a file in which a larger job reads how far this one is
+PROGRESS_VARIABLE = "GRADSYNC_PROGRESS"  # a file in which whoever started this run reads how far it is
 QUIET_S = 30.0  # between two lines where there is no terminal
 
 
@@ -47,10 +47,9 @@ def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
         yield on_run
 
 
-def told_by(file: Path) -> tuple[float, str]:
-    """What share of a run is done, and what it does now, as it has told in the file of PROGRESS_VARIABLE."""
+def told_by(file: Path) -> str:
+    """What a run does now, as it has told in the file of PROGRESS_VARIABLE."""
     try:
-        started, total, what = file.read_text().split(" ", 2)
-        return min(1.0, int(started) / max(1, int(total))), what
-    except (OSError, ValueError):  # not yet, or half written
-        return 0.0, ""
+        return file.read_text().split(" ", 2)[2]
+    except (OSError, IndexError):  # not yet, or half written
+        return ""

@@ -54,22 +54,8 @@ def verdict(results: Results) -> list[str]:
         return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
     count = sum(not is_limit(row["backend"]) for row in results["rows"])
     checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
-    paced = []
-    if rate := pace(results):
-        paced = [
-            say(
-                "Measured on rate-limited sockets ({rate}), not a network: nothing is delayed, queued or lost.",
-                rate=rate,
-            )
-        ]
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
-    return [checked, *cut, *paced, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
-
-
-def pace(results: Results) -> str:
-    """At which rate the sockets were limited, as in 1gbit; "" if they were not."""
-    cluster = results.get("cluster") or {}
-    return str(cluster["words"]).partition("(")[2].partition(")")[0] if "paced_bytes_per_s" in cluster else ""
+    return [checked, *cut, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
 
 
 def wrong_backends(results: Results) -> list[str]:
@@ -269,8 +255,6 @@ def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
 def _where(results: Results) -> str:
     if not results.get("cluster"):
         return ""
-    if rate := pace(results):
-        return say(", rate-limited sockets ({rate}), not a network", rate=rate)
     return say(", emulated {cluster}", cluster=cluster_in_words(results["cluster"]))
 
 

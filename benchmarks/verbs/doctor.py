@@ -19,7 +19,6 @@ from rich.text import Text
 
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.peers import load_peer
-from benchmarks.records.core_time import why_no_perf
 from benchmarks.records.environment import cpu_name, installed
 from common.errors import GradSyncError
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
@@ -194,11 +193,6 @@ def emulated_latency() -> Finding:
     return Finding("their latency", not reason, reason.partition(": ")[0] or "netem: --latency 0.5ms", mend)
 
 
-def profiler() -> Finding:
-    reason, mend = why_no_perf()
-    return Finding("profiler", not reason, reason or "perf: sweep --profile 5", mend)
-
-
 def why_not(cluster: Cluster) -> str:
     try:
         with cluster:
@@ -251,5 +245,5 @@ def imported(code: str) -> tuple[str, bool]:
 
 CHECKS = (
     *(python, packages, paddle, cpu, cores, memory, memfd, shared_memory, gpu, cupy_and_nccl),
-    *(emulated_hosts, emulated_latency, profiler, ports, torch, mpi, ray),
+    *(emulated_hosts, emulated_latency, ports, torch, mpi, ray),
 )

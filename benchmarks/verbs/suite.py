@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from benchmarks.jobs.job import JobFile, Part, config_of, preset, presets, read_job
-from benchmarks.jobs.part import Outcome, RunningPart, fingerprint, share_of, take_up
+from benchmarks.jobs.part import Outcome, RunningPart, fingerprint, take_up
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page.language import LANGUAGES, speaking
-from benchmarks.records.overall_progress import OverallProgress
 from benchmarks.records.result_files import head_of_results
 from benchmarks.reports.suite import print_summary, to_html, to_markdown
 from benchmarks.training.stand_in import write_idx_files
@@ -120,17 +120,20 @@ def run_parts(
         if (reason := why_absent(outcome.part)) and outcome.status == "missing":
             outcome.status, outcome.reason = "absent", reason
     left = [each for each in outcomes if each.status == "missing"]
+    console.print(f"{len(left)} parts, about {sum(each.part.minutes for each in left):.0f} minutes")
     begun: list[RunningPart] = []
     try:
         with (
-            OverallProgress(
-                console,
-                [(each.part.title, each.part.minutes, share_of(each, folder_of(each.part, config))) for each in left],
-            ) as bar,
+            console.status("") as status,
             Job(config.out / "parts", patience=PATIENCE_S) as job,
             ExitStack() as resources,
         ):
-            for number, outcome in enumerate(left):
+
+            def show(title: str, what: str) -> None:
+                ended = f"{sum(each.ended for each in begun)} of {len(begun)} parts done"
+                status.update(escape(f"{ended}; now {title}{f': {what}' if what else ''}"))
+
+            for outcome in left:
                 begun.append(
                     RunningPart(
                         job,
@@ -138,7 +141,7 @@ def run_parts(
                         folder=folder_of(outcome.part, config),
                         words=["-m", "benchmarks", *command_of(outcome.part, config)],
                         print_of_part=prints[outcome.part.name],
-                        show=partial(bar.show, number),
+                        show=partial(show, outcome.part.title),
                     )
                 )
             for each in begun:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,14 +17,13 @@ from benchmarks.netlab.cluster import Hosts
 from benchmarks.netlab.link import link_bytes
 from benchmarks.operations.group import WARMUP, MeasuredGroup
 from benchmarks.peers import OURS, load_peer
-from benchmarks.records.core_time import CoreTime, PerfFailed, core_time, sampled, to_markdown, why_no_perf
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
+from benchmarks.records.result_files import check_history, head_of_results, write_results
 from benchmarks.reports.kinds import write_report
 from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
 from benchmarks.stats.interval import interval
 from benchmarks.stats.rounds import rounds
-from common.errors import CertificateFailed, GradSyncError, UsageError
+from common.errors import CertificateFailed, GradSyncError
 from common.launch.launch import Job
 from common.system.process_memory import ProcessMemory
 from common.trainer.entry import check_writable
@@ -59,8 +56,6 @@ def run_sweep(config: SweepConfig) -> int:
     console = Console(highlight=False)
     check_history(config.history)
     check_writable("out", config.out / "sweep.json")
-    withdraw(config.out, "profile.md")  # an earlier sweep's
-    check_profile(config)
     backends = config.names()
     absent = {name: reason for name in backends if (reason := load_peer(name).why_absent(name))}
     for name, reason in absent.items():
@@ -69,7 +64,7 @@ def run_sweep(config: SweepConfig) -> int:
     results: dict[str, Any] = {
         **head_of_results("sweep"),
         "op": config.op,
-        "cluster": config.where(),
+        "cluster": config.cluster.describe(),
         "servers": config.servers if config.op == "push_pull" else 0,
         "interrupted": False,
         "absent": absent,
@@ -80,8 +75,7 @@ def run_sweep(config: SweepConfig) -> int:
     counts = sorted({int(n) for n in config.nranks.split(",")})
     restless = restless_among(present, config.op)
     each_round = len(config.bytes) * (len(present) > len(restless)) + len(restless)
-    profiled = len(present) * len(config.bytes) * profile_cost(config)
-    runs = len(counts) * (config.repetitions * each_round + waits(config) + profiled)
+    runs = len(counts) * (config.repetitions * each_round + waits(config))
     measured = {nranks: Measured() for nranks in counts}
 
     def so_far() -> dict[str, Any]:
@@ -100,13 +94,10 @@ def run_sweep(config: SweepConfig) -> int:
         restore=restore,
         so_far=lambda: None if wrong_backends(so_far()) else so_far(),
     )
-    found: list[CoreTime] = []
     try:
-        with config.make_hosts() as hosts, progress(console, runs) as on_run, ExitStack() as running:
+        with config.cluster.make() as hosts, progress(console, runs) as on_run, ExitStack() as running:
             groups = [running.enter_context(groups_of(n, present, config, hosts, measured[n])) for n in counts]
             measure_all(groups, measured, config, left, on_run)
-            for each in groups if config.profile else ():
-                found += profile(each, measured[each.nranks], config, on_run, console)
     except KeyboardInterrupt:
         if not so_far()["rows"]:
             raise
@@ -121,9 +112,6 @@ def run_sweep(config: SweepConfig) -> int:
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
-    if found:
-        (config.out / "profile.md").write_text(to_markdown(found, results), encoding="utf-8")
-        console.print(f"where the cores' time goes: {config.out / 'profile.md'}", soft_wrap=True)
     return 130 if results["interrupted"] else 0
 
 
@@ -231,52 +219,6 @@ def measure_waiting(groups: Groups, measured: Measured, config: SweepConfig) -> 
             core = group.wait(LATE_BYTES, config.late)
             row = {"backend": group.backend, "nranks": group.nranks, "late_s": config.late, "core": core}
             measured.waiting.append(row)
-
-
-def profile(
-    groups: Groups, measured: Measured, config: SweepConfig, on_run: Callable[..., None], console: Console
-) -> Iterator[CoreTime]:
-    """What the cores do while each backend runs at each size, nobody else running."""
-
-    def profiled(group: MeasuredGroup) -> Iterator[CoreTime]:
-        for nbytes in config.bytes:
-            on_run(f"N={groups.nranks}, {size_in_words(nbytes)}: profile of {group.backend}", profile_cost(config))
-            expected = median(measured.medians[group.backend, nbytes])
-            once = max(1, min(MOST, int(min(1.0, config.profile) / expected)))  # calls of about a second
-            group.measure(nbytes, once, check=False)
-            times: list[float] = []
-            try:
-                with sampled() as samples:
-                    end = time.monotonic() + config.profile
-                    while time.monotonic() < end:
-                        times += group.measure(nbytes, once, check=False)[0]
-            except PerfFailed as exc:
-                console.print(f"no profile of {group.backend}: {exc}", soft_wrap=True, markup=False)
-            else:
-                yield core_time(group.backend, group.nranks, nbytes, median(times), samples)
-
-    leave(groups, measured)
-    for group in [*groups.started]:
-        with leaving(group.backend, measured):
-            yield from profiled(group)
-            group.rest()
-        leave(groups, measured)
-    for name, start in groups.restless.items():
-        if name not in measured.failed:
-            with leaving(name, measured), start() as group:
-                yield from profiled(group)
-
-
-def check_profile(config: SweepConfig) -> None:
-    if config.profile:
-        reason, mend = why_no_perf()
-        if reason:
-            raise UsageError(f"--profile: {reason}" + f" ({mend})" * bool(mend))
-
-
-def profile_cost(config: SweepConfig) -> int:
-    """Of one backend at one size, in units of a backend's run in a round."""
-    return math.ceil(config.profile / (config.seconds + warm_up_of(config)) / 2)  # a run takes about twice that long
 
 
 def waits(config: SweepConfig) -> bool:

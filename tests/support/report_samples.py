@@ -165,12 +165,11 @@ def sweeps() -> Iterator[Results]:
     absent = dict(zip(string.ascii_uppercase, EVERY_REASON, strict=False))
     waiting = [{"backend": "shm", "nranks": 4, "late_s": 2.0, "core": 0.002}]
     plain = {**sweep.sample(), "absent": absent, "failed": {"ray": "gloo"}, "waiting": waiting}
-    paced = {"words": "rate-limited sockets (1gbit), not a network", "paced_bytes_per_s": 125e6}
     yield plain
     pushed = deepcopy({**plain, "op": "push_pull", "cluster": CLUSTER})
     pushed["rows"][0]["server_memory"] = {"pss": 500.0, "own": 200.0, "limit": 300.0}
     yield pushed
-    yield {**plain, "op": "broadcast", "cluster": paced}
+    yield {**plain, "op": "broadcast"}
     wrong = deepcopy(plain)
     wrong["rows"][0]["wrong"] = 3
     yield wrong

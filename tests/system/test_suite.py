@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.jobs.job import Part
 from benchmarks.jobs.part import Outcome, fingerprint, keep, take_up
-from benchmarks.records.overall_progress import minutes_left
 from benchmarks.stats.rounds import ROUNDS_FILE
 from benchmarks.verbs.suite import next_of
 from common.system.mkl import CPU_TYPE
@@ -182,7 +181,7 @@ def test_parts_take_turns_and_a_resumed_job_goes_on_from_their_rounds(
     both = part("first") + part("second")
     (tmp_path / "job.toml").write_text(both.replace("repetitions = 1, seconds = 0.001", rounds))
     files = [tmp_path / "out" / "parts" / name / ROUNDS_FILE for name in ("first", "second")]
-    (tmp_path / "sitecustomize.py").write_text("from benchmarks import suite; suite.ROOM = 0.0")
+    (tmp_path / "sitecustomize.py").write_text("from benchmarks.verbs import suite; suite.ROOM = 0.0")
     with start(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}") as process:
         wait_until(files[1].exists)
         process.send_signal(signal.SIGINT)
@@ -246,12 +245,6 @@ def descendants(pid: int) -> list[int]:
         for child in (thread / "children").read_text().split():
             found += [int(child), *descendants(int(child))]
     return found
-
-
-def test_the_time_left_follows_the_pace() -> None:
-    assert minutes_left([4, 6], 0, 0) == 10
-    assert minutes_left([4, 6], 4, 9) == 12  # twice as slow as expected
-    assert minutes_left([4, 6], 10, 3) == 0
 
 
 def test_nothing_runs_if_a_part_cannot_be_right(tmp_path: Path) -> None:

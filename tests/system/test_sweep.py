@@ -87,23 +87,6 @@ def test_a_broadcast(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_paced_sockets_hold_the_rate_and_are_called_no_network(tmp_path: Path) -> None:
-    small = ["--nranks", "2", "--sizes", "1MB", "--repetitions", "1", "--seconds", "0.01"]
-    done = sweep(tmp_path, "--pace", "400mbit", *small)
-    assert done.returncode == 0, done.stderr
-    found = load(tmp_path / "sweep.json")
-    assert found["cluster"]["paced_bytes_per_s"] == 50e6
-    rows = {row["backend"]: row for row in found["rows"]}
-    assert rows.keys() == {"tcp-ring", "loopback-limit"}
-    for row in rows.values():
-        assert 0.5 < row["busbw_gb_s"] / 0.05 < 1.1  # a busy machine may be slower
-    assert 0.5 < rows["tcp-ring"]["of_limit"] < 1.5
-    for name in ("sweep.md", "sweep.html"):
-        assert "rate-limited sockets (400mbit), not a network" in (tmp_path / name).read_text()
-    assert "on rate-limited sockets (400mbit), not a network" in " ".join(done.stdout.split())
-
-
-@pytest.mark.processes
 def test_what_a_sweep_has_measured_before_ctrl_c_is_kept(tmp_path: Path, interrupted_when: Callable[..., Any]) -> None:
     out, history = tmp_path / "out", tmp_path / "history"
     flags = ["--nranks", "2", "--sizes", "4KiB", "--backends", "shm,memory-limit", "--repetitions", "100000"]

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from benchmarks.records import progress as module
-from benchmarks.records.overall_progress import OverallProgress
 from benchmarks.records.progress import progress, told_by
 
 
@@ -30,30 +29,16 @@ def test_without_a_terminal_a_line_now_and_then(
     ]
 
 
-def test_a_larger_job_reads_it_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_started_it_reads_it_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(module.PROGRESS_VARIABLE, str(tmp_path / "told"))
-    console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    with (
-        progress(Console(file=io.StringIO()), 4) as on_run,
-        OverallProgress(console, [("first", 2, 0.0), ("second", 6, 0.0)]) as whole,
-    ):
-        whole.show(0, 1.0, "")
-        for what in ("a", "b: c", "d"):
+    assert told_by(tmp_path / "told") == ""
+    with progress(Console(file=io.StringIO()), 4) as on_run:
+        for what in ("a", "b: c", "d e"):
             on_run(what)
-        assert (tmp_path / "told").read_text() == "2 4 d"
-        whole.show(1, *told_by(tmp_path / "told"))
-        assert whole.words == "1 of 2 parts done, about 1 min left; now second: d"
-        (tmp_path / "told").write_text("3 ")
-        assert told_by(tmp_path / "told") == (0.0, "")
-
-
-def test_what_an_earlier_job_has_done_tells_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 300.0])
-    monkeypatch.setattr("benchmarks.records.overall_progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    console = Console(file=io.StringIO(), force_terminal=True, width=150)
-    with OverallProgress(console, [("first", 10, 0.5), ("second", 10, 0.5)]) as whole:
-        whole.show(0, 1.0, "x")  # 5 expected minutes in 5
-    assert whole.words == "1 of 2 parts done, about 5 min left; now first: x"
+    assert (tmp_path / "told").read_text() == "2 4 d e"
+    assert told_by(tmp_path / "told") == "d e"
+    (tmp_path / "told").write_text("3 ")
+    assert told_by(tmp_path / "told") == ""
 
 
 def test_on_a_terminal_a_bar_that_goes_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from benchmarks.flags.sweep import SweepConfig, size_in_bytes, size_in_words
-from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.peers import PEERS, load_peer
 from common.errors import UsageError
 
@@ -46,21 +43,6 @@ def test_flags_that_cannot_be() -> None:
 def test_every_peer_says_whether_it_can_run(name: str) -> None:
     reason = load_peer(name).why_absent(name)
     assert reason == "" or "install" in reason
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ({"pace": "fast"}, r"^--pace must be a number and kbit, mbit, gbit, as in 1gbit \(got 'fast'\)$"),
-        ({"pace": "35gbit"}, r"^--pace must be at most 34gbit \(got 35gbit\)$"),
-        ({"pace": "1gbit", "cluster": ClusterConfig(hosts=2)}, r"^--pace is for this host as it is; the rate of emul"),
-        ({"pace": "1gbit", "op": "push_pull"}, r"^--pace covers the ring's sockets, not gRPC's; for --op push"),
-        ({"pace": "1gbit", "backends": "gloo"}, r"gloo cannot be measured for all_reduce on paced sockets; there"),
-    ],
-)
-def test_a_pace_that_cannot_be(flags: dict[str, Any], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        SweepConfig(**flags)
 
 
 def test_backends_of_another_operation_are_refused() -> None:

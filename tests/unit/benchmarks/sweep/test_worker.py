@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.flags.sweep import SweepConfig
 from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
 from benchmarks.peers import RATE
-from common.errors import UsageError
 
 
 class FakePeer:
@@ -79,12 +77,6 @@ class FakeBroadcast(FakePeer):
 def test_a_broadcast_is_checked_by_values_that_only_rank_0_had(error: float, wrong: int) -> None:
     job = {"count": 100, "iterations": 1, "warmup": 0, "check": True}
     assert measure(FakeBroadcast(error), "broadcast", job, 1, 3, checked=True)["wrong"] == wrong
-
-
-def test_a_kernel_that_cannot_pace_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.netlab.pacing.SO_MAX_PACING_RATE", 9999)
-    with pytest.raises(UsageError, match=r"^--pace: this kernel cannot limit a socket's rate \(.*not available"):
-        SweepConfig(pace="1gbit").make_hosts().__enter__()
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 3 * BLOCK + 5])
