@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long check dist results format proto clean
+.PHONY: help setup compare test test-long check docs figures dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -19,7 +19,7 @@ setup: .venv/ready   ## a virtual environment in .venv with everything the rest 
 compare: setup       ## prove that both schemes compute the same, measure them, write out/compare/report.html
 	$(BIN)/python -m benchmarks compare $(ARGS)
 
-results: setup       ## list the committed results in docs/results.md
+results: setup       ## list the committed results in out/results.md
 	$(BIN)/python -m benchmarks results
 
 test: setup          ## all tests
@@ -29,11 +29,13 @@ test-long: setup     ## the collective contract with 10,000,001 elements and 2,0
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/contracts/test_group.py $(ARGS)
 	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest -m long $(ARGS)
 
-check: setup         ## formatting, lint, types, which way imports point, and whether the generated code is current
+check: setup         ## formatting, lint, types, which way imports point, figures, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m docs.tools.figures
+	$(BIN)/python -m docs.tools.charts --check
 	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
 
 PROTO_OUT ?= common/network
@@ -43,6 +45,18 @@ proto: setup         ## write common/network/gradsync_pb2.py from proto/gradsync
 	  for f in gradsync_pb2.py gradsync_pb2.pyi; do \
 	    cmp $(PROTO_OUT)/$$f common/network/$$f || { echo "common/network/$$f is not current; run 'make proto'"; exit 1; }; \
 	  done; rm -r $(PROTO_OUT); fi
+
+docs: .venv/docs     ## the pages in English and Chinese, as a site with search in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m docs.tools.offline out/site
+
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev,docs]'
+	@touch $@
+
+figures: setup       ## draw the charts of docs/ from the committed results, and print every figure that pages may quote
+	$(BIN)/python -m docs.tools.charts
+	$(BIN)/python -m docs.tools.figures --list
 
 dist: setup          ## wheel and sdist in dist/
 	$(BIN)/python -m build --outdir dist .

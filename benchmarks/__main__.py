@@ -21,7 +21,7 @@ USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the 
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
        python -m benchmarks report RESULTS.json [--lang zh]      the report of a result file once more
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind
-       python -m benchmarks results                              write docs/results.md from the committed results
+       python -m benchmarks results                              write out/results.md from the committed results
        python -m benchmarks doctor                               what of this machine can be used
 
 compare: prove that all schemes compute the same, then measure them. sweep: time the all-reduce beside other libraries'.

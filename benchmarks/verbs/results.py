@@ -1,4 +1,4 @@
-"""`python -m benchmarks results`: write docs/results.md, a list of the results that lie under benchmarks/results."""
+"""`python -m benchmarks results`: write out/results.md, a list of the results that lie under benchmarks/results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ResultsConfig:
 
     folder: Path = Path("benchmarks/results")
     """Where results lie, in folders of any depth; of its folder `history` each run is one line."""
-    out: Path = Path("docs/results.md")
+    out: Path = Path("out/results.md")
     """The list."""
     check: bool = False
     """Write nothing; exit code 1 if the list is not current."""
@@ -51,6 +51,7 @@ def list_results(config: ResultsConfig) -> int:
         print(f"{config.out} is {'' if current else 'not '}current")
         return int(not current)
     try:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
         config.out.write_text(text)
     except OSError as exc:
         raise UsageError(f"cannot write to --out {config.out}: {exc.strerror}") from exc

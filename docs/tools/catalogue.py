@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import geometric_mean
 from typing import Any
 
 from docs.tools.results import crossover, over_seeds, part, read, step_ms, sweep_row
@@ -142,10 +141,6 @@ def _below(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return ahead == len(rounds) and bool(one["time_ms"] < 0.99 * other["time_ms"])
 
 
-def _script(file: str, nranks: int, ours: str, theirs: str) -> Callable[[], str]:
-    return lambda: f"{step_ms(read(file), f'{theirs} N={nranks}') / step_ms(read(file), f'{ours} N={nranks}'):.2f}"
-
-
 def _resnet(ours: str, theirs: str) -> Callable[[], str]:
     def ratio() -> str:
         results = part(TRAINING, "resnet18")
@@ -171,36 +166,18 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mlp-servers-over-paddle-4": _faster("mlp-25m", "ps", "paddle", 4),
     "mlp-servers-ahead": lambda: f"{best('mlp-25m', 'ps', 4) / best('mlp-25m', 'ring', 4) - 1:.0%}".replace("%", ""),
     "resnet-ring-over-default": _resnet("ring/shm", "paddle-default"),
-    "resnet-servers-over-default": _resnet("ps/shm", "paddle-default"),
-    "mnist-servers-over-default": _script(TUTORIAL_MNIST, 4, "ps/shm", "paddle-default"),
-    "mnist-servers-over-paddle": _script(TUTORIAL_MNIST, 4, "ps/shm", "paddle"),
-    "ring-4-hosts-of-limit": lambda: _of_limit(RING_4_HOSTS, "tcp", 50_000_000).removesuffix(" %"),
-    "one-server-of-limit": lambda: _of_limit(ONE_SERVER, "ps-grpc", 50_000_000).removesuffix(" %"),
-    "four-servers-of-limit": lambda: _of_limit(FOUR_SERVERS, "ps-grpc", 50_000_000).removesuffix(" %"),
     "ring-wins": lambda: str(_ring_wins()),
     "ring-wins-of": lambda: str(len(part(FULL, "crossover")["cells"])),
     "memory-of-limit-2": lambda: _of_limit(ALL_REDUCE, "shm", 100_000_000, 2).removesuffix(" %"),
     "memory-of-limit-4": lambda: _of_limit(ALL_REDUCE, "shm", 100_000_000).removesuffix(" %"),
     "round-of-limit": lambda: f"{sweep_row(part(FULL, 'push-pull'), 'ps-shm', 4, 100_000_000)['of_limit'] * 100:.0f}",
     "round-ray": _round_ratio("ray"),
-    "round-torch": _round_ratio("torch-rpc"),
     "sync-ring": lambda: f"{_sync_ms('ring/shm N=4'):.0f}",
     "sync-sharded": lambda: f"{_sync_ms('ring/shm N=4 sharded'):.0f}",
     "sync-ratio": lambda: f"{_sync_ms('ring/shm N=4') / _sync_ms('ring/shm N=4 sharded'):.1f}",
     "mpi-waiting": lambda: f"{_waiting('mpi', 2) * 100:.0f}",
     "shm-waiting": lambda: f"{_waiting('shm', 2) * 100:.1f}",
-    "async-kept": lambda: f"{kept(MODES['async'], 'permanent') * 100:.0f}",
-    "sync-kept": lambda: f"{kept(MODES['sync'], 'permanent') * 100:.0f}",
-    "ring-kept": lambda: f"{kept(MODES['ring'], 'permanent') * 100:.0f}",
-    "mpi-100mb-4": lambda: f"{_time('mpi', 4, SIZES['100 MB']) / _time('shm', 4, SIZES['100 MB']):.1f}",
-    "gloo-least": lambda: f"{min(_gloo()):.1f}",
-    "gloo-most": lambda: f"{max(_gloo()):.0f}",
-    "gloo-typical": lambda: f"{geometric_mean(_gloo()):.0f}",
 }
-
-
-def _gloo() -> list[float]:
-    return [_time("gloo", n, size) / _time("shm", n, size) for n in (2, 4) for size in SIZES.values()]
 
 
 def _waiting(backend: str, nranks: int) -> float:

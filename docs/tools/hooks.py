@@ -1,4 +1,4 @@
-"""What MkDocs does besides: pictures inline, a word on English pages in the Chinese site, one search index a language."""
+"""What MkDocs does besides: pictures inline, a word on English pages of the Chinese site, a search index a language."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return re.sub(r'("base": ")([^"]*)(", "features")', r"\1\2/zh\3", output, count=1)
 
 
-@event_priority(-100)
+@event_priority(-100)  # when both languages are built
 def on_post_build(config: Any) -> None:
     """Divide the search index between the languages."""
     whole = Path(config.site_dir) / "search" / "search_index.json"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.records.result_files import check_history, kind_of, problem, write_results
-from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown, verdict
+from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown
 from common.errors import DataError, GradSyncError, UsageError
 from tests.support.groups import ROOT
 
@@ -190,6 +190,15 @@ def test_nothing_committed_yet(tmp_path: Path) -> None:
     assert "No results are committed yet." in to_markdown(tmp_path / "benchmarks" / "results", tmp_path / "docs")
 
 
-def test_the_committed_list_is_current() -> None:
-    text = to_markdown(ROOT / "benchmarks" / "results", ROOT / "docs")
-    assert (ROOT / "docs" / "results.md").read_text() == text, "run python -m benchmarks results"
+def test_every_committed_file_is_listed_with_a_verdict() -> None:
+    results = ROOT / "benchmarks" / "results"
+    text = to_markdown(results, ROOT / "out")
+    for path in results.rglob("*.json"):
+        assert f"(../{path.relative_to(ROOT)})" in text
+    assert "has no words for" not in text
+
+
+def test_the_list_makes_its_folder(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "results.md"
+    assert list_results(ResultsConfig(out=out)) == 0
+    assert out.read_text().startswith("# Committed results")
