@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.records.result_files import check_history, kind_of, problem, write_results
-from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown
+from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown, verdict
 from common.errors import DataError, GradSyncError, UsageError
 from tests.support.groups import ROOT
 
