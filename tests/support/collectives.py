@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,13 +11,24 @@ from collective.algorithms.direct import SHORT_BYTES
 from collective.transports.base import SEGMENT_BYTES
 from common.tensors.reduction import DTYPES, OPS
 from tests.support.groups import CANONICAL, sample
+from tests.support.pairwise import LONG
 
-__all__ = ["BIG", "CASES", "LONG", "SEGMENT", "backends", "everywhere", "filled", "ones", "placed", "ranks", "sizes_of"]
+__all__ = [
+    "BIG",
+    "CASES",
+    "NRANKS",
+    "SEGMENT",
+    "backends",
+    "filled",
+    "ones",
+    "placed",
+    "ranks",
+    "sizes_of",
+]
 
 NRANKS = (1, 2, 3, 4, 5)
 CASES = [(dtype, op) for dtype in DTYPES for op in OPS if op != "mean" or dtype.startswith("float")]
 SEGMENT = SEGMENT_BYTES // 4  # float32 elements
-LONG = bool(os.environ.get("GRADSYNC_LONG_TESTS"))  # `make test-long`: what takes too long for every change
 BIG = 10_000_001 if LONG else 1_000_003
 
 
@@ -50,9 +60,6 @@ def placed(group, values, shared, *, at=0):
         array = pool[at:][: array.nbytes].view(values.dtype)
     array[...] = values
     return array
-
-
-everywhere = pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
 
 
 def ones(size, dtype="float32"):

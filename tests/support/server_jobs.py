@@ -16,7 +16,7 @@ from ps.synchronizer import ServerSynchronizer, synchronizer_for
 from tests.support.groups import sample
 from tests.support.synchronizer_contract import Make
 
-__all__ = ["BETWEEN", "everywhere", "job", "make_arena"]
+__all__ = ["BETWEEN", "EVERYWHERE", "everywhere", "job", "make_arena"]
 SHAPES = [("a", (7, 11)), ("b", (33,)), ("c", (5, 3, 3))]
 
 
@@ -30,9 +30,8 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
 
 
 BETWEEN = [(2, 1, "grpc"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "shm")]
-everywhere = pytest.mark.parametrize(
-    ("nranks", "servers", "plane"), [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN]
-)
+EVERYWHERE = [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN]
+everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
 
 
 @contextmanager

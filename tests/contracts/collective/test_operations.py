@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.tensors.buckets import chunk_bounds
-from tests.support.collectives import SEGMENT, backends, everywhere, filled, ranks
+from tests.support.collectives import SEGMENT, backends, filled, ranks
 from tests.support.groups import (
     BACKENDS,
     assert_same_bits,
@@ -21,6 +21,9 @@ from tests.support.groups import (
     sample,
     transport_of,
 )
+from tests.support.pairwise import combined
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "broadcast", "all_gather")
 
 
 @backends
@@ -107,10 +110,7 @@ def call_and_wait(until, method):
     until.wait(0.05)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@everywhere
-@pytest.mark.parametrize("size", [1009, 300_007])
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "broadcast", "all_gather"])
+@combined("backend, operation, size, shared", BACKENDS, OPERATIONS, [1009, 300_007], [False, True])
 def test_what_an_operation_returned_may_be_overwritten_at_once(backend, operation, size, shared):
     """Although the right neighbour has yet to read the last of it."""
     inputs, overwritten = [sample(rank, size, "float32") for rank in range(2)], threading.Event()

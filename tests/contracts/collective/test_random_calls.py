@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tensors.buckets import chunk_bounds
-from tests.support.collectives import CASES, LONG, SEGMENT, backends, filled, sizes_of
+from tests.support.collectives import CASES, SEGMENT, backends, filled, sizes_of
 from tests.support.groups import BACKENDS, CANONICAL, assert_same_bits, reduced, sample
+from tests.support.pairwise import LONG, combined
 
 EXAMPLES = 2000 if LONG else 120
 
@@ -28,10 +29,7 @@ def check_random_all_reduce(groups, backend, nranks, size, case, seed):
         assert_same_bits(result, expected)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "ordinary"])
-@pytest.mark.parametrize("size", [0, 1, 2, 47, 1009, 700_001])
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
-@backends
+@combined("backend, nranks, size, shared", CANONICAL, [1, 2, 3, 4], [0, 1, 2, 47, 1009, 700_001], [True, False])
 def test_scattered_chunks_are_gathered_to_an_all_reduce(groups, backend, nranks, size, shared):
     def body(group):
         array = filled(group, size, "float32", shared)

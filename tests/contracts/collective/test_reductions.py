@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.collectives import BIG, CASES, LONG, backends, everywhere, filled, placed, ranks, sizes_of
-from tests.support.groups import assert_same_bits, cuts_of, on_ranks, opened, reduced, sample
+from tests.support.collectives import BIG, CASES, NRANKS, filled, placed, sizes_of
+from tests.support.groups import CANONICAL, assert_same_bits, cuts_of, on_ranks, opened, reduced, sample
+from tests.support.pairwise import LONG, combined
 
 OWNERS = {
     "all": {0, 1},
@@ -15,6 +16,7 @@ OWNERS = {
     "odd": {1},
 }  # ranks mod 2 whose arrays are the group's
 BIG_CASES = [(owners, "float32", "mean") for owners in OWNERS] + [("even", *case) for case in CASES if LONG]
+everywhere_in_any_type = combined("backend, nranks, shared, case", CANONICAL, NRANKS, (False, True), CASES)
 
 
 def test_the_samples_tell_orders_of_summation_apart():
@@ -22,11 +24,10 @@ def test_the_samples_tell_orders_of_summation_apart():
     assert np.mean((a + b) + c != a + (b + c)) > 0.1
 
 
-@backends
-@ranks
-@everywhere
-@pytest.mark.parametrize(("dtype", "op"), CASES)
-def test_all_reduce_equals_a_naive_reduction_in_canonical_order(groups, backend, nranks, shared, dtype, op):
+@everywhere_in_any_type
+def test_all_reduce_equals_a_naive_reduction_in_canonical_order(groups, backend, nranks, shared, case):
+    dtype, op = case
+
     def body(group):
         results = []
         for size in sizes_of(nranks):
@@ -41,11 +42,10 @@ def test_all_reduce_equals_a_naive_reduction_in_canonical_order(groups, backend,
             assert_same_bits(result, right)
 
 
-@backends
-@ranks
-@everywhere
-@pytest.mark.parametrize(("dtype", "op"), CASES)
-def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, shared, dtype, op):
+@everywhere_in_any_type
+def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, shared, case):
+    dtype, op = case
+
     def body(group):
         results = []
         for size in sizes_of(nranks):
@@ -62,11 +62,10 @@ def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, share
             assert_same_bits(every[rank][i], expected[cuts[rank] : cuts[rank + 1]])
 
 
-@backends
-@ranks
-@pytest.mark.parametrize(("owners", "dtype", "op"), BIG_CASES)
-def test_millions_of_elements_wherever_each_rank_has_them(groups, backend, nranks, owners, dtype, op):
+@combined("backend, nranks, case", CANONICAL, NRANKS, BIG_CASES)
+def test_millions_of_elements_wherever_each_rank_has_them(groups, backend, nranks, case):
     """Ranks need not agree on whose arrays lie in the group's memory."""
+    owners, dtype, op = case
     shared = OWNERS[owners]
 
     def body(group):

@@ -10,8 +10,11 @@ import pytest
 
 from common.errors import PeerError, PeerLost, ProtocolError, StaleEpoch
 from common.tensors.reduction import DTYPES
-from tests.support.collectives import backends, everywhere, filled, ones
-from tests.support.groups import BACKENDS, DEADLINE_S, errors_on, mesh_groups, on_ranks, opened, transport_of
+from tests.support.collectives import backends, filled, ones
+from tests.support.groups import BACKENDS, CANONICAL, DEADLINE_S, errors_on, mesh_groups, on_ranks, opened, transport_of
+from tests.support.pairwise import combined
+
+SHAPES = ((), 0, 5, (0, 3), (2, 3, 5))
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,7 @@ def test_short_calls_that_differ_are_an_error_on_every_rank(what):
     assert any(isinstance(error, ProtocolError) for error in errors)
 
 
-@backends
-@everywhere
-@pytest.mark.parametrize("what", MISMATCHES)
+@combined("backend, shared, what", CANONICAL, [False, True], [*MISMATCHES])
 def test_calls_that_differ_are_an_error_on_every_rank(backend, shared, what):
     def body(group):
         if group.rank == 1:
@@ -221,9 +222,7 @@ def test_the_group_says_who_it_is(groups, backend):
     assert names == [(rank, 3, kind, algorithm) for rank in range(3)]
 
 
-@backends
-@pytest.mark.parametrize("shape", [(), 0, 5, (0, 3), (2, 3, 5)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@combined("backend, shape, dtype", CANONICAL, SHAPES, DTYPES)
 def test_empty_has_the_shape_and_dtype_asked_for(groups, backend, shape, dtype):
     array = groups.of(backend, 2)[0].empty(shape, dtype)
     assert (array.shape, array.dtype) == (np.empty(shape).shape, dtype)

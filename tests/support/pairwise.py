@@ -1,0 +1,47 @@
+"""Combinations of parameters: all in `make test-long`, otherwise a few that show every two values together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+__all__ = ["LONG", "combined"]
+
+LONG = bool(os.environ.get("GRADSYNC_LONG_TESTS"))  # `make test-long`: what takes too long for every change
+
+Row = tuple[int, ...]
+Pair = tuple[int, int, int, int]
+
+
+def combined(names: str, *parameters: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by combinations of these parameters, one sequence of values for each name."""
+    counts = tuple(map(len, parameters))
+    rows = product(*map(range, counts)) if LONG else pairwise(*counts)
+    values = [tuple(each[i] for each, i in zip(parameters, row, strict=True)) for row in rows]
+    return pytest.mark.parametrize(names, values, ids=["-".join(map(str, row)) for row in values])
+
+
+@cache
+def pairwise(*counts: int) -> list[Row]:
+    """Few rows of indices below `counts`, in which every two indices of two parameters meet at least once.
+
+    Rows are taken greedily: always the one with the most pairs that no row before it has. The same rows every time.
+    """
+    rows = list(product(*map(range, counts)))
+    missing = {pair for row in rows for pair in pairs_of(row)}
+    taken = []
+    while missing:
+        best = max(rows, key=lambda row: len(missing & pairs_of(row)))
+        missing -= pairs_of(best)
+        taken.append(best)
+    return sorted(taken)
+
+
+@cache
+def pairs_of(row: Row) -> frozenset[Pair]:
+    return frozenset((a, row[a], b, row[b]) for a, b in combinations(range(len(row)), 2))
