@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, PeerStalled, RendezvousError, error_from_name
+from common.system.handover import check_user, receive
+from common.system.memory import Unreachable
 from common.system.process import forget_in_children
 
 __all__ = ["Listener", "Mesh", "build_mesh", "on_loopback", "poll_readable"]
@@ -43,7 +45,8 @@ RENO = (
 
 
 class Listener:
-    """Accepts the connections of ranks that know the group's token; a context manager.
+    """Accepts the connections of ranks that know the group's token, on Unix sockets of this user's only; a context
+    manager.
 
     Args:
         host: an address of this machine, for TCP; "": none.
@@ -78,7 +81,9 @@ class Listener:
                 raise TimeoutError("timed out")
             connection, _ = ready[0].accept()
             hello = b""
-            with suppress(OSError):  # a stranger who says nothing holds nobody up for long
+            with suppress(OSError, Unreachable):  # a stranger who says nothing holds nobody up for long
+                if connection.family == socket.AF_UNIX:
+                    check_user(connection)
                 connection.settimeout(max(0.001, min(HELLO_S, deadline - time.monotonic())))
                 hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
             if len(hello) == HELLO.size and hello[:16] == token:
@@ -98,7 +103,12 @@ class Listener:
 
 
 def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -> socket.socket:
-    """Connect to another rank's listener, by its address or local address, and say who calls."""
+    """Connect to another rank's listener, by its address or local address, and say who calls.
+
+    Raises:
+        OSError: it does not answer.
+        Unreachable: there is another user's.
+    """
     host, _, port = address.rpartition(" ")
     timeout = max(0.001, deadline - time.monotonic())
     if host:
@@ -107,6 +117,11 @@ def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
         connection.connect("\0" + port)
+        try:
+            check_user(connection)
+        except Unreachable:
+            connection.close()
+            raise
     connection.sendall(HELLO.pack(token, purpose, rank))
     return tuned(connection)
 
@@ -280,7 +295,7 @@ class Mesh:
     def _read(self, peer: Peer) -> None:
         try:
             if peer.connection.family == socket.AF_UNIX:
-                data, descriptors, _, _ = socket.recv_fds(peer.connection, READ_BYTES, 16)
+                data, descriptors = receive(peer.connection, READ_BYTES, 16)
                 peer.descriptors.extend(descriptors)
             else:
                 data = peer.connection.recv(READ_BYTES)
@@ -345,7 +360,7 @@ def build_mesh(
         addresses: of each rank's listener, or its local address if the two ranks share a host and are to share memory.
 
     Raises:
-        RendezvousError: a rank that had joined did not connect within `timeout` seconds.
+        RendezvousError: a rank that had joined did not connect within `timeout` seconds, or is another user's.
     """
     nranks, deadline = len(addresses), time.monotonic() + timeout
     wanted = {(MESH, r) for r in range(nranks) if r != rank} | {(DATA, r) for r in data}
@@ -357,9 +372,12 @@ def build_mesh(
         while len(opened) < len(wanted):
             purpose, other, connection = listener.accept(token, deadline)
             opened[purpose, other] = connection
-    except OSError as exc:
+    except (OSError, Unreachable) as exc:
         for connection in opened.values():
             connection.close()
+        if isinstance(exc, Unreachable):
+            ranks = f"rank {rank} and rank {other}"
+            raise RendezvousError(f"{ranks} cannot share memory: {exc}; use --backend tcp") from exc
         missing = ", ".join(str(r) for r in sorted({r for _, r in wanted - opened.keys()}))
         raise RendezvousError(f"rank {missing} did not connect to rank {rank} within {timeout:g} s ({exc})") from exc
     mesh = Mesh(rank, {r: c for (purpose, r), c in opened.items() if purpose == MESH}, timeout=timeout)

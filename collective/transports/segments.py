@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collective.transports.mesh import Mesh
-from common.system.memory import Segment, SegmentPool
+from common.errors import ProtocolError
+from common.system.memory import Segment, SegmentPool, Unreachable
 
 __all__ = ["CONTROL", "SharedSegments"]
 
@@ -43,12 +44,16 @@ class SharedSegments:
 
         Raises:
             PeerLost, PeerStalled: the owner did not.
+            ProtocolError: what it shared is no such memory.
         """
         if rank == self._mesh.rank:
             return self._mine.segments[number]
         if (rank, number) not in self._theirs:
             descriptor, nbytes = self._mesh.take_segment(rank, number, "mapping its memory")
-            self._theirs[rank, number] = Segment(nbytes, descriptor=descriptor)
+            try:
+                self._theirs[rank, number] = Segment(nbytes, descriptor=descriptor)
+            except Unreachable as exc:
+                raise ProtocolError(f"the memory of rank {rank} cannot be mapped: {exc}") from exc
         return self._theirs[rank, number]
 
     def size_of(self, number: int) -> int:

@@ -27,18 +27,20 @@ class JoinRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("addresses", "token", "shard", "shards", "notes")
+    __slots__ = ("addresses", "token", "shard", "shards", "notes", "desk")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    DESK_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     token: bytes
     shard: int
     shards: int
     notes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    desk: str
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
     __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull")
@@ -125,20 +127,12 @@ class Pull(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Memory(_message.Message):
-    __slots__ = ("pid", "descriptor", "host", "device", "inode", "size")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    INODE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("size", "key")
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    pid: int
-    descriptor: int
-    host: str
-    device: int
-    inode: int
+    KEY_FIELD_NUMBER: _ClassVar[int]
     size: int
-    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    key: bytes
+    def __init__(self, size: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("memory", "offset")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
+import secrets
 from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ __all__ = [
     "ALIGNMENT_BYTES",
     "Segment",
     "SegmentPool",
+    "Unreachable",
     "aligned_empty",
     "limit_malloc_arenas",
     "segment_name",
@@ -29,6 +32,9 @@ __all__ = [
 ALIGNMENT_BYTES = 64  # a cache line; every arena base and every parameter in it starts on one
 HUGE_PAGE = 1 << 21  # bytes; of x86-64, and of arm64 with pages of 4 KiB
 MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # mman.h; Python's mmap module does not have them
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # of every segment: its size stays as it is
+F_SEAL_EXEC = 0x20  # fcntl.h, which some systems set on every memfd (Linux 6.3)
+KEY_BYTES = 16
 
 CGROUPS = (  # versions 2 and 1
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -69,20 +75,30 @@ def aligned_empty(count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[
     return raw[skip : skip + count * kind.itemsize].view(kind)
 
 
+class Unreachable(Exception):
+    """Why another process's memory cannot be mapped, in words."""
+
+
 class Segment:
     """A piece of memory that several processes map: a `memfd`, known only by its descriptor.
 
     Having no name, it needs no reclaiming: the kernel frees it with the last process that maps it, also
     after `kill -9`, and the size of /dev/shm does not limit it. Its pages are reserved when it is created, so
-    that too little memory is an error here and not a SIGBUS later.
+    that too little memory is an error here and not a SIGBUS later. Nobody can change its size.
+
+    Args:
+        descriptor: of a segment of another process, which is closed with this one.
+        key: by which the processes that were handed it know it.
 
     Raises:
         SharedMemoryTooSmall: naming the bytes needed and the bytes free.
+        Unreachable: the descriptor, closed now, is not that of a segment of so many bytes.
     """
 
-    def __init__(self, nbytes: int, *, descriptor: int | None = None) -> None:
+    def __init__(self, nbytes: int, *, descriptor: int | None = None, key: bytes = b"") -> None:
         self.nbytes = nbytes
-        self.descriptor = create_memfd(nbytes) if descriptor is None else descriptor
+        self.key = key or secrets.token_bytes(KEY_BYTES)
+        self.descriptor = create_memfd(nbytes) if descriptor is None else checked(descriptor, nbytes)
         aligned_to = HUGE_PAGE if nbytes >= HUGE_PAGE else 1
         reserved = mmap.mmap(-1, max(nbytes, 1) + aligned_to - 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(reserved, np.uint8)  # given back with the last array that views it
@@ -191,13 +207,31 @@ def create_memfd(nbytes: int) -> int:
     free = free_bytes()
     if nbytes > free:
         raise SharedMemoryTooSmall(shortage(nbytes, free))
-    descriptor = os.memfd_create(segment_name(os.getpid()), os.MFD_CLOEXEC)
+    descriptor = os.memfd_create(segment_name(os.getpid()), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(descriptor, 0, max(nbytes, 1))
     except OSError as exc:
         os.close(descriptor)
         raise SharedMemoryTooSmall(shortage(nbytes, free)) from exc
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor
+
+
+def checked(descriptor: int, nbytes: int) -> int:
+    """A descriptor from another process, if it is that of such a memfd: no file, which would be read and written with
+    this process's rights, and nothing that can shrink, which would end this process by SIGBUS."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & ~F_SEAL_EXEC  # files and O_PATH descriptors have none
+        writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    except OSError:
+        seals, writable = 0, False
+    size = os.fstat(descriptor).st_size
+    if seals == SEALS and writable and size == max(nbytes, 1):
+        return descriptor
+    os.close(descriptor)
+    if seals == SEALS and writable:
+        raise Unreachable(f"a memory of {size:,} bytes was handed over as one of {nbytes:,}")
+    raise Unreachable("what was handed over is not a memory of fixed size")
 
 
 def shortage(needed: int, free: int) -> str:

@@ -30,6 +30,7 @@ from common.network.gradsync_pb2 import (
     Place,
     Plane,
     Pull,
+    Register,
     ServerMessage,
     StatePiece,
     StateRequest,
@@ -39,7 +40,8 @@ from common.network.gradsync_pb2 import (
 )
 from common.network.rendezvous import GRACE
 from common.sync.trace import NO_TRACE, ServerAnswer, Trace
-from common.system.memory import Segment, SegmentPool
+from common.system.handover import Link
+from common.system.memory import Segment, SegmentPool, Unreachable
 from common.system.process import forget_in_children
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket
@@ -49,7 +51,7 @@ from ps.client.outbox import Outbox
 from ps.coordinator.servicer import JOIN, SESSION, TRACE
 from ps.planes.frames import Outgoing, frames, read_server, to_bytes
 from ps.planes.lanes import Lane, Lanes
-from ps.planes.shared_memory import OthersMemory, Unreachable, place_of, probe_of
+from ps.planes.shared_memory import OthersMemory, memory_of, place_of
 from ps.planes.wire import data_of, describe, optimizer_message, pieces, state_of, state_pieces
 from ps.store.modes import SYNC, Mode
 from ps.store.shards import Shard, plan_shards, shard_of_bucket
@@ -65,8 +67,10 @@ SLICE_S = 0.05  # a trainer that waits for a note looks this often whether someb
 class Session:
     """The stream between this trainer and one server. What arrives is noted here, and `changed` is notified."""
 
-    def __init__(self, name: str, channel: grpc.Channel, changed: threading.Condition) -> None:
-        self.name = name
+    def __init__(self, name: str, channel: grpc.Channel, desk: str, changed: threading.Condition) -> None:
+        self.name, self.desk = name, desk
+        self.link: Link | None = None  # by which memory is handed over, if both are of one host and user
+        self.out_of_reach = ""  # why there is none
         self.heard_at = time.monotonic()
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.gathered: dict[int, bytearray] = {}  # by sequence number
@@ -157,6 +161,8 @@ class Session:
             if kind == "served":
                 self.version, self.average_at = message.served.step, message.served.gradients
             elif kind == "plane":
+                if self.link is None and not message.plane.refusal:
+                    raise ProtocolError(f"{self.name} shares memory with a trainer that has offered none")
                 self.plane = message.plane
             elif kind == "gathered":
                 self._gathering += message.gathered.data
@@ -215,6 +221,7 @@ class Client:
         self._asked_plane = choose("data plane", data_plane, DATA_PLANES)
         self.rank, self.nranks, self.timeout, self.epoch, self.mode = rank, nranks, timeout, 0, mode
         self._pool, self._others_memory = SegmentPool(), OthersMemory()
+        self._probe = self._pool.create(PROBE_BYTES)
         self._common: tuple[Segment, int] | None = None  # the parameters of all trainers, and where they are mapped
         self._told_of_gradients = False
         self._staging: FloatArray | None = None  # a copy of gradients that the servers do not reach
@@ -270,15 +277,12 @@ class Client:
         if self.mode != SYNC:
             message.mode = str(self.mode)
         message.trace = self.trace.active
-        if self._asked_plane != "grpc":
-            message.probe.CopyFrom(probe_of(self._pool.create(PROBE_BYTES)))
-            if self.mode != SYNC:
-                self._landing = self._within_reach(arena.parameters)
-                message.parameters.CopyFrom(place_of(self._landing, self._pool))
-            elif optimizer and (place := place_of(arena.parameters, self._pool)).HasField("memory"):
-                message.parameters.CopyFrom(place)
+        if self._asked_plane != "grpc" and self.mode != SYNC:
+            self._landing = self._within_reach(arena.parameters)
+        served_to = arena.parameters if self._landing is None and optimizer else self._landing
         for session in self._sessions:
-            session.send([TrainerMessage(register=message)])
+            mine = message if self._asked_plane == "grpc" else self._with_memory(message, session, served_to)
+            session.send([TrainerMessage(register=mine)])
         self._send_parameters()
         self._wait(lambda session: session.version >= 0, "registering")
         self._share_memory()
@@ -442,6 +446,7 @@ class Client:
 
     def forget(self) -> None:
         """In a forked child, whose open connections would hide from the servers that the trainer died."""
+        self._others_memory.hang_up()
         rpc.let_go(self.servers)
 
     def close(self, reason: str = "") -> None:
@@ -482,14 +487,29 @@ class Client:
         placed.sort(key=lambda each: (kinds.index(each[0][len(self._names[each[1]]) :]), each[1]))
         return [key for key, _ in placed]
 
+    def _with_memory(self, message: Register, session: Session, served_to: FloatArray | None) -> Register:
+        """The message to a server, which is handed this trainer's memory if it is within reach."""
+        mine = Register()
+        mine.CopyFrom(message)
+        try:
+            session.link = self._others_memory.visit(session.desk)
+            session.link.give(self._probe)
+            place = Place() if served_to is None else place_of(served_to, self._pool, session.link.give)
+            if place.HasField("memory"):
+                mine.parameters.CopyFrom(place)
+            mine.probe.CopyFrom(memory_of(self._probe))
+        except Unreachable as exc:
+            session.out_of_reach = str(exc)
+        return mine
+
     def _share_memory(self) -> None:
         """Find out where the servers have their data, and tell where the gradients are."""
         near = [session for session in self._sessions if not session.plane.refusal]
         for session in self._sessions:
             if session.plane.refusal and self._asked_plane == "shm":
+                why = session.out_of_reach or session.plane.refusal
                 raise UsageError(
-                    f"{session.name} and rank {self.rank} cannot share memory: {session.plane.refusal}; "
-                    "use --data-plane auto or grpc"
+                    f"{session.name} and rank {self.rank} cannot share memory: {why}; use --data-plane auto or grpc"
                 )
         with self._within_servers_memory():
             for session in near if self.mode == SYNC else []:
@@ -528,8 +548,10 @@ class Client:
         near = [session for session in self._sessions if not session.plane.refusal]
         reached = self._within_reach(self.gradients) if near else self.gradients
         self._staging = None if reached is self.gradients else reached
-        place = place_of(reached, self._pool)
         for session in near:
+            assert session.link is not None
+            with self._within_servers_memory():
+                place = place_of(reached, self._pool, session.link.give)
             session.note(TrainerMessage(gradients_at=place))
 
     def _within_reach(self, array: FloatArray) -> FloatArray:
@@ -546,7 +568,7 @@ class Client:
                 session.parameters = None
             return
         memories = [session.plane.parameters.memory for session in near]
-        common = {(memory.device, memory.inode) for memory in memories}
+        common = {memory.key for memory in memories}
         offsets = {session.plane.parameters.offset - 4 * session.shard.start for session in near}
         whole = (len(near), len(common), offsets) == (len(self._sessions), 1, {0})
         if whole and where and where[1] == 0:
@@ -610,7 +632,8 @@ class Client:
     def _failed(self) -> bool:
         return any(s.error for s in self._sessions)
 
-    def _join(self, index: int, address: str) -> tuple[str, grpc.Channel]:
+    def _join(self, index: int, address: str) -> tuple[str, grpc.Channel, str]:
+        """What the server is called, the channel to it and where its desk is."""
         name = f"server {index} at {address}"
         deadline = time.monotonic() + self.timeout
         channel = self._channels.enter_context(rpc.connect(address, timeout=self.timeout))
@@ -634,7 +657,7 @@ class Client:
                 f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(self.servers)} listed; "
                 "list all servers in the order of their --shard"
             )
-        return name, channel
+        return name, channel, reply.desk
 
     def _wait_for_step(self, version: int, doing: str) -> None:
         """Wait for what is served at the end of a step, which servers that share memory announce in their lanes."""

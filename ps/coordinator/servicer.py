@@ -77,6 +77,7 @@ class ParameterServer:
             )
         except GradSyncError as exc:
             self._group.fail(exc)
+            self._group.close()
             raise
         for service in ("", SERVICE):
             self._health.set(service, SERVING)
@@ -146,7 +147,7 @@ class ParameterServer:
         self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
         self._group.expect()
         index, count = self._shard
-        return JoinReply(shard=index, shards=count)
+        return JoinReply(shard=index, shards=count, desk=self._group.desk)
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())

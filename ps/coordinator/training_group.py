@@ -23,7 +23,6 @@ from common.network.gradsync_pb2 import (
     Failure,
     Gather,
     Goodbye,
-    Memory,
     Place,
     Plane,
     Pull,
@@ -37,7 +36,8 @@ from common.network.gradsync_pb2 import (
 )
 from common.network.rendezvous import GRACE
 from common.sync.trace import NO_TRACE, Recorder, Trace
-from common.system.memory import SegmentPool, aligned_empty
+from common.system.handover import Link
+from common.system.memory import Segment, SegmentPool, Unreachable, aligned_empty
 from common.system.semaphore import Semaphore
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
@@ -55,7 +55,7 @@ from ps.client.outbox import Outbox
 from ps.coordinator.pace import Pace
 from ps.planes.frames import Outgoing, frames
 from ps.planes.lanes import Lane, Lanes, lanes_bytes
-from ps.planes.shared_memory import OthersMemory, Unreachable, place_of, probe_of
+from ps.planes.shared_memory import Desk, OthersMemory, memory_of, place_of
 from ps.planes.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 from ps.store.modes import SYNC, parse_mode
 from ps.store.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
@@ -82,7 +82,7 @@ class TrainingGroup:
     Args:
         shard: (index, count) of this server.
         timeout: how long, in seconds, trainers may wait for one that does not take part.
-        pool: makes the arrays that trainers of this host read; without one none does.
+        pool: makes the arrays that trainers of this host and user read; without one none does.
         helper: a thread that shares the work on large arrays.
     """
 
@@ -98,9 +98,11 @@ class TrainingGroup:
     ) -> None:
         self.nranks, self.shard, self.timeout, self.epoch = nranks, shard, timeout, epoch
         self._pool, self._helper = pool, helper
-        self._others_memory = OthersMemory()
+        self._desk = Desk() if pool is not None else None
+        self._others_memory = self._desk or OthersMemory()
+        self._links: dict[int, Link] = {}  # to the trainers that share memory with this server
         self._planes: dict[int, Plane] = {}  # how data travel to and from each trainer
-        self._parameters_at: Place | None = None  # in rank 0's memory
+        self._parameters_at: tuple[Segment, int] | None = None  # rank 0's, and where in it, in bytes
         self._average_at: Place | None = None  # in our memory
         self._landings: dict[int, FloatArray] = {}  # trainers' memory, where what is served to them is written
         self._lanes: Lanes | None = None
@@ -147,6 +149,11 @@ class TrainingGroup:
             if self._failure:
                 tell(outbox, self._failure)
         return hello.rank
+
+    @property
+    def desk(self) -> str:
+        """Where trainers of this host and user hand in their memory; "": nowhere."""
+        return self._desk.name if self._desk else ""
 
     def expect(self) -> None:
         """All trainers have joined, and are about to enter."""
@@ -293,6 +300,7 @@ class TrainingGroup:
             return Plane(refusal="the server does not offer its memory")
         try:
             self._others_memory.segment(register.probe)
+            link = self._others_memory.giver_of(register.probe)
             store = self._running(rank)
             if isinstance(store, RelaxedStore):
                 whole = self._others_memory.array(register.parameters, register.length)
@@ -301,12 +309,13 @@ class TrainingGroup:
                 whole = self._others_memory.array(register.parameters, register.length)
                 store.keep_parameters_in(whole[store.shard.start : store.shard.stop])
                 mine = self._others_memory.segment(register.parameters.memory)  # rank 0 may leave before others map it
-                self._parameters_at = Place(
-                    memory=probe_of(mine), offset=register.parameters.offset + 4 * store.shard.start
-                )
+                self._parameters_at = mine, register.parameters.offset + 4 * store.shard.start
         except Unreachable as exc:
             return Plane(refusal=str(exc))
-        return Plane(lanes=self._offer_lanes(self._pool))
+        self._links[rank] = link
+        if self._lanes is None:  # which carry what is small and belongs to a step
+            self._lanes = Lanes(self._pool.create(lanes_bytes(self.nranks)), self.nranks, create=True)
+        return Plane(lanes=memory_of(self._lanes.segment))
 
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
@@ -336,14 +345,15 @@ class TrainingGroup:
         if isinstance(store, RelaxedStore):
             self._begin_relaxed(store)
             return
+        parameters_at = self._hand_out(store)
         optimizer = optimizer_of(self._first)
         self._updater = NoUpdate()
         if optimizer is not None:  # all that trainers can name work element by element
             self._updater = make_piece_updater(optimizer, store.parameters, store.pieces(), helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
-            if not plane.refusal and self._pool is not None:
-                plane.parameters.CopyFrom(self._parameters_at or place_of(store.parameters, self._pool))
+            if not plane.refusal:
+                plane.parameters.CopyFrom(parameters_at)
                 plane.in_place = self._parameters_at is not None
             outbox.put([ServerMessage(plane=plane)])
         self._serve(store.parameters, store.shard.start, store.step)
@@ -357,17 +367,38 @@ class TrainingGroup:
         else:
             optimizer = optimizer_of(self._first)
             self._updater = make_updater(optimizer, store.parameters, store.gradients, helper=self._helper)
+        self._hand_out(store)
         for rank, outbox in self._outboxes.items():
             outbox.put([ServerMessage(plane=self._planes[rank])])
             self._hand_over(rank, store)
         self._nobody_waits()
         self._open_lanes()
 
-    def _offer_lanes(self, pool: SegmentPool) -> Memory:
-        """By what trainers find the lanes, which carry what is small and belongs to a step."""
-        if self._lanes is None:
-            self._lanes = Lanes(pool.create(lanes_bytes(self.nranks)), self.nranks, create=True)
-        return probe_of(self._lanes.segment)
+    def _hand_out(self, store: Store | RelaxedStore) -> Place:
+        """Let the trainers that share memory have the lanes' and, in sync mode, the parameters'; where in it these
+        lie. Nobody else comes."""
+        if self._desk:
+            self._desk.shut()
+        if self._lanes:
+            self._give(self._lanes.segment)
+        if isinstance(store, RelaxedStore) or self._pool is None:
+            return Place()
+        if self._parameters_at is None:
+            return self._place(store.parameters)
+        segment, offset = self._parameters_at
+        self._give(segment)
+        return Place(memory=memory_of(segment), offset=offset)
+
+    def _give(self, segment: Segment) -> None:
+        for rank, link in self._links.items():
+            try:
+                link.give(segment)
+            except Unreachable as exc:
+                raise PeerLost(f"rank {rank} has left at step {self.steps}: {exc}") from exc
+
+    def _place(self, array: FloatArray) -> Place:
+        """Where the trainers that share memory, which are handed it now, find an array of this server."""
+        return place_of(array, self._pool, self._give) if self._pool else Place()
 
     def _open_lanes(self) -> None:
         """All trainers know now where the lanes are."""
@@ -501,7 +532,7 @@ class TrainingGroup:
     def _place_of_average(self, store: Store) -> Place:
         """Where trainers of this host find it; made with the first step that ends so."""
         if self._average_at is None:
-            self._average_at = place_of(store.gradients, self._pool) if self._pool else Place()
+            self._average_at = self._place(store.gradients)
         return self._average_at
 
     def _commit_relaxed(self, rank: int, commit: Commit, ending: Ending, store: RelaxedStore) -> None:

@@ -1,66 +1,107 @@
 """The same-host data plane: a trainer and a server map one another's memory, so that gradients are not sent at all.
 
-A `memfd` has no name, but the kernel shows it to other processes of the same user as /proc/PID/fd/N, so one message
-with these two numbers is enough: nothing listens, and nothing is left after `kill -9`. Device and inode, within one
-boot of one kernel, make sure that the right file was opened. Trainers in other containers (PID namespaces) cannot be
-reached so; those in other network namespaces are taken for what they play, other hosts.
+A server has a desk: a Unix socket in Linux's abstract namespace, which ends with its process and its network namespace.
+Trainers of the same user come there and hand in descriptors of their segments; on the same connection they get the
+server's. Messages then name a segment by its random key, which means nothing to whoever was not handed it. Who does
+not reach the desk, being on another host or of another user, goes over gRPC.
 """
 
 from __future__ import annotations
 
 import os
-from functools import cache
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common.network.gradsync_pb2 import Memory, Place
-from common.system.addresses import boot_id
-from common.system.memory import Segment, SegmentPool
+from common.system.handover import Handed, Link
+from common.system.memory import Segment, SegmentPool, Unreachable
 from common.tensors.arena import FloatArray
 
-__all__ = ["OthersMemory", "Unreachable", "place_of", "probe_of"]
+__all__ = ["Desk", "OthersMemory", "memory_of", "place_of"]
+
+BACKLOG = 128  # visitors that wait to be let in
 
 
-class Unreachable(Exception):
-    """Why another process's memory cannot be mapped, in words."""
+def memory_of(segment: Segment) -> Memory:
+    """By what a process that was handed a segment finds it."""
+    return Memory(key=segment.key, size=segment.nbytes)
 
 
-def probe_of(segment: Segment) -> Memory:
-    """By what another process of this host finds a segment."""
-    status = os.fstat(segment.descriptor)
-    return Memory(
-        pid=os.getpid(),
-        descriptor=segment.descriptor,
-        host=host_id(),
-        device=status.st_dev,
-        inode=status.st_ino,
-        size=segment.nbytes,
-    )
-
-
-def place_of(array: npt.NDArray[Any], pool: SegmentPool) -> Place:
-    """By what another process finds an array; no memory at all if it is empty or does not lie in the pool."""
+def place_of(array: npt.NDArray[Any], pool: SegmentPool, give: Callable[[Segment], None]) -> Place:
+    """By what processes that `give` hands the array's memory find it; no memory at all if it is empty or does not lie
+    in the pool."""
     where = pool.locate(array)
-    return Place(memory=probe_of(pool.segments[where[0]]), offset=where[1]) if where else Place()
+    if where is None:
+        return Place()
+    segment = pool.segments[where[0]]
+    give(segment)
+    return Place(memory=memory_of(segment), offset=where[1])
 
 
 class OthersMemory:
-    """Segments of other processes, each mapped once; a context manager."""
+    """Segments that other processes have handed to this one, each mapped once, when first asked for; a context
+    manager."""
 
     def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._givers: dict[bytes, Link] = {}  # by key, of all that has come
+        self._waiting: dict[bytes, Handed] = {}  # to be mapped
         self._mapped: dict[bytes, Segment] = {}
+
+    def visit(self, desk: str) -> Link:
+        """A connection with the server that has its desk there.
+
+        Raises:
+            Unreachable: there is none on this host, or it is another user's.
+        """
+        if not desk:
+            raise Unreachable("the server does not offer its memory")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect(f"\0{desk}")
+        except ConnectionRefusedError as exc:
+            connection.close()
+            raise Unreachable("they are on different hosts") from exc
+        except OSError as exc:
+            connection.close()
+            raise Unreachable(f"the server cannot be asked for its memory ({exc.strerror})") from exc
+        return self._add(connection)
+
+    def _add(self, connection: socket.socket) -> Link:
+        self._links.append(Link(connection))
+        return self._links[-1]
+
+    def giver_of(self, memory: Memory) -> Link:
+        """The connection by which it was handed over.
+
+        Raises:
+            Unreachable: it was not.
+        """
+        if memory.key not in self._givers:
+            self._take()
+        if memory.key not in self._givers:
+            raise Unreachable("its memory was not handed over")
+        return self._givers[memory.key]
 
     def segment(self, memory: Memory) -> Segment:
         """
         Raises:
-            Unreachable: this process cannot map it.
+            Unreachable: it was not handed over, or is not what it was said to be.
         """
-        key = memory.SerializeToString(deterministic=True)
-        if key not in self._mapped:
-            self._mapped[key] = Segment(memory.size, descriptor=open_descriptor(memory))
-        return self._mapped[key]
+        self.giver_of(memory)
+        if handed := self._waiting.pop(memory.key, None):
+            key, descriptor, nbytes = handed
+            self._mapped[key] = Segment(nbytes, descriptor=descriptor, key=key)
+        if memory.key not in self._mapped:
+            raise Unreachable("its memory could not be mapped before")
+        return self._mapped[memory.key]
 
     def array(self, place: Place, count: int) -> FloatArray:
         """`count` words at a place.
@@ -70,13 +111,33 @@ class OthersMemory:
         """
         if not count:
             return np.empty(0, np.float32)
-        if place.offset + 4 * count > place.memory.size:
-            raise Unreachable(f"{4 * count:,} bytes at {place.offset:,} of a memory of {place.memory.size:,}")
-        array: FloatArray = self.segment(place.memory).array(place.offset, count, "float32")
+        segment = self.segment(place.memory)
+        if place.offset + 4 * count > segment.nbytes:
+            raise Unreachable(f"{4 * count:,} bytes at {place.offset:,} of a memory of {segment.nbytes:,}")
+        array: FloatArray = segment.array(place.offset, count, "float32")
         return array
+
+    def _take(self) -> None:
+        """All that has been handed over by now; what is known already is closed."""
+        for link in self._links:
+            for handed in link.taken():
+                key, descriptor, _ = handed
+                if key in self._givers:
+                    os.close(descriptor)
+                else:
+                    self._givers[key], self._waiting[key] = link, handed
+
+    def hang_up(self) -> None:
+        """Close the connections; what was handed over stays."""
+        for link in self._links:
+            link.close()
 
     def close(self) -> None:
         """Give the descriptors back; arrays that are still used keep their memory."""
+        self.hang_up()
+        while self._waiting:
+            _, descriptor, _ = self._waiting.popitem()[1]
+            os.close(descriptor)
         while self._mapped:
             self._mapped.popitem()[1].close()
 
@@ -87,20 +148,29 @@ class OthersMemory:
         self.close()
 
 
-def open_descriptor(memory: Memory) -> int:
-    if memory.host != host_id():
-        raise Unreachable("they are on different hosts")
-    try:
-        descriptor = os.open(f"/proc/{memory.pid}/fd/{memory.descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as exc:
-        raise Unreachable(f"process {memory.pid} is in another container or of another user ({exc.strerror})") from exc
-    status = os.fstat(descriptor)
-    if (status.st_dev, status.st_ino, status.st_size) != (memory.device, memory.inode, max(memory.size, 1)):
-        os.close(descriptor)
-        raise Unreachable("they are in different containers")
-    return descriptor
+class Desk(OthersMemory):
+    """A server's: whoever of its user comes to the abstract Unix socket `name` can hand in memory, until it shuts."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"gradsync-{secrets.token_hex(16)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen(BACKLOG)
+        self._listener.setblocking(False)
 
-@cache
-def host_id() -> str:
-    return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"
+    def _take(self) -> None:
+        with suppress(OSError):  # nobody else has come, or it is shut
+            for _ in range(BACKLOG + 1):  # who has come by now is among these
+                connection, _ = self._listener.accept()
+                with suppress(Unreachable):  # a stranger
+                    self._add(connection)
+        super()._take()
+
+    def shut(self) -> None:
+        """Let nobody else in."""
+        self._listener.close()
+
+    def close(self) -> None:
+        self.shut()
+        super().close()

@@ -172,7 +172,9 @@ def raw_session(address: str, messages: Iterator[TrainerMessage]) -> Iterator[An
 
 
 @contextmanager
-def lying(answers: Iterable[ServerMessage] | Callable[..., Iterable[ServerMessage]]) -> Iterator[str]:
+def lying(
+    answers: Iterable[ServerMessage] | Callable[..., Iterable[ServerMessage]], *, desk: str = ""
+) -> Iterator[str]:
     """The address of a server that says `answers`, or what they are to all else that it hears, once it has heard who is
     there and what it registers, whatever that is, then ends the stream."""
 
@@ -182,7 +184,7 @@ def lying(answers: Iterable[ServerMessage] | Callable[..., Iterable[ServerMessag
 
     handlers = {
         "Join": grpc.unary_unary_rpc_method_handler(
-            lambda request, context: JoinReply(shard=0, shards=1),
+            lambda request, context: JoinReply(shard=0, shards=1, desk=desk),
             JoinRequest.FromString,
             JoinReply.SerializeToString,
         ),

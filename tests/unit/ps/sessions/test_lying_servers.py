@@ -10,10 +10,10 @@ import pytest
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Chunk, Failure, Memory, Place, Plane, Served, ServerMessage
-from common.system.memory import Segment
+from common.tensors.arena import FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.session import Client
-from ps.planes.shared_memory import OthersMemory, Unreachable
+from ps.planes.shared_memory import Desk, OthersMemory
 from tests.support.sessions import lying, make_arena, parameters
 
 LIES: dict[str, tuple[list[ServerMessage], str]] = {
@@ -21,6 +21,7 @@ LIES: dict[str, tuple[list[ServerMessage], str]] = {
     "parameters of a later step": ([parameters(0, 16, step=1)], "parameters of step 1, expected 0"),
     "ragged parameters": ([ServerMessage(parameters=Chunk(data=b"abc"))], "3 bytes"),
     "nothing": ([], "ended the session without a reason"),
+    "memory for nothing": ([ServerMessage(plane=Plane())], "shares memory with a trainer that has offered none"),
 }
 
 
@@ -54,17 +55,18 @@ def test_an_error_of_the_server_keeps_its_name() -> None:
     ("last", "kind", "text"),
     [
         ([ServerMessage(failure=Failure(kind="PeerLost", message="rank 1 died"))], PeerLost, "^rank 1 died$"),
-        ([], UsageError, "rank 0 cannot share memory with the servers: it is gone; use --data-plane grpc"),
+        ([], UsageError, "rank 0 cannot share memory with the servers: its memory was not handed over; use"),
     ],
 )
 def test_of_memory_that_is_gone_the_server_says_why_if_it_has_failed(
     last: list[ServerMessage], kind: type[GradSyncError], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, ended = threading.Event(), threading.Event()
+    array = OthersMemory.array
 
-    def segment(self: OthersMemory, memory: Memory) -> Segment:
+    def tell(self: OthersMemory, place: Place, count: int) -> FloatArray:
         tried.set()
-        raise Unreachable("it is gone")
+        return array(self, place, count)
 
     def answers() -> Iterator[ServerMessage]:
         yield ServerMessage(plane=Plane(parameters=Place(memory=Memory(size=64))))
@@ -73,10 +75,10 @@ def test_of_memory_that_is_gone_the_server_says_why_if_it_has_failed(
         yield from last
         ended.wait(5)
 
-    monkeypatch.setattr(OthersMemory, "segment", segment)
+    monkeypatch.setattr(OthersMemory, "array", tell)
     monkeypatch.setattr("ps.client.session.FAREWELL_S", 0.5)
     arena = make_arena(0, [("w", (9,))])
-    with lying(answers()) as address, closing(Client([address], 0, 1)) as client:
+    with Desk() as desk, lying(answers(), desk=desk.name) as address, closing(Client([address], 0, 1)) as client:
         with pytest.raises(kind, match=text):
             client.register(arena, SGD())
         ended.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 
 from common.errors import PeerLost, ProtocolError, UsageError
-from common.network.gradsync_pb2 import Memory, Place
+from common.system.handover import LABEL, Link
 from common.system.memory import Segment, aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.session import Client
-from ps.planes.shared_memory import OthersMemory, Unreachable, probe_of
+from ps.coordinator.training_group import TrainingGroup
 from tests.support.groups import assert_same_bits, on_threads, reduced, sample
 from tests.support.sessions import (
     DEADLINE_S,
@@ -141,44 +142,47 @@ def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
 
 
 def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As between hosts, and between containers: what is offered is not what is found."""
-    for host, text in (
-        ("elsewhere", "they are on different hosts"),
-        (None, "is in another container or of another user"),
-    ):
-
-        def elsewhere(segment: Segment, host: str | None = host) -> Memory:
-            found = probe_of(segment)
-            return Memory(host=host, size=64) if host else Memory(host=found.host, pid=found.pid, descriptor=99_999)
-
-        monkeypatch.setattr("ps.client.session.probe_of", elsewhere)
-        with serving(1) as group, Client(addresses(group), 0, 1) as client:
-            arena = make_arena(0, empty=client.empty)
-            client.register(arena, SGD())
-            assert client.data_plane == "grpc"
-            take_step(client, arena)
-            assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
-        with serving(1) as group, Client(addresses(group), 0, 1, data_plane="shm") as client:
-            with pytest.raises(UsageError) as caught:
-                client.register(make_arena(0), SGD())
-            message = str(caught.value)
-            assert message.startswith(f"server 0 at {group[0].address} and rank 0 cannot share memory: "), message
-            assert text in message
-            assert message.endswith("; use --data-plane auto or grpc")
+    """As between hosts: there is no such desk."""
+    monkeypatch.setattr(TrainingGroup, "desk", "gradsync-elsewhere")
+    with serving(1) as group, Client(addresses(group), 0, 1) as client:
+        arena = make_arena(0, empty=client.empty)
+        client.register(arena, SGD())
+        assert client.data_plane == "grpc"
+        take_step(client, arena)
+        assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
+    with serving(1) as group, Client(addresses(group), 0, 1, data_plane="shm") as client:
+        with pytest.raises(UsageError) as caught:
+            client.register(make_arena(0), SGD())
+        assert str(caught.value) == (
+            f"server 0 at {group[0].address} and rank 0 cannot share memory: they are on different hosts; "
+            "use --data-plane auto or grpc"
+        )
 
 
-def test_another_file_under_the_same_number_is_not_taken(tmp_path: Path) -> None:
-    """Process and descriptor of another container may exist here too; device and inode tell."""
-    with Segment(64) as segment, OthersMemory() as others, (tmp_path / "other").open("wb+") as other:
-        assert others.segment(probe_of(segment)).nbytes == 64
-        os.truncate(other.fileno(), 64)
-        memory = probe_of(segment)
-        memory.descriptor = other.fileno()
-        with pytest.raises(Unreachable, match="they are in different containers"):
-            others.segment(memory)
-        beyond = Place(memory=probe_of(segment), offset=32)
-        with pytest.raises(Unreachable, match="bytes at 32 of a memory of 64"):
-            others.array(beyond, 9)
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_PATH], ids=["read-write", "path"])
+def test_a_server_neither_reads_nor_writes_a_file_that_is_handed_in(
+    flags: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * 5000)
+    with serving(1) as group, Client(addresses(group), 0, 1) as client:
+        arena = make_arena(0, empty=client.empty)
+        os.truncate(secret, arena.parameters.nbytes)
+        kept = secret.read_bytes()
+
+        def give(link: Link, segment: Segment) -> None:
+            with socket.socket(fileno=os.dup(link._connection.fileno())) as connection:
+                descriptor = os.open(secret, flags)
+                socket.send_fds(connection, [LABEL.pack(segment.key, segment.nbytes)], [descriptor])
+                os.close(descriptor)
+
+        monkeypatch.setattr(Link, "give", give)
+        client.register(arena, SGD())
+        assert client.data_plane == "grpc"
+        assert client._sessions[0].plane.refusal == "what was handed over is not a memory of fixed size"
+        take_step(client, arena)
+        assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
+    assert secret.read_bytes() == kept
 
 
 def test_data_planes_are_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from common.errors import PeerLost, PeerStalled, ProtocolError
 from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
 from common.system.memory import SegmentPool
 from ps.planes.lanes import Lanes
-from ps.planes.shared_memory import OthersMemory, place_of, probe_of
+from ps.planes.shared_memory import OthersMemory, memory_of, place_of
 from ps.store.store import Store
 from tests.support.groups import assert_same_bits
 from tests.support.trainer_messages import (
@@ -38,6 +38,7 @@ class Neighbours:
 
     setting: Setting
     lanes: Lanes
+    memory: OthersMemory  # of rank 0
 
     def note(self, rank: int, message: TrainerMessage, *, ring: bool = True) -> None:
         lane = self.lanes.to_server[rank]
@@ -53,11 +54,15 @@ class Neighbours:
 
 @contextmanager
 def neighbours(nranks: int, *, timeout: float = 30.0) -> Iterator[Neighbours]:
-    with closing(SegmentPool()) as pool, OthersMemory() as memory:
+    with closing(SegmentPool()) as pool, ExitStack() as stack:
         setting = open_group(nranks, timeout=timeout, pool=pool)
+        memories = [stack.enter_context(OthersMemory()) for _ in range(nranks)]
+        links = [memory.visit(setting.group.desk) for memory in memories]
         for rank in range(nranks):
             message = register_message(rank)
-            message.register.probe.CopyFrom(probe_of(pool.create(64)))
+            probe = pool.create(64)
+            links[rank].give(probe)
+            message.register.probe.CopyFrom(memory_of(probe))
             enter(setting.group, message, setting.inboxes[rank])
         setting.say(0, parameters_message(0, parameters_of(0)))
         planes = [inbox.of_kind("plane")[0].plane for inbox in setting.inboxes]
@@ -65,9 +70,9 @@ def neighbours(nranks: int, *, timeout: float = 30.0) -> Iterator[Neighbours]:
         gradients = [pool.empty(LAYOUT.length) for _ in range(nranks)]
         for rank, array in enumerate(gradients):
             array[...] = gradients_of(rank, 0)
-            setting.say(rank, TrainerMessage(gradients_at=place_of(array, pool)))
+            setting.say(rank, TrainerMessage(gradients_at=place_of(array, pool, links[rank].give)))
         try:
-            yield Neighbours(setting, Lanes(memory.segment(planes[0].lanes), nranks))
+            yield Neighbours(setting, Lanes(memories[0].segment(planes[0].lanes), nranks), memories[0])
         finally:
             setting.group.fail(PeerLost("the test is over"))
             setting.group.close()
@@ -91,7 +96,7 @@ def test_a_step_of_notes_alone_is_answered_by_notes() -> None:
 
 def test_what_is_committed_ahead_needs_no_memory_for_the_average_until_a_step_ends_with_it() -> None:
     """Of the last step the average is read where the server says that it is."""
-    with neighbours(2) as group, OthersMemory() as memory:
+    with neighbours(2) as group:
         store = group.setting.group._store
         for step, (ahead, update) in enumerate([(True, True), (True, True), (False, False)]):
             for rank in range(2):
@@ -106,7 +111,7 @@ def test_what_is_committed_ahead_needs_no_memory_for_the_average_until_a_step_en
         mean = (gradients_of(0, 0) + gradients_of(1, 0)) / np.float32(2)
         assert isinstance(store, Store)
         assert_same_bits(store.parameters, parameters_of(0) - np.float32(RATE) * mean - np.float32(RATE) * mean)
-        assert_same_bits(memory.array(served[0].gradients, LAYOUT.length), mean)
+        assert_same_bits(group.memory.array(served[0].gradients, LAYOUT.length), mean)
 
 
 def test_a_message_does_not_overtake_the_notes_before_it() -> None:

@@ -1,0 +1,85 @@
+"""What another user of this machine gets of a job, with a real second user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.system.memory import Segment, Unreachable
+from ps.coordinator.servicer import ParameterServer
+from ps.planes.shared_memory import Desk, OthersMemory, memory_of
+from tests.support.groups import ROOT
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a child as another user"),
+]
+
+NOBODY = 65534
+DEADLINE_S = 40.0
+AT_THE_DESK = """
+import os, socket, sys
+from common.system.handover import check_user
+from common.system.memory import Segment, Unreachable
+from ps.planes.shared_memory import OthersMemory
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with OthersMemory() as memory:
+    try:
+        memory.visit(sys.argv[1])
+    except Unreachable as exc:
+        print(exc)
+stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # whom nothing at his own end holds back
+stranger.connect("\\0" + sys.argv[1])
+socket.send_fds(stranger, [bytes.fromhex(sys.argv[2]) + (64).to_bytes(8, "little")], [Segment(64).descriptor])
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_user_neither_hands_in_nor_gets_anything() -> None:
+    with Desk() as desk, Segment(64) as mine, OthersMemory() as trainers:
+        command = [sys.executable, "-c", AT_THE_DESK, desk.name, mine.key.hex()]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stranger:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == f"they are of different users ({NOBODY} and 0)\n"
+            assert stranger.stdout.readline() == "sent\n"
+            with pytest.raises(Unreachable, match="its memory was not handed over"):
+                desk.segment(memory_of(mine))
+            trainers.visit(desk.name).give(mine)
+            assert desk.segment(memory_of(mine)).nbytes == 64
+            stranger.communicate("")
+
+
+TRAINER = """
+import os, sys
+import ps, ps.connection
+from common.errors import UsageError
+clients = [ps.connect([address], 0, 1, plane) for plane, address in zip(("shm", "auto"), sys.argv[1:])]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)  # who may not read what Python imports later
+for client in clients:
+    with client:
+        parameters, gradients = client.empty(9), client.empty(9)
+        gradients[...] = 2
+        try:
+            client.register(parameters)
+        except UsageError as exc:
+            print(exc)
+            continue
+        client.push_pull(gradients)
+        print(client.data_plane, gradients.tolist() == [2] * 9)
+"""
+
+
+def test_a_trainer_of_another_user_goes_over_grpc_unless_it_must_not() -> None:
+    with ParameterServer("127.0.0.1:0", 1) as first, ParameterServer("127.0.0.1:0", 1) as second:
+        command = [sys.executable, "-c", TRAINER, first.address, second.address]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+        why = f"they are of different users ({NOBODY} and 0); use --data-plane auto or grpc"
+        assert done.stdout.splitlines() == [
+            f"server 0 at {first.address} and rank 0 cannot share memory: {why}",
+            "grpc True",
+        ]
+        second.wait()
