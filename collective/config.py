@@ -13,8 +13,9 @@ from collective.nccl.binding import BINDINGS
 from collective.nccl.seat import check_device
 from collective.transports.links import CHECKSUMS
 from common.errors import UsageError, choose
-from common.launch.config import TrainingConfig, check_rank, parse_address
+from common.launch.config import TrainingConfig, check_rank
 from common.launch.hosts import HostsConfig
+from common.system.addresses import parse_address
 
 __all__ = ["CollectiveConfig", "CollectiveRunConfig", "CollectiveTrainerConfig"]
 

@@ -10,9 +10,10 @@ from typing import Annotated
 import tyro
 
 from common.errors import UsageError, choose
-from common.launch.config import MOST_PROCESSES, TrainingConfig, check_rank, parse_addresses
+from common.launch.config import MOST_PROCESSES, TrainingConfig, check_rank
 from common.launch.hosts import HostsConfig
 from common.launch.placement import UPDATE_CHOICES
+from common.system.addresses import parse_addresses
 from ps.client.session import DATA_PLANES
 from ps.store.modes import MODES, SYNC, Mode, parse_mode
 from ps.store.shards import parse_shard

@@ -34,9 +34,10 @@ def prepare_server() -> None:
 
 
 def run(config: ServerConfig) -> None:
+    from common.launch.cli import check_writable
     from common.launch.tracing import parts_folder
     from common.network.rpc import check_bind_host
-    from common.trainer.entry import check_writable, import_paddle
+    from common.paddle_api.loading import import_paddle
     from ps.coordinator.servicer import ParameterServer
     from ps.store.shards import parse_shard
 

@@ -33,8 +33,8 @@ def run(config: StatusConfig) -> None:
     from rich.live import Live
 
     from common.errors import PeerLost
-    from common.launch.config import parse_addresses
     from common.network import rpc
+    from common.system.addresses import parse_addresses
 
     console = Console()
     addresses = parse_addresses(config.servers)

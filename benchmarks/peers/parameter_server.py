@@ -14,10 +14,9 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.peers import RATE
-from benchmarks.training.worker import give_memory_back
 from common.errors import PeerError
 from common.system.addresses import address_after
-from common.system.memory import aligned_empty
+from common.system.memory import aligned_empty, give_memory_back
 from common.system.process_memory import leave_memory
 from common.tensors.optimizers import SGD
 from ps.connection import Connection, connect

@@ -7,7 +7,6 @@ A job is a line of JSON on stdin; so are its answers on stdout: a server's addre
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -17,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.system.memory import trim_malloc
+from common.system.memory import give_memory_back
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
@@ -54,12 +53,6 @@ def main() -> int:
                 return 1  # Gloo has no deadline: the other ranks hear of it by the end of this one
         give_memory_back()
     return 0
-
-
-def give_memory_back() -> None:
-    """For the next job's processes: a model is part of cycles, and malloc, as it is tuned, keeps what is freed."""
-    gc.collect()
-    trim_malloc()
 
 
 def serve(job: dict[str, Any], answer: Any) -> int:

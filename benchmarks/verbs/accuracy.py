@@ -32,8 +32,8 @@ from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool
 from benchmarks.training.watched import Straggler, Watch
 from common.errors import CertificateFailed
+from common.launch.cli import check_writable
 from common.launch.launch import FOLDER
-from common.trainer.entry import check_writable
 from ps.store.modes import parse_mode
 
 __all__ = ["accuracy"]

@@ -24,8 +24,8 @@ from benchmarks.training.contestants import Contestant
 from benchmarks.training.measure import Records, measure, records_from, records_to_json, summarise
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed, UsageError
+from common.launch.cli import check_writable
 from common.launch.launch import FOLDER
-from common.trainer.entry import check_writable
 
 __all__ = ["compare"]
 

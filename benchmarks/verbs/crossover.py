@@ -31,8 +31,8 @@ from benchmarks.reports.crossover import print_terminal
 from benchmarks.reports.kinds import write_report
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, UsageError
+from common.launch.cli import check_writable
 from common.launch.launch import Job
-from common.trainer.entry import check_writable
 
 __all__ = ["run_crossover"]
 

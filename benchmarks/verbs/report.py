@@ -12,7 +12,7 @@ from benchmarks.records.result_files import SCHEMA, kind_of
 from benchmarks.reports.kinds import write_report
 from benchmarks.verbs.results import load
 from common.errors import DataError, choose
-from common.trainer.entry import check_writable
+from common.launch.cli import check_writable
 
 __all__ = ["ReportConfig", "report_again"]
 

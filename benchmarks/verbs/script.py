@@ -29,10 +29,10 @@ from benchmarks.stats.rounds import rounds
 from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.training.measure import Records, records_from, records_to_json
 from common.errors import CertificateFailed, GradSyncError
+from common.launch.cli import check_writable
 from common.launch.launch import FOLDER, Job
 from common.system.mkl import CPU_TYPE, MKL_CHOOSES, wanted_cpu_type
 from common.system.process import end_in_order_on_sigterm
-from common.trainer.entry import check_writable
 
 __all__ = ["PADDLE_BOUNDS", "YARDSTICK_MULTIPLE", "compare_script"]
 

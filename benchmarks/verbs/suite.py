@@ -23,9 +23,9 @@ from benchmarks.records.result_files import head_of_results
 from benchmarks.reports.suite import print_summary, to_html, to_markdown
 from benchmarks.training.stand_in import write_idx_files
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
+from common.launch.cli import check_writable
 from common.launch.launch import Job
 from common.system.memory import memory_bytes
-from common.trainer.entry import check_writable
 
 __all__ = ["SuiteConfig", "run_suite"]
 

@@ -24,9 +24,9 @@ from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
 from benchmarks.stats.interval import interval
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, GradSyncError
+from common.launch.cli import check_writable
 from common.launch.launch import Job
 from common.system.process_memory import ProcessMemory
-from common.trainer.entry import check_writable
 
 __all__ = ["run_sweep"]
 

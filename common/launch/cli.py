@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from common.errors import GradSyncError, UsageError, did_you_mean
 from common.system.process import Terminated, last_words
 
-__all__ = ["run_command", "split_script"]
+__all__ = ["check_writable", "run_command", "split_script"]
 
 T = TypeVar("T")
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -154,6 +154,24 @@ def described_by_its_words(field: Any) -> Any:
     words, default = re.fullmatch(r"(.*?)\s*(\(default: [^()]*\))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     hint = conf.arg(help_behavior_hint=default or "(optional)")
     return replace(field, type=Annotated[field.type, hint], helptext=words)
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Find out before training whether its result can be written after it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists() or path.is_symlink()
+        path.open("ab").close()
+        if not there:
+            path.unlink(missing_ok=True)  # what fails later leaves no empty file
+    except OSError as exc:
+        raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
 
 
 def split_script(args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from common.errors import UsageError, choose
 from common.tensors.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 
-__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank", "parse_address", "parse_addresses"]
+__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank"]
 
 MOST_PROCESSES = 1024  # of one kind in one job
 MODELS = ("mnist-cnn", "mlp")  # mlp:1024,1024 names its hidden sizes
@@ -102,22 +102,3 @@ def check_rank(rank: int, nranks: int) -> None:
         raise UsageError(f"--nranks can be at most {MOST_PROCESSES} (got {nranks})")
     if not 0 <= rank < nranks:
         raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")
-
-
-def parse_address(text: str) -> str:
-    """Check a HOST:PORT (or a unix: address) and return it.
-
-    Raises:
-        UsageError: no port, or not a port number.
-    """
-    if text.startswith("unix"):
-        return text
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
-        raise UsageError(f"not an address: {text!r}; expected HOST:PORT, as in 127.0.0.1:8500")
-    return text
-
-
-def parse_addresses(text: str) -> Sequence[str]:
-    """The addresses of a comma-separated list."""
-    return tuple(parse_address(part.strip()) for part in text.split(","))

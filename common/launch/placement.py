@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.errors import UsageError, choose
-from common.launch.config import check_rank, parse_addresses
+from common.launch.config import check_rank
+from common.system.addresses import parse_addresses
 
 __all__ = [
     "ALGORITHM_VARIABLE",

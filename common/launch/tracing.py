@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UsageError
+from common.launch.cli import check_writable
 from common.launch.hosts import Node
 from common.launch.launch import FOLDER
 from common.launch.trace_file import save_trace
+from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import Part, Recorder
-from common.trainer.entry import check_writable
 
 __all__ = ["check_one_host", "collecting", "parts_folder", "read_parts", "recorder_for", "tracing"]
 
@@ -65,7 +66,7 @@ def recorder_for(synchronizer: Synchronizer) -> Recorder:
 
 def gather_parts(synchronizer: Synchronizer, recorder: Recorder) -> list[Part]:
     """Of all ranks and, on rank 0, of all servers; called by all ranks, not within a step."""
-    recorder.read_clocks(synchronizer)
+    compare_clocks(synchronizer)
     mine = np.frombuffer(recorder.packed(), np.uint8)
     sizes = synchronizer.all_gather(np.array([mine.size]))[:, 0]
     padded = np.zeros(sizes.max(), np.uint8)

@@ -18,7 +18,7 @@ from paddle.optimizer import Optimizer as PaddleOptimizer
 from common.errors import UsageError
 from common.sync.synchronizer import ServerUpdates
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
-from common.tensors.updater import slot_of_key
+from common.tensors.parts import slot_of_key
 
 __all__ = ["Steps", "UpdateByServers", "describe_optimizer", "listen_to_steps", "stop_listening"]
 

@@ -6,9 +6,7 @@ registers. At the end (common/launch/tracing.py)
     under a launcher of one host   every process leaves its part in a folder, failed or not, and the launcher merges;
                                    all read one CLOCK_MONOTONIC
     otherwise                      the ranks gather their parts, rank 0 asks the servers for theirs, and writes; after
-                                   a failure rank 0 writes its own alone. Where hosts differ, so do clocks: what one
-                                   reads more than rank 0's is bounded by messages there and back (Cristian,
-                                   "Probabilistic clock synchronization", 1989), at the beginning and at the end
+                                   a failure rank 0 writes its own alone. Where hosts differ, so do clocks (clocks.py)
 """
 
 from __future__ import annotations
@@ -22,22 +20,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from common.system.addresses import clock_identity
 
-if TYPE_CHECKING:
-    from common.sync.synchronizer import Synchronizer
-
-__all__ = ["FINISH", "NO_TRACE", "Part", "Recorder", "ServerAnswer", "Trace"]
+__all__ = ["FINISH", "NO_TRACE", "Part", "Reading", "Recorder", "ServerAnswer", "Trace"]
 
 FINISH = "finish"  # the span from when a rank's backward is done to when its step is
 
 MOST_EVENTS = 1 << 16  # of a process, about 10 MB; of a longer training the last ones are kept
-IDENTITY_BYTES = 64
-ROUNDS = 16  # of messages there and back
 M = TypeVar("M")
 Part = dict[str, Any]  # what Recorder.part gives
 Reading = tuple[int, int, int]  # of a clock, ns: when, how much more than rank 0's it showed, give or take how much
@@ -65,9 +56,6 @@ class Trace:
     def name_buckets(self, sizes: Sequence[int]) -> None:
         """Take note of the bytes of each bucket."""
 
-    def read_clocks(self, synchronizer: Synchronizer) -> None:
-        """Compare the clocks of all processes; called by all ranks, not within a step."""
-
     def packed(self) -> bytes:
         """The part, to be sent."""
         return b""
@@ -93,6 +81,7 @@ class Recorder(Trace):
 
     def __init__(self, kind: str, index: int, *, clock: Callable[[], int] = time.monotonic_ns, **of: Any) -> None:
         self.kind, self.index, self.of, self.clock = kind, index, of, clock
+        self.host = clock_identity()
         self.step = 0
         self.buckets: list[int] = []  # bytes of each
         self.readings: list[Reading] = []
@@ -119,17 +108,6 @@ class Recorder(Trace):
     def name_buckets(self, sizes: Sequence[int]) -> None:
         self.buckets = list(sizes)
 
-    def read_clocks(self, synchronizer: Synchronizer) -> None:
-        mine = np.frombuffer(clock_identity().encode().ljust(IDENTITY_BYTES), np.uint8)
-        hosts = synchronizer.all_gather(mine)
-        reading = reading_of(synchronizer, self.clock) if (hosts != mine).any() else None
-        self.readings.append(reading if reading and (hosts[0] != mine).any() else (self.clock(), 0, 0))
-        if self.index == 0:
-            asked = [synchronizer.ask_servers() for _ in range(ROUNDS)]
-            self.of_servers = self.of_servers or [[] for _ in asked[0]]
-            for readings, answers in zip(self.of_servers, zip(*asked, strict=True), strict=True):
-                readings.append(reading_of_server(answers))
-
     def part(self) -> Part:
         """What JSON can hold of it."""
         events = list(self.events)
@@ -139,7 +117,7 @@ class Recorder(Trace):
             "kind": self.kind,
             "index": self.index,
             "of": self.of,
-            "host": clock_identity(),
+            "host": self.host,
             "readings": self.readings,
             "buckets": self.buckets,
             "first_step": first_step,
@@ -174,9 +152,6 @@ class Span:
             recorder.step += 1
 
 
-# Clocks of several hosts
-
-
 @dataclass(frozen=True)
 class ServerAnswer:
     """What a server has told of its clock and perhaps of its events, and the caller's clock around that; ns."""
@@ -186,35 +161,3 @@ class ServerAnswer:
     after: int
     host: str
     packed: bytes = b""
-
-
-def reading_of(synchronizer: Synchronizer, clock: Callable[[], int]) -> Reading:
-    """This rank's clock against rank 0's; called by all ranks.
-
-    Nobody leaves an all-gather before everybody has entered it. So what a rank reads before one is less, in true time,
-    than what another reads after it; that bounds the difference of the two clocks from both sides.
-    """
-    least, most = -(1 << 62), 1 << 62
-    before = after = previous = 0
-    for number in range(ROUNDS + 1):
-        before, previous = clock(), before
-        everyone = synchronizer.all_gather(np.array([before, after], np.int64))
-        after = clock()
-        first_before, first_after = (int(value) for value in everyone[0])
-        most = min(most, after - first_before)
-        if number:
-            least = max(least, previous - first_after)
-    return (after, *between(least, most)) if synchronizer.rank else (after, 0, 0)
-
-
-def reading_of_server(answers: Sequence[ServerAnswer]) -> Reading:
-    """A server's clock against the caller's, from several answers."""
-    if answers[-1].host == clock_identity():
-        return answers[-1].theirs, 0, 0
-    least, most = max(a.theirs - a.after for a in answers), min(a.theirs - a.before for a in answers)
-    return answers[-1].theirs, *between(least, most)
-
-
-def between(least: int, most: int) -> tuple[int, int]:
-    """The middle, and how far the ends are from it."""
-    return (least + most) // 2, max(0, most - least + 1) // 2

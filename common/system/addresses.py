@@ -1,17 +1,46 @@
-"""Addresses of this machine, and how others reach it."""
+"""Addresses: how they are written, which are this machine's, and how others reach it."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from common.errors import PeerUnreachable
-from common.launch.config import parse_address
+from common.errors import PeerUnreachable, UsageError
 
-__all__ = ["address_after", "address_of", "boot_id", "clock_identity", "host_identity", "is_ours", "own_host"]
+__all__ = [
+    "address_after",
+    "address_of",
+    "boot_id",
+    "clock_identity",
+    "host_identity",
+    "is_ours",
+    "own_host",
+    "parse_address",
+    "parse_addresses",
+]
+
+
+def parse_address(text: str) -> str:
+    """Check a HOST:PORT (or a unix: address) and return it.
+
+    Raises:
+        UsageError: no port, or not a port number.
+    """
+    if text.startswith("unix"):
+        return text
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise UsageError(f"not an address: {text!r}; expected HOST:PORT, as in 127.0.0.1:8500")
+    return text
+
+
+def parse_addresses(text: str) -> Sequence[str]:
+    """The addresses of a comma-separated list."""
+    return tuple(parse_address(part.strip()) for part in text.split(","))
 
 
 def address_of(host: str, port: int) -> str:

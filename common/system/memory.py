@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import mmap
 import os
 import secrets
@@ -23,6 +24,7 @@ __all__ = [
     "SegmentPool",
     "Unreachable",
     "aligned_empty",
+    "give_memory_back",
     "limit_malloc_arenas",
     "segment_name",
     "trim_malloc",
@@ -53,6 +55,12 @@ def tune_malloc() -> None:
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     libc.mallopt(m_mmap_threshold, 1 << 30)
     libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+
+
+def give_memory_back() -> None:
+    """Collect garbage, for a model is part of cycles, and return to the kernel what `tune_malloc` has kept."""
+    gc.collect()
+    trim_malloc()
 
 
 def trim_malloc() -> None:

@@ -21,7 +21,7 @@ from paddle.base.framework import EagerParamBase
 from common.errors import UsageError
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import OPTIMIZERS, Optimizer
-from common.tensors.updater import Accumulator, Part, Piece, is_number, slot_of_key
+from common.tensors.parts import Accumulator, Part, Piece, is_number, slot_of_key
 
 __all__ = ["FlatOptimizer", "PartOptimizer", "PieceOptimizer", "as_tensor"]
 

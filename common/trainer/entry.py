@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-from common.errors import UsageError
+from common.launch.cli import check_writable
 from common.launch.config import TrainingConfig
+from common.paddle_api.loading import import_paddle
 from common.sync.synchronizer import Synchronizer
 from common.system.process import end_in_order_on_sigterm
 
-__all__ = ["check_writable", "import_paddle", "run_training"]
-
-
-def check_writable(flag: str, path: Path | None) -> None:
-    """Find out before training whether its result can be written after it.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists() or path.is_symlink()
-        path.open("ab").close()
-        if not there:
-            path.unlink(missing_ok=True)  # what fails later leaves no empty file
-    except OSError as exc:
-        raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
+__all__ = ["run_training"]
 
 
 def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchronizer]) -> None:
@@ -60,13 +42,3 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
         config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
     if config.save is not None:
         paddle.save(trained.model.state_dict(), str(config.save))
-
-
-def import_paddle() -> None:
-    """Import Paddle without its signal handlers: a SIGTERM is no crash to print a C++ traceback for.
-
-    Handlers of one's own are installed after this.
-    """
-    import paddle
-
-    paddle.disable_signal_handler()

@@ -16,6 +16,7 @@ from paddle.nn import functional
 from common.errors import LayoutMismatch, PeerError
 from common.launch.config import TrainingConfig
 from common.paddle_api.binding import ModelArena, digest_of_model, layout_of
+from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 from common.trainer.data import Dataset, Split, load_dataset, rank_batches
@@ -70,7 +71,7 @@ def train(
     bound = ModelArena(model, arena, synchronizer.mark_final)
     synchronizer.attach(arena, config.make_optimizer())
     check_same_flags(config, synchronizer)
-    synchronizer.trace.read_clocks(synchronizer)
+    compare_clocks(synchronizer)
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
     for step in range(total):

@@ -46,7 +46,7 @@ from common.system.process import forget_in_children
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import Optimizer
-from common.tensors.updater import Accumulator, is_number, parts_of, slot_of_key
+from common.tensors.parts import Accumulator, is_number, parts_of, slot_of_key
 from ps.client.outbox import Outbox
 from ps.coordinator.servicer import JOIN, SESSION, TRACE
 from ps.planes.frames import Outgoing, frames, read_server, to_bytes

@@ -41,6 +41,7 @@ from common.system.memory import Segment, SegmentPool, Unreachable, aligned_empt
 from common.system.semaphore import Semaphore
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
+from common.tensors.parts import parts_of
 from common.tensors.updater import (
     InPieces,
     NoUpdate,
@@ -49,7 +50,6 @@ from common.tensors.updater import (
     make_part_updater,
     make_piece_updater,
     make_updater,
-    parts_of,
 )
 from ps.client.outbox import Outbox
 from ps.coordinator.pace import Pace

@@ -15,7 +15,7 @@ from common.network.rpc import CHUNK_BYTES
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
 from common.tensors.buckets import Bucket, segments
 from common.tensors.optimizers import Optimizer, make_optimizer
-from common.tensors.updater import Accumulator
+from common.tensors.parts import Accumulator
 
 __all__ = [
     "data_of",

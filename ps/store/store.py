@@ -30,8 +30,9 @@ from common.errors import LayoutMismatch, ProtocolError, StaleEpoch
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import ALIGNMENT, Bucket, segments, words
+from common.tensors.parts import PADDING, Piece
 from common.tensors.reduction import reduce_bucket, reduce_piece
-from common.tensors.updater import PADDING, InPieces, Piece, Updater
+from common.tensors.updater import InPieces, Updater
 from ps.store.shards import Shard, shard_of_bucket
 
 __all__ = ["Ending", "Store"]

@@ -9,7 +9,8 @@ import numpy as np
 
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Optimizer
-from common.tensors.updater import InPieces, Piece
+from common.tensors.parts import Piece
+from common.tensors.updater import InPieces
 
 
 class NumpySGD:

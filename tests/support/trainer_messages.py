@@ -25,7 +25,7 @@ from common.network.gradsync_pb2 import (
 from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum, Optimizer
-from common.tensors.updater import Accumulator
+from common.tensors.parts import Accumulator
 from ps.coordinator.training_group import ServerOutbox, TrainingGroup
 from ps.planes.frames import Outgoing, to_bytes
 from ps.planes.wire import data_of, describe, optimizer_message

@@ -15,7 +15,7 @@ from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.flat_optimizer import PartOptimizer
 from common.tensors.optimizers import SGD, Adam, Momentum, RMSProp
-from common.tensors.updater import PADDING, is_number, parts_of
+from common.tensors.parts import PADDING, is_number, parts_of
 from ps.synchronizer import ServerSynchronizer
 from tests.support.groups import on_threads, outcomes_of, reduced, sample
 from tests.support.server_jobs import job

@@ -24,9 +24,10 @@ from common.launch.hosts import Node
 from common.launch.trace_file import save_trace, to_chrome
 from common.launch.tracing import TRACE_VARIABLE, check_one_host, collecting, parts_folder, read_parts, tracing
 from common.sync import trace as trace_module
+from common.sync.clocks import compare_clocks, reading_of, reading_of_server
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
-from common.sync.trace import FINISH, NO_TRACE, Part, Recorder, ServerAnswer, Trace, reading_of, reading_of_server
+from common.sync.trace import FINISH, NO_TRACE, Part, Recorder, ServerAnswer, Trace
 from common.tensors.optimizers import SGD
 from ps.client.session import Client
 from ps.coordinator.servicer import ParameterServer
@@ -45,7 +46,7 @@ def one_training(synchronizer: Synchronizer, clock: Callable[[], int] = time.mon
     arena = new_arena(synchronizer)
     synchronizer.attach(arena, SGD())
     trace = synchronizer.trace
-    trace.read_clocks(synchronizer)
+    compare_clocks(synchronizer)
     for step in STEPS:
         begin = clock()
         arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
@@ -140,7 +141,7 @@ def test_without_a_file_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_records_nothing_can_do_all_that_a_recorder_can() -> None:
-    for name in ("span", "moment", "add", "sending", "name_buckets", "read_clocks", "packed", "leave"):
+    for name in ("span", "moment", "add", "sending", "name_buckets", "packed", "leave"):
         assert getattr(Trace, name) is not getattr(Recorder, name)
     messages = [1, 2]
     assert NO_TRACE.sending(messages, 0) is messages
@@ -260,14 +261,14 @@ def test_a_server_s_clock_lies_within_the_bounds(offset: int, delays: list[tuple
         theirs = now + there + at_it + offset
         answers.append(ServerAnswer(now, theirs, now + there + at_it + back, "another host"))
         now += there + at_it + back + pause
-    at, estimate, uncertainty = reading_of_server(answers)
+    at, estimate, uncertainty = reading_of_server(answers, "this host")
     assert at == answers[-1].theirs
     assert abs(estimate - offset) <= uncertainty
     assert uncertainty <= min(sum(d[:3]) for d in delays) // 2 + 1
 
 
 def test_a_server_of_this_host_has_this_clock() -> None:
-    assert reading_of_server([ServerAnswer(1, 2, 3, trace_module.clock_identity())]) == (2, 0, 0)
+    assert reading_of_server([ServerAnswer(1, 2, 3, "this host")], "this host") == (2, 0, 0)
 
 
 def test_a_single_rank_s_clock_is_the_clock() -> None:

@@ -13,7 +13,7 @@ from common.network.rpc import CHUNK_BYTES, OPTIONS
 from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
-from common.tensors.updater import Accumulator
+from common.tensors.parts import Accumulator
 from ps.planes.wire import (
     data_of,
     describe,

@@ -15,7 +15,8 @@ from common.tensors.arena import Arena, FloatArray, Layout  # noqa: E402
 from common.tensors.buckets import segments  # noqa: E402
 from common.tensors.flat_optimizer import FlatOptimizer, as_tensor  # noqa: E402
 from common.tensors.optimizers import SGD, Momentum, Optimizer  # noqa: E402
-from common.tensors.updater import Piece, make_piece_updater  # noqa: E402
+from common.tensors.parts import Piece  # noqa: E402
+from common.tensors.updater import make_piece_updater  # noqa: E402
 from tests.support.optimizer_cases import CASES, RATES, Make  # noqa: E402
 
 LAYOUT = Layout.of([("a", (5, 3)), ("b", (17,)), ("c", (1,)), ("d", (16, 2)), ("e", (97,)), ("f", ())])

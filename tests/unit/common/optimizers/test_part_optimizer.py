@@ -16,7 +16,7 @@ from common.system.memory import aligned_empty  # noqa: E402
 from common.tensors.arena import Arena, FloatArray, Layout  # noqa: E402
 from common.tensors.flat_optimizer import PartOptimizer  # noqa: E402
 from common.tensors.optimizers import Adam, Optimizer  # noqa: E402
-from common.tensors.updater import PADDING, Accumulator, is_number, parts_of  # noqa: E402
+from common.tensors.parts import PADDING, Accumulator, is_number, parts_of  # noqa: E402
 from tests.support.optimizer_cases import CASES, RATES, Make  # noqa: E402
 
 SIZES = [1, 7, 13, 16, 17, 33, 100, 1037]  # below, at and beyond the widths of Paddle's kernels

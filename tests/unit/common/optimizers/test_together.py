@@ -13,7 +13,8 @@ paddle = pytest.importorskip("paddle")
 from common.system.memory import aligned_empty  # noqa: E402
 from common.tensors.arena import FloatArray  # noqa: E402
 from common.tensors.optimizers import OPTIMIZERS, make_optimizer  # noqa: E402
-from common.tensors.updater import WORTH_HELP, InPieces, NoUpdate, Piece, Together, make_updater  # noqa: E402
+from common.tensors.parts import Piece  # noqa: E402
+from common.tensors.updater import WORTH_HELP, InPieces, NoUpdate, Together, make_updater  # noqa: E402
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -14,7 +14,7 @@ from common.errors import ProtocolError
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, segments
-from common.tensors.updater import PADDING
+from common.tensors.parts import PADDING
 from ps.store.shards import Shard, plan_shards
 from ps.store.store import WORTH_HELP, Ending, Store
 from tests.support.groups import assert_same_bits, reduced, sample

@@ -10,7 +10,8 @@ import pytest
 from common.errors import UsageError
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Optimizer
-from common.tensors.updater import Accumulator, Part, StatefulUpdater
+from common.tensors.parts import Accumulator, Part
+from common.tensors.updater import StatefulUpdater
 from tests.support.numpy_updater import numpy_piece_updater
 
 
