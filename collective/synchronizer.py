@@ -58,9 +58,9 @@ class RingSynchronizer(Synchronizer):
         self._step = 0
         self._runner = BucketRunner(len(arena.buckets), self._reduce, overlap=self._overlap)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         self.trace.moment("ready", bucket)
-        self._attached().mark_final(bucket)
+        self._attached().mark_ready(bucket)
 
     def launch_in(self, order: Sequence[int]) -> None:
         self._attached().order.follow(order)

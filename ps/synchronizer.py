@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.sync.overlap import LaunchOrder
-from common.sync.synchronizer import ServerUpdates
-from common.sync.trace import FINISH, ServerAnswer, Trace
+from common.sync.synchronizer import ServerUpdates, Synchronizer
+from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from common.tensors.updater import make_updater
@@ -26,14 +26,15 @@ def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchroni
     return kind(client, overlap=overlap)
 
 
-class ServerSynchronizer(ServerUpdates):
+class ServerSynchronizer(Synchronizer):
     """Pushes each bucket as it becomes final; servers take it beside backward, and update with it if the learning rate
     was announced."""
 
     scheme, backend = "ps", "grpc"
 
     def __init__(self, client: Client, *, overlap: bool = True) -> None:
-        self._client = client
+        self._client = self.traced_servers = client
+        self.server_updates = UpdatesOfServers(self, client)
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
         self.mode, self.staleness = str(client.mode), client.mode.staleness
@@ -45,6 +46,7 @@ class ServerSynchronizer(ServerUpdates):
         self._order = LaunchOrder(len(arena.buckets))
         self._has_optimizer = optimizer is not None
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
+        self._client.trace = self.trace
         self._client.register(arena, optimizer)
         self.backend = self._client.data_plane
 
@@ -52,7 +54,7 @@ class ServerSynchronizer(ServerUpdates):
         if self._overlap:
             self._client.commit_ahead(learning_rate, hold=True)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         self.trace.moment("ready", bucket)
         ready = self._order.mark(bucket)
         if self._overlap:
@@ -63,26 +65,11 @@ class ServerSynchronizer(ServerUpdates):
 
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
-            self._push_rest()
+            self.push_rest()
             if self._has_optimizer:
                 self._client.commit(learning_rate)
             else:
                 self._client.average()
-
-    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        self._client.configure(optimizer, names)
-
-    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
-        with self.trace.span(FINISH):
-            if not again:
-                self._push_rest()
-            self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
-
-    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
-        return self._client.optimizer_state()
-
-    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._client.load_optimizer_state(state)
 
     def settle(self) -> None:
         if self._client.mode != SYNC:
@@ -92,17 +79,11 @@ class ServerSynchronizer(ServerUpdates):
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
 
-    def record(self, trace: Trace) -> None:
-        super().record(trace)
-        self._client.trace = trace
-
-    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
-        return self._client.ask_servers(events=events)
-
     def close(self, reason: str = "") -> None:
         self._client.close(reason)
 
-    def _push_rest(self) -> None:
+    def push_rest(self) -> None:
+        """Push what was not marked; a new step begins."""
         if not self._overlap:
             self._order.reset()
         self._push(self._order.rest())
@@ -111,6 +92,28 @@ class ServerSynchronizer(ServerUpdates):
     def _push(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
             self._client.push(bucket)
+
+
+class UpdatesOfServers(ServerUpdates):
+    """The steps of a ServerSynchronizer that the servers end with an update of the user's optimizer."""
+
+    def __init__(self, synchronizer: ServerSynchronizer, client: Client) -> None:
+        self._synchronizer, self._client = synchronizer, client
+
+    def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        self._client.configure(optimizer, names)
+
+    def update(self, learning_rate: float, *, used: bytes, again: bool = False, replaced: bool = False) -> None:
+        with self._synchronizer.trace.span(FINISH):
+            if not again:
+                self._synchronizer.push_rest()
+            self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return self._client.optimizer_state()
+
+    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._client.load_optimizer_state(state)
 
 
 class GeoSynchronizer(ServerSynchronizer):
@@ -123,7 +126,7 @@ class GeoSynchronizer(ServerSynchronizer):
         self._read = arena.parameters.copy()
         self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         self.trace.moment("ready", bucket)
         self._order.mark(bucket)
 

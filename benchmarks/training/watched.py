@@ -92,12 +92,12 @@ class Watched(Synchronizer):
     def announce(self, learning_rate: float) -> None:
         self._inner.announce(learning_rate)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         if self._watch.straggler.slow_rank(self._step, self.nranks) == self.rank:
             computed = self._clock() - self._computing_since
             self._sleep((self._watch.straggler.factor - 1) * computed)
             self._computing_since = self._clock()
-        self._inner.mark_final(bucket)
+        self._inner.mark_ready(bucket)
 
     def launch_in(self, order: Sequence[int]) -> None:
         self._inner.launch_in(order)

@@ -38,7 +38,7 @@ def tracing(synchronizer: Synchronizer, file: Path | None, *, folder: Path | Non
         yield
         return
     recorder = recorder_for(synchronizer)
-    synchronizer.record(recorder)
+    synchronizer.trace = recorder
     try:
         yield
         parts = gather_parts(synchronizer, recorder) if folder is None else []
@@ -74,7 +74,7 @@ def gather_parts(synchronizer: Synchronizer, recorder: Recorder) -> list[Part]:
     everyone = synchronizer.all_gather(padded)
     parts = unpack(row[:size].tobytes() for row, size in zip(everyone, sizes, strict=True))
     if synchronizer.rank == 0:
-        servers = unpack(answer.packed for answer in synchronizer.ask_servers(events=True))
+        servers = unpack(answer.packed for answer in synchronizer.traced_servers.ask_servers(events=True))
         for part, readings in zip(servers, recorder.of_servers, strict=True):
             part["readings"] = readings
         parts += servers

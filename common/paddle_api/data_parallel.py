@@ -22,7 +22,7 @@ from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.binding import trainable
 from common.paddle_api.replicas import replicas_agree
 from common.paddle_api.server_updates import UpdateByServers, listen_to_steps
-from common.sync.synchronizer import ServerUpdates, Synchronizer
+from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
 from common.tensors.buckets import segments
 from common.tensors.flat_optimizer import as_tensor
@@ -160,7 +160,7 @@ class GradientAverage:
                 self._agree_on_order()
                 self._compare_replicas()
                 self._has_gradient = [value > 0 for value in self._used_slot().tolist()]
-        if self._fired and self._synchronizer.serves_updates:
+        if self._fired and self._synchronizer.server_updates:
             self._averaged = self.enabled and not self._pushed
             self._gradient_sum = fingerprint(self._arena.gradients)
         # What no rank has used must not be updated: zero is a gradient, none is not.
@@ -198,7 +198,7 @@ class GradientAverage:
     def _push_rest(self) -> None:
         for bucket in range(len(self._arena.buckets)):
             if bucket not in self._marked:
-                self._synchronizer.mark_final(bucket)
+                self._synchronizer.mark_ready(bucket)
         self._pushed = True
 
     def _attach(self, p: Any, slot: Slot) -> None:
@@ -234,7 +234,7 @@ class GradientAverage:
             self._became_final.append(bucket)
             if self.enabled and bucket in self._early:
                 self._marked.add(bucket)
-                self._synchronizer.mark_final(bucket)
+                self._synchronizer.mark_ready(bucket)
 
     def _reached_again(self, name: str, bucket: int) -> None:
         """Recomputation runs backwards within backward, each of which reaches the weights that it shares with others.
@@ -270,7 +270,7 @@ class GradientAverage:
 
     def parameters_updated(self) -> None:
         self._pushed = self._averaged = False
-        if self._synchronizer.serves_updates:
+        if self._synchronizer.server_updates:
             self._parameter_sum = fingerprint(self._arena.parameters)
 
     def push(self) -> bool:
@@ -397,7 +397,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         self._average.share_parameters()
         share_buffers(layers, synchronizer)
         listen_to_backward(self._average)
-        if isinstance(synchronizer, ServerUpdates):
+        if synchronizer.server_updates:
             listen_to_steps(UpdateByServers(synchronizer, self._average, update))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import paddle
 from paddle.optimizer import Optimizer as PaddleOptimizer
 
 from common.errors import UsageError
-from common.sync.synchronizer import ServerUpdates
+from common.sync.synchronizer import Synchronizer
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
 from common.tensors.parts import slot_of_key
 
@@ -50,8 +50,11 @@ class UpdateByServers:
         steps: the model's gradients.
     """
 
-    def __init__(self, synchronizer: ServerUpdates, steps: Steps, choice: str) -> None:
-        self._synchronizer, self._steps, self._choice = synchronizer, steps, choice
+    def __init__(self, synchronizer: Synchronizer, steps: Steps, choice: str) -> None:
+        if synchronizer.server_updates is None:
+            raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
+        self._servers, self._rank = synchronizer.server_updates, synchronizer.rank
+        self._steps, self._choice = steps, choice
         self._optimizer: Any = None  # the one whose updates servers make
         self._by_trainers = choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
@@ -73,11 +76,11 @@ class UpdateByServers:
             )
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
-            self._synchronizer.load_optimizer_state(
+            self._servers.load(
                 {self._on_the_wire(k): np.asarray(v) for k, v in state.items()}  # of tensors or arrays
             )
         pushed = self._steps.push()
-        self._synchronizer.update(
+        self._servers.update(
             optimizer.get_lr(),
             used=self._steps.used(),
             again=not pushed,
@@ -92,7 +95,7 @@ class UpdateByServers:
             return None
         if self._loaded is not None:
             return dict(self._loaded)
-        served = self._synchronizer.optimizer_state()
+        served = self._servers.state()
         return {self._in_paddle(k): paddle.to_tensor(v) for k, v in served.items()}
 
     def load(self, optimizer: Any, state: dict[str, Any]) -> bool:
@@ -119,13 +122,13 @@ class UpdateByServers:
         if isinstance(found, str):
             if self._choice == "server":
                 raise UsageError(f"--update server: servers cannot make this update: {found}; use --update auto")
-            if self._synchronizer.rank == 0:
+            if self._rank == 0:
                 print(f"gradsync: the trainers update, not the servers: {found}", file=sys.stderr, flush=True)
             self._by_trainers = True
             return False
         state = tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
-        self._synchronizer.configure(found, self._steps.slot_names)
+        self._servers.configure(found, self._steps.slot_names)
         self._steps.leave_to_servers()
         if state:
             self._loaded = state

@@ -100,7 +100,7 @@ class Surface:
             alone = self.placement.nranks == 1 and not self.placement.servers
             self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
             if parts_folder():
-                self._synchronizer.record(recorder_for(self._synchronizer))
+                self._synchronizer.trace = recorder_for(self._synchronizer)
                 end_in_order_on_sigterm()
             atexit.register(self.leave)
         return self.ParallelEnv()

@@ -30,7 +30,7 @@ def compare_clocks(synchronizer: Synchronizer) -> None:
     reading = reading_of(synchronizer, recorder.clock) if (hosts != mine).any() else None
     recorder.readings.append(reading if reading and (hosts[0] != mine).any() else (recorder.clock(), 0, 0))
     if synchronizer.rank == 0:
-        asked = [synchronizer.ask_servers() for _ in range(ROUNDS)]
+        asked = [synchronizer.traced_servers.ask_servers() for _ in range(ROUNDS)]
         recorder.of_servers = recorder.of_servers or [[] for _ in asked[0]]
         for readings, answers in zip(recorder.of_servers, zip(*asked, strict=True), strict=True):
             readings.append(reading_of_server(answers, recorder.host))

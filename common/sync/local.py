@@ -24,7 +24,7 @@ class LocalSynchronizer(Synchronizer):
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         pass
 
     def finish(self, learning_rate: float) -> None:

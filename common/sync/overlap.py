@@ -41,7 +41,7 @@ class LaunchOrder:
         if not 0 <= bucket < self.count:
             raise ValueError(f"bucket must be in 0..{self.count - 1} (got {bucket})")
         if self._final[bucket]:
-            raise ValueError(f"bucket {bucket} was marked final twice in one step")
+            raise ValueError(f"bucket {bucket} was marked ready twice in one step")
         self._final[bucket] = True
         first = self._next
         while self._next < self.count and self._final[self._order[self._next]]:
@@ -69,7 +69,7 @@ class BucketRunner:
         if self._thread:
             self._thread.start()
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         ready = self.order.mark(bucket)
         if self._thread:
             for index in ready:

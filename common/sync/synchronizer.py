@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from common.sync.trace import NO_TRACE, ServerAnswer, Trace
+from common.sync.trace import NO_SERVERS, NO_TRACE, Trace, TracedServers
 from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
@@ -20,9 +20,12 @@ __all__ = ["ServerUpdates", "Synchronizer"]
 class Synchronizer(ABC):
     """Keeps the arenas of all ranks equal, step by step, or as far apart as `mode` says.
 
-    Each step: the caller writes gradients into the arena, calls `mark_final` once for every bucket as it becomes
-    final (in any order, from any one thread), then `finish`. From `mark_final` on a bucket's gradients belong to
+    Each step: the caller writes gradients into the arena, calls `mark_ready` once for every bucket as its gradients
+    become final (in any order, from any one thread), then `finish`. From `mark_ready` on a bucket's gradients belong to
     the synchronizer; when `finish` returns, gradients and parameters belong to the caller again.
+
+    Five methods carry a scheme: `attach`, `mark_ready`, `finish`, `all_gather` and `close`. The others are hints and
+    services that do nothing special unless a scheme overrides them.
 
     A context manager: leaving it closes it, and after an exception tells the other ranks why. Every blocking
     method has a deadline (`timeout`, seconds) and raises a PeerError naming the rank or server at fault.
@@ -35,8 +38,9 @@ class Synchronizer(ABC):
     servers: int = 0
     mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
     staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
-    serves_updates = False  # whether it is also a ServerUpdates
-    trace: Trace = NO_TRACE
+    server_updates: ServerUpdates | None = None  # where servers can make the update of a user's program
+    traced_servers: TracedServers = NO_SERVERS  # who is asked for a trace, beside the ranks
+    trace: Trace = NO_TRACE  # is told what is done when; may be set before `attach`
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -56,14 +60,14 @@ class Synchronizer(ABC):
 
     def announce(self, learning_rate: float) -> None:  # noqa: B027 - nothing to begin with it
         """The step about to begin ends with `finish` at this learning rate: for a scheme whose update can begin beside
-        backward. Parameters stay as they are until `finish`. Before the first `mark_final`; may be left out.
+        backward. Parameters stay as they are until `finish`. Before the first `mark_ready`; may be left out.
 
         Raises (`finish`):
             ValueError: it was called with another one.
         """
 
     @abstractmethod
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         """Bucket number `bucket` of the arena holds this rank's final gradients of the step. Never blocks."""
 
     def launch_in(self, order: Sequence[int]) -> None:  # noqa: B027 - a scheme that starts nothing has no order
@@ -85,14 +89,6 @@ class Synchronizer(ABC):
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every rank's `values` (equal shape and dtype), stacked in rank order; not within a step."""
 
-    def record(self, trace: Trace) -> None:
-        """Tell `trace` from now on what is done when; before `attach`."""
-        self.trace = trace
-
-    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:  # noqa: ARG002 - where there are none
-        """Every server's clock and, if wanted, what it has recorded; not within a step."""
-        return []
-
     @abstractmethod
     def close(self, reason: str = "") -> None:
         """Leave the group and release everything held; a `reason` tells the others that this rank failed.
@@ -107,13 +103,12 @@ class Synchronizer(ABC):
         self.close("" if kind is None else f"{kind.__name__}: {error}")
 
 
-class ServerUpdates(Synchronizer):
-    """A scheme whose servers can make the update of a user's program, whose optimizer is known only when it steps.
+class ServerUpdates(ABC):
+    """What servers do for a user's program, whose optimizer is known only when it steps.
 
-    After `attach(arena, None)` and `configure` each step ends with `finish`, which averages, or with `update`.
+    After the synchronizer's `attach(arena, None)` and `configure` each step ends with its `finish`, which averages, or
+    with `update`.
     """
-
-    serves_updates = True
 
     @abstractmethod
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
@@ -133,9 +128,9 @@ class ServerUpdates(Synchronizer):
         """
 
     @abstractmethod
-    def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
+    def state(self) -> dict[str, npt.NDArray[Any]]:
         """The state of the servers' optimizer by Paddle's keys; any rank may ask, between steps."""
 
     @abstractmethod
-    def load_optimizer_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from a state as `optimizer_state` gave it; called by all ranks, rank 0's counts."""
+    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a state as `state` gave it; called by all ranks, rank 0's counts."""

@@ -20,11 +20,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from common.system.addresses import clock_identity
 
-__all__ = ["FINISH", "NO_TRACE", "Part", "Reading", "Recorder", "ServerAnswer", "Trace"]
+__all__ = ["FINISH", "NO_SERVERS", "NO_TRACE", "Part", "Reading", "Recorder", "ServerAnswer", "Trace", "TracedServers"]
 
 FINISH = "finish"  # the span from when a rank's backward is done to when its step is
 
@@ -161,3 +161,20 @@ class ServerAnswer:
     after: int
     host: str
     packed: bytes = b""
+
+
+class TracedServers(Protocol):
+    """The servers of a training, which record as its ranks do."""
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
+        """Every server's clock and, if wanted, what it has recorded; not within a step."""
+
+
+class NoServers:
+    """A scheme without servers."""
+
+    def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
+        return []
+
+
+NO_SERVERS: TracedServers = NoServers()

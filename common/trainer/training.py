@@ -68,7 +68,7 @@ def train(
     )
     model = make_model(config.model, seed=config.seed)
     arena = Arena(layout_of(model), empty=synchronizer.empty)
-    bound = ModelArena(model, arena, synchronizer.mark_final)
+    bound = ModelArena(model, arena, synchronizer.mark_ready)
     synchronizer.attach(arena, config.make_optimizer())
     check_same_flags(config, synchronizer)
     compare_clocks(synchronizer)

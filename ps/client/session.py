@@ -440,7 +440,7 @@ class Client:
         return np.array(np.frombuffer(data, mine.dtype).reshape(self.nranks, *mine.shape))
 
     def ask_servers(self, *, events: bool = False) -> list[ServerAnswer]:
-        """See Synchronizer.ask_servers."""
+        """See TracedServers."""
         self._check_process()
         return [session.ask(events=events, timeout=self.timeout) for session in self._sessions]
 

@@ -16,7 +16,7 @@ from common.paddle_api import backward  # noqa: E402
 from common.paddle_api.data_parallel import GradientAverage  # noqa: E402
 from common.paddle_api.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
-from common.sync.synchronizer import ServerUpdates  # noqa: E402
+from common.sync.synchronizer import ServerUpdates, Synchronizer  # noqa: E402
 from common.tensors.arena import FloatArray  # noqa: E402
 
 __all__ = ["Branches", "Life", "Twice", "averaging", "batch", "clear_grad", "clear_gradients", "gradients", "life"]
@@ -42,7 +42,7 @@ class Twice(LocalSynchronizer):
         self.arena, self.marked, self.steps = arena, [], 0
         super().attach(arena, optimizer)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         self.marked.append(bucket)
         if self.fail_with:
             raise self.fail_with
@@ -73,7 +73,7 @@ def averaging(model: Any, synchronizer: Any) -> Iterator[GradientAverage]:
         backward.forget(average)
 
 
-class Pair(ServerUpdates):
+class Pair(Synchronizer, ServerUpdates):
     """This rank, and another one that gives gradients too, each all of one value.
 
     By servers it updates as SGD does; otherwise it only averages.
@@ -82,7 +82,7 @@ class Pair(ServerUpdates):
     scheme, backend, rank, nranks = "pair", "none", 0, 2
 
     def __init__(self, *, serves_updates: bool) -> None:
-        self.serves_updates = serves_updates
+        self.server_updates = self if serves_updates else None
         self.theirs: list[tuple[str, bool]] = []  # for each backward: what it reaches, whether it adds to the average
         self.ends: list[tuple[Any, ...]] = []
         self.loaded: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class Pair(ServerUpdates):
         self.arena, self._pushed = arena, {}
         self._average = np.zeros_like(arena.gradients)
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         where = self.arena.buckets[bucket]
         assert bucket not in self._pushed
         self._pushed[bucket] = self.arena.gradients[where.start : where.stop].copy()
@@ -127,10 +127,10 @@ class Pair(ServerUpdates):
                 self.arena.parameters[where] -= np.float32(learning_rate) * mean[where]
         self.ends.append(("update", again, replaced))
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {}
 
-    def load_optimizer_state(self, state: Any) -> None:
+    def load(self, state: Any) -> None:
         self.loaded = dict(state)
 
     def all_gather(self, values: Any) -> Any:

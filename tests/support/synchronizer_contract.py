@@ -90,7 +90,7 @@ def check_an_announced_learning_rate_changes_no_bits(make: Make, nranks: int) ->
                 synchronizer.announce(rate)
             arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
             for bucket in range(BUCKETS):
-                synchronizer.mark_final(bucket)
+                synchronizer.mark_ready(bucket)
             assert_same_bits(arena.parameters, before)
             synchronizer.finish(rate)
         return arena.parameters.copy()
@@ -122,9 +122,9 @@ def check_marking_twice_is_refused(make: Make, nranks: int) -> None:
         synchronizer.attach(arena, SGD())
         for step, rate in enumerate(RATES[:2]):
             arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
-            synchronizer.mark_final(1)
-            with pytest.raises(ValueError, match="bucket 1 was marked final twice"):
-                synchronizer.mark_final(1)
+            synchronizer.mark_ready(1)
+            with pytest.raises(ValueError, match="bucket 1 was marked ready twice"):
+                synchronizer.mark_ready(1)
             synchronizer.finish(rate)
         return arena.parameters.copy()
 
@@ -136,7 +136,7 @@ def check_marking_what_does_not_exist_is_refused(make: Make, nranks: int) -> Non
         synchronizer.attach(new_arena(synchronizer), SGD())
         for bucket in (-1, BUCKETS):
             with pytest.raises(ValueError, match=rf"bucket must be in 0\.\.{BUCKETS - 1} \(got {bucket}\)"):
-                synchronizer.mark_final(bucket)
+                synchronizer.mark_ready(bucket)
 
     run(make, nranks, body)
 

@@ -107,7 +107,7 @@ def one_step(synchronizer: Synchronizer, arena: Arena, step: int, rate: float, o
     """Write this rank's gradients, mark the buckets in this order (others are left unmarked), and finish."""
     arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
     for bucket in order:
-        synchronizer.mark_final(bucket)
+        synchronizer.mark_ready(bucket)
     synchronizer.finish(rate)
 
 

@@ -127,7 +127,7 @@ def test_overlap_changes_no_bits(backend, nranks):
     check_overlap_changes_no_bits(job(backend, nranks), job(backend, nranks, overlap=False), nranks)
 
 
-@pytest.mark.parametrize("method", ["mark_final", "finish"])
+@pytest.mark.parametrize("method", ["mark_ready", "finish"])
 def test_a_step_before_attach_is_refused(method):
     with job("memory", 1)(0, 1) as synchronizer, pytest.raises(RuntimeError, match="attach an arena first"):
         getattr(synchronizer, method)(0)
@@ -136,7 +136,7 @@ def test_a_step_before_attach_is_refused(method):
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_beside_backward_is_raised_by_finish_and_leaves_the_parameters_alone(backend, overlap):
-    """`mark_final` never blocks and never raises for what another rank did."""
+    """`mark_ready` never blocks and never raises for what another rank did."""
 
     def body(synchronizer):
         arena = new_arena(synchronizer)
@@ -146,7 +146,7 @@ def test_an_error_beside_backward_is_raised_by_finish_and_leaves_the_parameters_
         before = arena.parameters.copy()
         arena.gradients.fill(1)
         for bucket in range(BUCKETS):
-            synchronizer.mark_final(bucket)
+            synchronizer.mark_ready(bucket)
         with pytest.raises(PeerLost, match="rank 1 left with ValueError: boom"):
             synchronizer.finish(0.5)
         np.testing.assert_array_equal(arena.parameters, before)
@@ -169,7 +169,7 @@ def test_buckets_are_reduced_beside_backward_or_in_finish_always_in_order(overla
     with job("memory", 1, overlap=overlap)(0, 1) as synchronizer:
         synchronizer.attach(new_arena(synchronizer), SGD())
         for bucket in reversed(range(BUCKETS)):
-            synchronizer.mark_final(bucket)
+            synchronizer.mark_ready(bucket)
         assert not overlap or all_started.wait(DEADLINE_S)
         synchronizer.finish(0.5)
     assert started == [(bucket, not overlap) for bucket in range(BUCKETS)]

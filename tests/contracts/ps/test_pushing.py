@@ -48,7 +48,7 @@ def test_buckets_are_pushed_as_soon_as_all_before_them_are_final() -> None:
     synchronizer.announce(0.5)
     assert client.notes.pop() == ("ahead", 0.5, True)
     for bucket, pushed in [(1, []), (0, [0, 1]), (2, [0, 1, 2])]:
-        synchronizer.mark_final(bucket)
+        synchronizer.mark_ready(bucket)
         assert client.notes == pushed
     synchronizer.finish(0.5)
     assert client.notes == [0, 1, 2, ("commit", 0.5)]
@@ -58,7 +58,7 @@ def test_without_overlap_buckets_are_pushed_at_the_end() -> None:
     client, synchronizer = noted(overlap=False)
     synchronizer.announce(0.5)
     for bucket in (0, 2, 1):
-        synchronizer.mark_final(bucket)
+        synchronizer.mark_ready(bucket)
     assert client.notes == []
     synchronizer.finish(0.5)
     assert client.notes == [0, 1, 2, ("commit", 0.5)]
@@ -69,7 +69,7 @@ def test_every_step_begins_anew(overlap: bool) -> None:
     client, synchronizer = noted(overlap=overlap)
     for step in range(2):
         client.notes.clear()
-        synchronizer.mark_final(0)
+        synchronizer.mark_ready(0)
         synchronizer.finish(step)
         assert client.notes == [0, 1, 2, ("commit", step)]
 

@@ -31,7 +31,7 @@ def train(synchronizer: Synchronizer, optimizer: Optimizer) -> list[FloatArray]:
             for slot in arena.layout.slots:
                 arena.gradients[slot.start : slot.stop] = sample(synchronizer.rank, slot.size, "float32", seed=step)
             for bucket in reversed(range(len(arena.buckets))):
-                synchronizer.mark_final(bucket)
+                synchronizer.mark_ready(bucket)
             synchronizer.finish(optimizer.learning_rate / (1 + step))
             seen.append(arena.parameters.copy())
     return seen

@@ -42,7 +42,7 @@ class Inner(LocalSynchronizer):
         self.clock.now += 7
         self.arena, self.backend = arena, "known"
 
-    def mark_final(self, bucket: int) -> None:
+    def mark_ready(self, bucket: int) -> None:
         self.final.append((bucket, self.clock.now))
 
     def finish(self, learning_rate: float) -> None:
@@ -77,7 +77,7 @@ def test_gradients_of_a_slow_rank_are_late_by_the_factor(factor: float, steps: l
         begun = inner.clock.now
         for bucket, seconds in enumerate(pieces):
             inner.clock.now += seconds
-            slow.mark_final(bucket)
+            slow.mark_ready(bucket)
             assert inner.final[-1] == (bucket, pytest.approx(begun + factor * sum(pieces[: bucket + 1])))
         slow.finish(0.1)
 
@@ -88,7 +88,7 @@ def test_others_are_not_slowed(kind: str, rank: int) -> None:
     free = watched(inner, Straggler(kind, 3.0))
     begun = inner.clock.now
     inner.clock.now += 2
-    free.mark_final(0)
+    free.mark_ready(0)
     assert inner.final == [(0, begun + 2)]
 
 
@@ -112,7 +112,7 @@ def test_the_random_straggler_sleeps_at_its_own_steps_only() -> None:
     for step in range(20):
         begun = inner.clock.now
         inner.clock.now += 1
-        both.mark_final(0)
+        both.mark_ready(0)
         assert inner.final[-1][1] - begun == (2 if straggler.slow_rank(step, 2) == 1 else 1)
         both.finish(0.1)
 

@@ -91,7 +91,7 @@ def test_work_follows_the_order(overlap: bool) -> None:
     runner.order.follow([2, 0, 1])
     for _ in range(2):
         for bucket in (1, 0, 2):
-            runner.mark_final(bucket)
+            runner.mark_ready(bucket)
         runner.finish()
     assert done == [2, 0, 1, 2, 0, 1]
     runner.close()
@@ -105,11 +105,11 @@ def test_a_bucket_that_does_not_exist(bucket: int) -> None:
 
 def test_twice_marked_is_an_error_until_the_next_step(overlap: bool) -> None:
     runner = BucketRunner(3, lambda bucket: None, overlap=overlap)
-    runner.mark_final(1)
-    with pytest.raises(ValueError, match="bucket 1 was marked final twice in one step"):
-        runner.mark_final(1)
+    runner.mark_ready(1)
+    with pytest.raises(ValueError, match="bucket 1 was marked ready twice in one step"):
+        runner.mark_ready(1)
     runner.finish()
-    runner.mark_final(1)
+    runner.mark_ready(1)
     runner.finish()
     runner.close()
 
@@ -120,7 +120,7 @@ def test_the_work_is_the_same_with_overlap_and_without(told: list[int], marked: 
     runner = BucketRunner(len(told), done.append, overlap=overlap)
     for step in (1, 2):
         for bucket in told[:marked]:
-            runner.mark_final(bucket)
+            runner.mark_ready(bucket)
         runner.finish()
         assert done == step * list(range(len(told)))
     runner.close()
@@ -134,7 +134,7 @@ def test_work_begins_before_finish_on_another_thread() -> None:
         begun.set()
 
     runner = BucketRunner(2, work)
-    runner.mark_final(0)
+    runner.mark_ready(0)
     assert begun.wait(LIMIT_S)
     runner.finish()
     runner.close()
@@ -145,7 +145,7 @@ def test_work_begins_before_finish_on_another_thread() -> None:
 def test_without_overlap_all_is_done_in_finish_by_the_caller() -> None:
     threads = []
     runner = BucketRunner(2, lambda bucket: threads.append(threading.current_thread()), overlap=False)
-    runner.mark_final(0)
+    runner.mark_ready(0)
     assert threads == []
     runner.finish()
     assert threads == [threading.current_thread()] * 2
@@ -160,7 +160,7 @@ def test_finish_waits_for_the_work_under_way() -> None:
         done.append(bucket)
 
     runner = BucketRunner(2, work)
-    runner.mark_final(0)
+    runner.mark_ready(0)
     threading.Thread(target=let_go.set).start()
     runner.finish()
     assert done == [0, 1]
@@ -178,7 +178,7 @@ def test_the_first_error_is_raised_and_the_rest_skipped(overlap: bool) -> None:
 
     runner = BucketRunner(5, work, overlap=overlap)
     for bucket in (4, 3, 1, 0):
-        runner.mark_final(bucket)
+        runner.mark_ready(bucket)
     with pytest.raises(ConnectionError) as caught:
         runner.finish()
     assert caught.value is errors[2]
@@ -208,7 +208,7 @@ def test_close_ends_the_thread_once_the_work_under_way_is_done() -> None:
         done.append(threading.current_thread())
 
     runner = BucketRunner(1, work)
-    runner.mark_final(0)
+    runner.mark_ready(0)
     assert begun.wait(LIMIT_S)
     threading.Thread(target=let_go.set).start()
     runner.close()
@@ -221,5 +221,5 @@ def test_no_bucket_at_all(overlap: bool) -> None:
     runner = BucketRunner(0, lambda bucket: pytest.fail("called"), overlap=overlap)
     runner.finish()
     with pytest.raises(ValueError, match="bucket must be in"):
-        runner.mark_final(0)
+        runner.mark_ready(0)
     runner.close()

@@ -52,7 +52,7 @@ def one_training(synchronizer: Synchronizer, clock: Callable[[], int] = time.mon
         arena.gradients[:] = gradients(arena.layout, synchronizer.rank, step)
         order = np.random.default_rng([synchronizer.rank, step]).permutation(BUCKETS)
         for bucket in order[: BUCKETS - step % 2].tolist():  # in odd steps one is not told of
-            synchronizer.mark_final(bucket)
+            synchronizer.mark_ready(bucket)
         trace.add("backward", begin / 1e9, clock() / 1e9)
         synchronizer.finish(0.5)
     synchronizer.settle()
@@ -162,7 +162,7 @@ def test_after_a_failure_rank_0_writes_what_it_has(tmp_path: Path) -> None:
                     assert third_begun.wait(DEADLINE_S)
                     raise ValueError("boom")
                 for bucket in range(BUCKETS):
-                    synchronizer.mark_final(bucket)
+                    synchronizer.mark_ready(bucket)
                 if step == 2:
                     third_begun.set()
                 synchronizer.finish(0.5)

@@ -167,7 +167,7 @@ def test_geo_trains_alone_for_k_steps_and_settles_what_is_left(monkeypatch: pyte
             for step in range(7):
                 arena.gradients[...] = rank * 4 + step
                 for bucket in range(len(arena.buckets)):
-                    synchronizer.mark_final(bucket)
+                    synchronizer.mark_ready(bucket)
                 synchronizer.finish(0.5)
                 pushed.append((rank, synchronizer._client.step))
                 if step == 1:
