@@ -47,7 +47,7 @@ proto: setup         ## write common/network/gradsync_pb2.py from proto/gradsync
 	  done; rm -r $(PROTO_OUT); fi
 
 docs: .venv/docs     ## the pages in English and Chinese, as a site with search in out/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m docs.tools.offline out/site
 
 .venv/docs: .venv/ready

@@ -40,7 +40,7 @@ class SuiteConfig:
     preset: str | None = None
     """quick (some minutes), full (less than an hour) or accuracy."""
     config: Path | None = None
-    """A job of your own, as docs/methodology.md describes it, instead of a preset."""
+    """A job of your own, as docs/benchmarks.md describes it, instead of a preset."""
     data_dir: Path | None = None
     """Folder that holds a folder mnist and a folder fashion-mnist, each with the data set's four IDX .gz files.
     (default: synthetic data stand in for them)"""

@@ -30,7 +30,7 @@ def test_it_is_the_narrowest_that_holds_the_median_of_as_many_further_values(n: 
 
 @pytest.mark.parametrize(("n", "share"), [(3, 0.6), (5, 0.833), (7, 0.930)])
 def test_how_often_few_values_hold_it(n: int, share: float) -> None:
-    """Of all orders in which two runs of n can come, as docs/methodology.md tells."""
+    """Of all orders in which two runs of n can come, as docs/benchmarks.md tells."""
     inside = total = 0
     for mine in itertools.combinations(range(2 * n), n):
         theirs = sorted(set(range(2 * n)) - set(mine))
