@@ -87,12 +87,14 @@ class ServerMessage(_message.Message):
     def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., plane: _Optional[_Union[Plane, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "rank")
+    __slots__ = ("epoch", "rank", "token")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    token: bytes
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace")

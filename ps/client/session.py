@@ -241,8 +241,10 @@ class Client:
         forget_in_children(self)
         try:
             for index, address in enumerate(servers):
-                self._sessions.append(Session(*self._join(index, address), self._changed))
-                self._sessions[-1].send([TrainerMessage(hello=Hello(epoch=self.epoch, rank=rank))])
+                name, channel, reply = self._join(index, address)
+                self._sessions.append(Session(name, channel, reply.desk, self._changed))
+                hello = Hello(epoch=self.epoch, rank=rank, token=reply.token)
+                self._sessions[-1].send([TrainerMessage(hello=hello)])
         except BaseException as exc:
             self.close(f"{type(exc).__name__}: {exc}")
             raise
@@ -632,8 +634,8 @@ class Client:
     def _failed(self) -> bool:
         return any(s.error for s in self._sessions)
 
-    def _join(self, index: int, address: str) -> tuple[str, grpc.Channel, str]:
-        """What the server is called, the channel to it and where its desk is."""
+    def _join(self, index: int, address: str) -> tuple[str, grpc.Channel, JoinReply]:
+        """What the server is called, the channel to it and what it answered."""
         name = f"server {index} at {address}"
         deadline = time.monotonic() + self.timeout
         channel = self._channels.enter_context(rpc.connect(address, timeout=self.timeout))
@@ -657,7 +659,7 @@ class Client:
                 f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(self.servers)} listed; "
                 "list all servers in the order of their --shard"
             )
-        return name, channel, reply.desk
+        return name, channel, reply
 
     def _wait_for_step(self, version: int, doing: str) -> None:
         """Wait for what is served at the end of a step, which servers that share memory announce in their lanes."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from common.errors import GradSyncError, PeerLost, RendezvousError
+from common.errors import GradSyncError, PeerLost, ProtocolError, RendezvousError
 from common.network import rpc
 from common.network.gradsync_pb2 import (
     JoinReply,
@@ -51,13 +53,15 @@ class ParameterServer:
     def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks)
+        self._tokens = [secrets.token_bytes(16) for _ in range(nranks)]  # by which ranks take their seats
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
         self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
             ),
-            "Session": grpc.stream_stream_rpc_method_handler(self._session, read_trainer, to_bytes),
+            # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
+            "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self._group.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
@@ -147,7 +151,7 @@ class ParameterServer:
         self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
         self._group.expect()
         index, count = self._shard
-        return JoinReply(shard=index, shards=count, desk=self._group.desk)
+        return JoinReply(shard=index, shards=count, desk=self._group.desk, token=self._tokens[request.rank])
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
@@ -155,9 +159,7 @@ class ParameterServer:
         for start, stop in segments(0, len(data), rpc.CHUNK_BYTES):
             yield TraceReply(data=data[start:stop])
 
-    def _session(
-        self, received: Iterator[Frame[TrainerMessage]], context: grpc.ServicerContext
-    ) -> Iterator[ServerMessage | Outgoing]:
+    def _session(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ServerMessage | Outgoing]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
         outbox = ServerOutbox()
@@ -165,24 +167,51 @@ class ParameterServer:
         reader.start()
         yield from outbox
 
-    def _read(self, received: Iterator[Frame[TrainerMessage]], outbox: ServerOutbox) -> None:
-        """Feed one trainer's messages to the group until its stream ends."""
+    def _read(self, received: Iterator[bytes], outbox: ServerOutbox) -> None:
+        """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
         rank = None
         try:
-            rank = self._group.enter(next(received).message, outbox)
-            for frame in received:
+            rank = self._take_seat(decoded(next(received), "a caller").message, outbox)
+            for data in received:
+                frame = decoded(data, f"rank {rank}")
                 self._group.handle(rank, frame.message, frame.words)
-                del frame  # a megabyte, until the next one has come
+                del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
-            self._group.fail(exc)
             if rank is None:
                 tell(outbox, exc)
+            else:
+                self._group.fail(exc)
         except (grpc.RpcError, StopIteration):
             pass  # the stream broke off
         except Exception as exc:
-            self._group.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+            if rank is not None:
+                self._group.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
             raise
         finally:
             if rank is not None:
                 self._group.lost(rank)
             outbox.end()
+
+    def _take_seat(self, message: TrainerMessage, outbox: ServerOutbox) -> int:
+        """Let in who shows the token that its rank was given when it joined; which rank it is.
+
+        Raises:
+            ProtocolError, StaleEpoch: it has no seat.
+        """
+        if message.WhichOneof("kind") != "hello":
+            raise ProtocolError("a trainer did not say hello before it sent anything else")
+        rank, token = message.hello.rank, message.hello.token
+        if rank >= len(self._tokens) or not secrets.compare_digest(token, self._tokens[rank]):
+            raise ProtocolError(f"rank {rank} came without the token that the rank was given when it joined")
+        return self._group.enter(message, outbox)
+
+
+def decoded(data: bytes, sender: str) -> Frame[TrainerMessage]:
+    """
+    Raises:
+        ProtocolError: it is no message.
+    """
+    try:
+        return read_trainer(data)
+    except DecodeError as exc:
+        raise ProtocolError(f"{sender} sent a message that cannot be decoded ({len(data):,} bytes)") from exc

@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 from common.errors import GradSyncError, PeerError, PeerLost, PeerStalled
@@ -16,10 +17,12 @@ from ps.client.session import Client
 from ps.coordinator.servicer import ParameterServer
 from tests.support.sessions import (
     DEADLINE_S,
+    RATE,
     addresses,
     as_trainer,
     assert_all,
     errors_of,
+    expected_after,
     failure_of,
     make_arena,
     outcomes_within,
@@ -192,10 +195,12 @@ def test_a_trainer_that_leaves_before_it_registers_is_noticed() -> None:
 
 def test_who_registers_twice_hears_why() -> None:
     arena = make_arena(0)
-    hello = TrainerMessage(hello=Hello(epoch=0, rank=0))
     with serving(1) as (server,), closing(Client([server.address], 0, 1)) as client:
-        client.register(arena, SGD())
+        client.register(arena, SGD(learning_rate=RATE))
+        hello = TrainerMessage(hello=Hello(epoch=0, rank=0, token=server._tokens[0]))
         with raw_session(server.address, iter([hello])) as call:
             heard = [message.failure for message in call]
+        take_step(client, arena)
+        np.testing.assert_array_equal(arena.parameters, expected_after(1, 1, arena))
     assert [failure.kind for failure in heard] == ["ProtocolError"]
     assert "rank 0 came twice" in heard[0].message

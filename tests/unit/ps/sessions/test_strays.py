@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import threading
+from contextlib import ExitStack, closing
 
 import grpc
 import numpy as np
@@ -10,11 +11,20 @@ import pytest
 
 from common.errors import PeerLost, ProtocolError, RendezvousError
 from common.network import rpc
-from common.network.gradsync_pb2 import Chunk, TrainerMessage
+from common.network.gradsync_pb2 import (
+    Chunk,
+    Commit,
+    Goodbye,
+    Hello,
+    Register,
+    ServerMessage,
+    TrainerMessage,
+)
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.session import Client
-from ps.coordinator.servicer import JOIN
+from ps.coordinator.servicer import JOIN, SESSION
+from ps.planes.frames import to_bytes
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -100,3 +110,107 @@ def test_a_stray_caller_does_not_harm_a_running_training() -> None:
             Client([server.address], 0, 1)
         take_step(client, arena)
         np.testing.assert_array_equal(arena.parameters, expected_after(1, 1, arena))
+
+
+TOKEN = bytes(16)
+STRAYS: dict[str, tuple[bytes, str]] = {
+    "one byte": (b"\x0a", "a caller sent a message that cannot be decoded (1 bytes)"),
+    "noise": (bytes(range(256)) * 9, "a caller sent a message that cannot be decoded (2,304 bytes)"),
+    "nothing": (b"", "a trainer did not say hello before it sent anything else"),
+    **{
+        f"{message.WhichOneof('kind')} first": (
+            message.SerializeToString(),
+            "a trainer did not say hello before it sent anything else",
+        )
+        for message in (
+            TrainerMessage(register=Register(rank=1)),
+            TrainerMessage(commit=Commit(step=1)),
+            TrainerMessage(goodbye=Goodbye(reason="I go")),
+        )
+    },
+    **{
+        f"hello of rank {hello.rank}, epoch {hello.epoch}, {len(hello.token)} bytes of token": (
+            TrainerMessage(hello=hello).SerializeToString(),
+            f"rank {hello.rank} came without the token that the rank was given when it joined",
+        )
+        for hello in (
+            Hello(rank=0),
+            Hello(rank=1, token=TOKEN),
+            Hello(rank=1, epoch=7, token=TOKEN),
+            Hello(rank=9, token=TOKEN),
+            Hello(rank=(1 << 32) - 1),
+        )
+    },
+}
+
+
+def answers_to(address: str, message: bytes) -> list[ServerMessage]:
+    """What a session says whose only message, of any bytes, is this one."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(SESSION, response_deserializer=ServerMessage.FromString)
+        return list(call(iter([message]), timeout=DEADLINE_S))
+
+
+@pytest.mark.parametrize("what", STRAYS)
+def test_who_has_no_seat_ends_his_own_session_and_nothing_else(what: str) -> None:
+    message, text = STRAYS[what]
+
+    def body(client: Client, arena: Arena) -> FloatArray:
+        take_step(client, arena)
+        if client.rank == 0:
+            (answer,) = answers_to(server.address, message)
+            assert (answer.failure.kind, answer.failure.message) == ("ProtocolError", text)
+        take_step(client, arena)
+        return arena.parameters.copy()
+
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        server.wait()
+    for result in results:
+        assert result.tobytes() == expected_after(2, 2, make_arena(0)).tobytes()
+
+
+def test_who_has_no_seat_takes_none_before_its_trainer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between joining and saying hello."""
+    asked, join = [], Client._join
+
+    def late(client: Client, index: int, address: str) -> object:
+        found = join(client, index, address)
+        asked.extend(answers_to(address, STRAYS["hello of rank 1, epoch 0, 16 bytes of token"][0]))
+        return found
+
+    monkeypatch.setattr(Client, "_join", late)
+    with serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, lambda client, _: client.rank))
+        server.wait()
+    assert results == [0, 1]
+    assert [answer.failure.kind for answer in asked] == ["ProtocolError"] * 2
+
+
+def test_what_a_trainer_sends_and_nobody_can_decode_fails_all_by_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        if client.rank == 1:
+            client._sessions[0].send([b"\x0a"])  # type: ignore[list-item]
+        take_step(client, arena)
+
+    monkeypatch.setattr("ps.client.session.to_bytes", lambda each: each if isinstance(each, bytes) else to_bytes(each))
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        text = "rank 1 sent a message that cannot be decoded (1 bytes)"
+        assert_all([*errors, failure_of(server)], ProtocolError, text)
+
+
+def test_a_server_closes_after_messages_that_nobody_can_decode() -> None:
+    """It waited for ever in a third of such trials."""
+    for _ in range(25):
+        with ExitStack() as stack:
+            (server,) = stack.enter_context(serving(1))
+            with Client([server.address], 0, 1):
+                for _ in range(4):
+                    assert answers_to(server.address, b"\x0a")
+            server.wait()
+            closing_time = threading.Thread(target=stack.pop_all().close, daemon=True)
+            closing_time.start()
+            closing_time.join(DEADLINE_S)
+            assert not closing_time.is_alive(), "it does not end"
