@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
 from common.errors import UsageError
-from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import ALIGNMENT
 from common.tensors.optimizers import Optimizer
@@ -15,7 +14,6 @@ from common.tensors.parts import Accumulator, Part, Piece
 
 __all__ = [
     "WORTH_HELP",
-    "InPieces",
     "NoUpdate",
     "PieceUpdater",
     "StatefulUpdater",
@@ -28,7 +26,6 @@ __all__ = [
 
 
 WORTH_HELP = 1 << 19  # words; handing half of a smaller buffer to another thread takes longer than it saves
-PIECES_WORTH_HELP = 4  # likewise
 
 
 class Updater(Protocol):
@@ -77,45 +74,6 @@ class PieceUpdater(Protocol):
     def step(self, start: int, gradients: FloatArray) -> None: ...
 
 
-class InPieces:
-    """The update of a slice piece by piece: each is averaged into a buffer that stays in a core's cache, and updated
-    from there. It can be before the gradients of the others are there, once a step each.
-
-    Args:
-        longest: words of the longest piece.
-        helper: a thread that takes its part of the pieces.
-    """
-
-    def __init__(self, updater: PieceUpdater, longest: int, *, helper: Executor | None = None) -> None:
-        self._updater, self._helper = updater, helper
-        self._gradients = [aligned_empty(longest) for _ in range(1 if helper is None else 2)]
-
-    def step(self, learning_rate: float, pieces: Sequence[Piece], average: Callable[[Piece, FloatArray], None]) -> None:
-        """Update these pieces.
-
-        Args:
-            average: writes a piece's averaged gradients to an array of its length; called from both threads.
-        """
-        self._updater.set_rate(learning_rate)
-        left = iter(pieces)  # for both threads: who is done with one takes the next
-        if self._helper is None or len(pieces) < PIECES_WORTH_HELP:
-            self._work(left, average, self._gradients[0])
-            return
-        other = self._helper.submit(self._work, left, average, self._gradients[1])
-        try:
-            self._work(left, average, self._gradients[0])
-        finally:
-            other.result()
-
-    def _work(
-        self, pieces: Iterator[Piece], average: Callable[[Piece, FloatArray], None], gradients: FloatArray
-    ) -> None:
-        for piece in pieces:
-            mine = gradients[: piece.stop - piece.start]
-            average(piece, mine)
-            self._updater.step(piece.start, mine)
-
-
 def make_updater(
     optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Executor | None = None
 ) -> Updater:
@@ -142,9 +100,7 @@ def make_updater(
     return Together(first, second, helper)
 
 
-def make_piece_updater(
-    optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece], *, helper: Executor | None = None
-) -> InPieces:
+def make_piece_updater(optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> PieceUpdater:
     """Paddle's optimizer of that description on pieces of the flat buffer; the same bits as on the whole, for pieces
     begin at multiples of ALIGNMENT.
 
@@ -155,8 +111,7 @@ def make_piece_updater(
         from common.tensors.flat_optimizer import PieceOptimizer
     except ImportError as exc:
         raise _no_paddle(optimizer) from exc
-    longest = max((piece.stop - piece.start for piece in pieces), default=0)
-    return InPieces(PieceOptimizer(optimizer, parameters, pieces), longest, helper=helper)
+    return PieceOptimizer(optimizer, parameters, pieces)
 
 
 def make_part_updater(

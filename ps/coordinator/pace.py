@@ -19,13 +19,8 @@ class Pace(Lateness):
         self.served = [0] * nranks
         self._first_of: dict[int, float] = {}  # when the first trainer ended a step that others have not
 
-    def committed(self, rank: int, now: float, *, last: bool) -> None:
-        """A trainer has ended its part of a step, the last of all."""
-        self.steps[rank] += 1
-        self.arrived(rank, now, last=last)
-
-    def committed_apart(self, rank: int, now: float) -> None:
-        """As `committed`, of trainers that need not be at the same step: it is each one's own step of that number."""
+    def committed(self, rank: int, now: float) -> None:
+        """A trainer has ended its part of a step: of its own step of that number, if trainers run apart."""
         step = self.steps[rank]
         self.steps[rank] += 1
         self._lags[rank].append(now - self._first_of.setdefault(step, now))

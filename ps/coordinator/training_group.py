@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 from common.errors import (
     GradSyncError,
@@ -18,7 +17,6 @@ from common.errors import (
 )
 from common.network.gradsync_pb2 import (
     Chunk,
-    Commit,
     Configure,
     Failure,
     Gather,
@@ -41,32 +39,22 @@ from common.system.memory import Segment, SegmentPool, Unreachable, aligned_empt
 from common.system.semaphore import Semaphore
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
-from common.tensors.parts import parts_of
-from common.tensors.updater import (
-    InPieces,
-    NoUpdate,
-    StatefulUpdater,
-    Updater,
-    make_part_updater,
-    make_piece_updater,
-    make_updater,
-)
 from ps.client.outbox import Outbox
 from ps.coordinator.pace import Pace
 from ps.planes.frames import Outgoing, frames
 from ps.planes.lanes import Lane, Lanes, lanes_bytes
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of, place_of
 from ps.planes.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
+from ps.store.ending import Ending
+from ps.store.make import make_store
 from ps.store.modes import SYNC, parse_mode
-from ps.store.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
 from ps.store.shards import plan_shards
-from ps.store.store import Ending, Store
+from ps.store.store import Progress, Result, Store
 
 __all__ = ["ServerOutbox", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
 SIGN_S = GRACE / 2  # trainers that wait hear so often that others still send
-PIECE = 1 << 18  # words that are averaged and updated at a time: 1 MiB, a message; the L2 cache of a core may hold it
 ServerOutbox = Outbox[ServerMessage | Outgoing]
 
 
@@ -113,11 +101,10 @@ class TrainingGroup:
         self._outboxes: dict[int, ServerOutbox] = {}
         self._registered: set[int] = set()
         self._first: Register | None = None
-        self._store: Store | RelaxedStore | None = None
-        self._updater: Updater | InPieces | None = None
+        self._store: Store | None = None
+        self._begun = False  # all have registered, and rank 0's parameters are served
         self._configuration: Configure | None = None  # of a user's optimizer
         self._configured: set[int] = set()
-        self._part_updater: StatefulUpdater | None = None  # the same object as _updater, if that is one
         self._loading: list[StatePiece] = []  # pieces of an optimizer state that rank 0 is sending
         self._filled = 0  # elements of rank 0's parameters that have arrived
         self._gathers = 0
@@ -206,7 +193,7 @@ class TrainingGroup:
         """A trainer's stream ended."""
         with self._lock:
             if rank not in self._gone:
-                at = self._store.steps[rank] if isinstance(self._store, RelaxedStore) else self.steps
+                at = self._store.steps[rank] if self._store else self.steps
                 self._fail(PeerLost(f"rank {rank} died at step {at}: its connection closed without a goodbye"))
 
     def fail(self, error: GradSyncError) -> None:
@@ -216,7 +203,7 @@ class TrainingGroup:
     def status(self) -> StatusReply:
         """How the training goes."""
         with self._lock:
-            training = "training" if self._updater is not None else "waiting for trainers"
+            training = "training" if self._begun else "waiting for trainers"
             state = str(self._failure) if self._failure else "complete" if self._over else training
             index, count = self.shard
             reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=self.steps, state=state)
@@ -232,14 +219,9 @@ class TrainingGroup:
                     bytes_pushed=self._pace.pushed[rank],
                     bytes_served=self._pace.served[rank],
                     left=rank in self._gone,
-                    waiting=self._is_waiting(rank),
+                    waiting=self._store is not None and rank in self._store.waiting(),
                 )
             return reply
-
-    def _is_waiting(self, rank: int) -> bool:
-        if isinstance(self._store, RelaxedStore):
-            return rank in self._store.waiting
-        return self._store is not None and self._store.has_finished(rank)
 
     def straggler(self) -> str:
         """Which trainer the others waited for most often, in words; "" if there is no telling."""
@@ -256,8 +238,7 @@ class TrainingGroup:
         """Fail with this error as soon as no step is half committed; that one may take `timeout`."""
         with self._lock:
             self._stop = error
-            in_step = isinstance(self._store, Store) and self._store.begun
-            if in_step:
+            if self._store and self._store.within_step():
                 self._someone_waits()
             else:
                 self._fail(error)
@@ -265,7 +246,7 @@ class TrainingGroup:
     def close(self) -> None:
         """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
         with self._lock:
-            self._store = self._updater = self._part_updater = None
+            self._store = None
         self._others_memory.close()
 
     def wait(self) -> None:
@@ -280,6 +261,8 @@ class TrainingGroup:
         self._compare(register)
         if register.trace and not self.trace.active:
             self.trace = Recorder("server", self.shard[0])
+            if self._store:
+                self._store.trace = self.trace
         if self._store is None:
             self._mode = parse_mode(register.mode or str(SYNC))
             if self._mode != SYNC and not register.HasField("optimizer"):
@@ -302,7 +285,7 @@ class TrainingGroup:
             self._others_memory.segment(register.probe)
             link = self._others_memory.giver_of(register.probe)
             store = self._running(rank)
-            if isinstance(store, RelaxedStore):
+            if self._mode != SYNC:
                 whole = self._others_memory.array(register.parameters, register.length)
                 self._landings[rank] = whole[store.shard.start : store.shard.stop]
             elif rank == 0 and register.HasField("parameters"):
@@ -342,46 +325,28 @@ class TrainingGroup:
         if store is None or len(self._registered) < self.nranks or self._filled < store.shard.length:
             return
         assert self._first is not None
-        if isinstance(store, RelaxedStore):
-            self._begin_relaxed(store)
-            return
+        results = store.begin(optimizer_of(self._first))
+        self._begun = True
         parameters_at = self._hand_out(store)
-        optimizer = optimizer_of(self._first)
-        self._updater = NoUpdate()
-        if optimizer is not None:  # all that trainers can name work element by element
-            self._updater = make_piece_updater(optimizer, store.parameters, store.pieces(), helper=self._helper)
         for rank, outbox in self._outboxes.items():
             plane = self._planes[rank]
-            if not plane.refusal:
+            if not plane.refusal and self._mode == SYNC:
                 plane.parameters.CopyFrom(parameters_at)
                 plane.in_place = self._parameters_at is not None
             outbox.put([ServerMessage(plane=plane)])
-        self._serve(store.parameters, store.shard.start, store.step)
-        self._answer_all(Served(epoch=self.epoch, step=store.step))
-        self._open_lanes()
-
-    def _begin_relaxed(self, store: RelaxedStore) -> None:
-        assert self._first is not None
-        if self._mode.name == "geo":  # trainers have the optimizer
-            self._updater = AddDifference(store, layout_of(self._first)[1])
-        else:
-            optimizer = optimizer_of(self._first)
-            self._updater = make_updater(optimizer, store.parameters, store.gradients, helper=self._helper)
-        self._hand_out(store)
-        for rank, outbox in self._outboxes.items():
-            outbox.put([ServerMessage(plane=self._planes[rank])])
-            self._hand_over(rank, store)
+        for result in results:
+            self._deliver(result)
         self._nobody_waits()
         self._open_lanes()
 
-    def _hand_out(self, store: Store | RelaxedStore) -> Place:
+    def _hand_out(self, store: Store) -> Place:
         """Let the trainers that share memory have the lanes' and, in sync mode, the parameters'; where in it these
         lie. Nobody else comes."""
         if self._desk:
             self._desk.shut()
         if self._lanes:
             self._give(self._lanes.segment)
-        if isinstance(store, RelaxedStore) or self._pool is None:
+        if self._mode != SYNC or self._pool is None:
             return Place()
         if self._parameters_at is None:
             return self._place(store.parameters)
@@ -428,20 +393,19 @@ class TrainingGroup:
         if rank not in self._open or not self._open[rank][1].put(message.SerializeToString()):
             self._outboxes[rank].put([message])
 
-    def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store | RelaxedStore:
+    def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
         index, count = self.shard
-        shard = plan_shards(layout.length, count)[index]
-        if self._mode != SYNC:
-            return make_relaxed_store(self._mode, shard, buckets, self.nranks, epoch=self.epoch, helper=self._helper)
-        return Store(
-            shard,
+        store = make_store(
+            self._mode,
+            plan_shards(layout.length, count)[index],
             buckets,
             self.nranks,
             epoch=self.epoch,
             empty=self._pool.empty if self._pool else aligned_empty,
-            piece=PIECE,
             helper=self._helper,
         )
+        store.trace = self.trace
+        return store
 
     def _read_in_place(self, rank: int, place: Place) -> None:
         """A trainer tells where its gradients lie, all of the arena's."""
@@ -461,8 +425,8 @@ class TrainingGroup:
         store = self._running(rank)
         self._check_epoch(chunk.epoch, rank)
         data = data_of(chunk) if words is None else words
-        if self._configuration is not None and isinstance(store, Store):
-            store.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
+        if self._configuration is not None and store.program:
+            store.program.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
             self._still_alive()
             return
         expected = store.shard.start + self._filled
@@ -477,103 +441,71 @@ class TrainingGroup:
         store = self._running(rank)
         data = words if words is not None else chunk.size or data_of(chunk)
         self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
-        complete = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
-        if complete and not self._is_reduced_with_the_update(store):
-            with self.trace.span("reduce", chunk.bucket, step=chunk.step):
-                store.reduce(chunk.bucket)
+        progress = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
         self._still_alive()
-        if isinstance(store, Store) and (complete or store.has_finished(rank)):
-            self._go_on(rank, store)
-
-    def _is_reduced_with_the_update(self, store: Store | RelaxedStore) -> bool:
-        """Whether what has come is averaged only as it is updated, in the cache, for nobody needs to wait with that."""
-        return isinstance(self._updater, InPieces) and isinstance(store, Store) and store.committed
+        self._go_on(rank, store, progress)
 
     def _commit(self, rank: int, message: TrainerMessage) -> None:
         commit, store = message.commit, self._running(rank)
         if commit.update and self._first and not self._first.HasField("optimizer") and rank not in self._configured:
             raise ProtocolError(f"rank {rank} asked for an update at step {commit.step} without naming an optimizer")
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
-        if isinstance(store, RelaxedStore):
-            self._commit_relaxed(rank, commit, ending, store)
-            return
-        store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
-        self._go_on(rank, store)
-
-    def _go_on(self, rank: int, store: Store) -> None:
-        """A trainer has committed, or pushed what it had committed ahead: what can be done is done."""
-        if store.has_finished(rank):
-            self._pace.committed(rank, time.monotonic(), last=not store.waiting_for())
-            self._someone_waits()
-        if store.is_due(in_pieces=isinstance(self._updater, InPieces)):
-            self._advance(store)
-        if self._gone and store.begun:
-            self._finished_early()
-
-    def _advance(self, store: Store) -> None:
-        """Update and serve what is there of a step that all have committed; with the last of it the step ends."""
-        step, base = store.step, store.shard.start
-        served = Served(epoch=self.epoch, step=step + 1)
-        if store.ending.update and self._updater:
-            with self.trace.span("update", step=step), ExitStack() as averaging:
-                for bucket in store.averaged_with_the_update() if isinstance(self._updater, InPieces) else ():
-                    averaging.enter_context(self.trace.span("reduce", bucket, step=step))
-                runs = store.update(self._updater)
-            for start, stop in runs:
-                self._serve(store.parameters[start - base : stop - base], start, step + 1)
-        else:
-            store.average()
-            self._serve(store.averaged(), base, step + 1)
-            served.gradients.CopyFrom(self._place_of_average(store))
-        if store.step > step:
-            self.steps = store.step
-            self._answer_all(served)
-
-    def _place_of_average(self, store: Store) -> Place:
-        """Where trainers of this host find it; made with the first step that ends so."""
-        if self._average_at is None:
-            self._average_at = self._place(store.gradients)
-        return self._average_at
-
-    def _commit_relaxed(self, rank: int, commit: Commit, ending: Ending, store: RelaxedStore) -> None:
-        """Those who may go on do so with the parameters as they are; the rest waits."""
-        if self._updater is None:
-            raise ProtocolError(f"rank {rank} committed step {commit.step} before all had registered")
-        assert not isinstance(self._updater, InPieces)  # which are made in sync mode only
-        with self.trace.span("commit", step=commit.step):
-            released = store.commit(rank, commit.epoch, commit.step, ending, commit.used, self._updater)
-        for each in released:
-            self._hand_over(each, store)
-        self._pace.committed_apart(rank, time.monotonic())
-        self.steps = min(store.steps)
-        self._waiting_since = time.monotonic() if store.waiting or self._gathered else None
-        self._still_alive()
+        progress = store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
+        self._go_on(rank, store, progress)
         for each in self._gathered:  # which takes as long as others train; see Gather
             at_work = Gather(epoch=self.epoch, sequence=self._gathers, size=1)
             self._outboxes[each].put([ServerMessage(gathered=at_work)])
+
+    def _go_on(self, rank: int, store: Store, progress: Progress) -> None:
+        """A trainer has pushed or committed: what there is with it is handed out, and the others wait or not."""
+        if progress.finished:
+            self._pace.committed(rank, time.monotonic())
+        self.steps = min(store.steps)
+        for result in progress.results:
+            self._deliver(result)
+        if progress.finished:
+            self._waiting_has_changed()
+        if progress.finished and self._stop and not store.within_step():
+            self._fail(self._stop)
         if self._gone and store.misses(self._gone):
             self._finished_early()
 
-    def _pull(self, rank: int, pull: Pull) -> None:
-        store = self._running(rank)
-        if not isinstance(store, RelaxedStore):
-            raise ProtocolError(
-                f"rank {rank} asked for parameters at step {pull.step}, which come unasked in sync mode"
-            )
-        store.check(rank, pull.epoch, pull.step)
-        self._hand_over(rank, store)
-
-    def _hand_over(self, rank: int, store: RelaxedStore) -> None:
-        """One consistent version of the parameters for one trainer, which waits for it: written at once into its
-        memory, or copied at once to be sent, for the next update may come before it has been read."""
-        outbox, step = self._outboxes[rank], store.steps[rank]
-        if rank in self._landings:
-            self._landings[rank][...] = store.parameters
+    def _waiting_has_changed(self) -> None:
+        """As of now somebody waits for others, or nobody does."""
+        if self._gathered or (self._store and self._store.waiting()):
+            self._someone_waits()
+            self._still_alive()
         else:
-            self._pace.served[rank] += store.parameters.nbytes
-            label = {"epoch": self.epoch, "step": step}
-            outbox.put(frames(ServerMessage, "parameters", store.parameters.copy(), first=store.shard.start, **label))
-        self._answer(rank, ServerMessage(served=Served(epoch=self.epoch, step=step)))
+            self._nobody_waits()
+
+    def _deliver(self, result: Result) -> None:
+        """Send what trainers wait for to those who cannot read it by themselves, and tell all that it is there.
+
+        Lasting words are read when they are sent; others are copied, or written into the trainer's memory, at once,
+        for the next update may come before they have been read."""
+        served = Served(epoch=self.epoch, step=result.step)
+        if result.averages and result.complete:
+            served.gradients.CopyFrom(self._place_of_average(result))
+        for rank in result.ranks:
+            if rank in self._landings:
+                self._landings[rank][...] = result.words
+            elif self._planes[rank].refusal:
+                self._pace.served[rank] += result.words.nbytes
+                words = result.words if result.lasting else result.words.copy()
+                label = {"epoch": self.epoch, "step": result.step}
+                messages = frames(ServerMessage, "parameters", words, first=result.start, **label)
+                self._outboxes[rank].put(messages)
+            if result.complete:
+                self._answer(rank, ServerMessage(served=served))
+
+    def _place_of_average(self, result: Result) -> Place:
+        """Where trainers of this host find it; made with the first step that ends so."""
+        if self._average_at is None:
+            self._average_at = self._place(result.words)
+        return self._average_at
+
+    def _pull(self, rank: int, pull: Pull) -> None:
+        self._deliver(self._running(rank).pull(rank, pull.epoch, pull.step))
 
     def _configure(self, rank: int, configure: Configure) -> None:
         """Trainers name the optimizer of a user's program before their first update."""
@@ -582,16 +514,13 @@ class TrainingGroup:
         optimizer = optimizer_of(configure)
         assert self._first is not None
         layout, _ = layout_of(self._first)
-        usual = isinstance(store, Store) and not self._first.HasField("optimizer")
-        if optimizer is None or not usual or len(configure.names) != len(layout.slots):
+        program = None if self._first.HasField("optimizer") else store.program
+        if optimizer is None or program is None or len(configure.names) != len(layout.slots):
             raise ProtocolError(f"rank {rank} sent a wrong configuration at step {self.steps}")
-        if self._configuration is None and isinstance(store, Store):
+        if self._configuration is None:
             self._configuration = configure
-            parts = parts_of(layout, list(configure.names), store.shard.start, store.shard.stop)
-            self._part_updater = make_part_updater(optimizer, store.padded_parameters, store.padded_gradients, parts)
-            self._updater = self._part_updater
+            program.configure(optimizer, layout, list(configure.names))
         mine = self._configuration
-        assert mine is not None
         if (mine.optimizer, list(mine.names)) != (configure.optimizer, list(configure.names)):
             theirs = optimizer_of(mine) if mine.optimizer != configure.optimizer else "other parameter names"
             raise LayoutMismatch(
@@ -602,40 +531,25 @@ class TrainingGroup:
 
     def _load_state(self, rank: int, piece: StatePiece) -> None:
         self._check_epoch(piece.epoch, rank)
-        if rank != 0 or self._part_updater is None:
+        program = self._running(rank).program
+        if rank != 0 or program is None or self._configuration is None:
             raise ProtocolError(f"rank {rank} sent optimizer state at step {self.steps}, expected it from rank 0 only")
         self._loading.append(piece)
         self._still_alive()
         if piece.last:
             state, self._loading = state_of(self._loading), []
-            self._part_updater.load(state)
+            program.load(state)
 
     def _send_state(self, rank: int, request: StateRequest) -> None:
         self._check_epoch(request.epoch, rank)
-        if self._part_updater is None:
+        program = self._running(rank).program
+        state = program.state() if program else None
+        if state is None:
             raise ProtocolError(
                 f"rank {rank} asked for optimizer state at step {self.steps}, but there is no optimizer"
             )
-        answer = state_pieces(self._part_updater.state(), epoch=self.epoch)
+        answer = state_pieces(state, epoch=self.epoch)
         self._outboxes[rank].put(ServerMessage(state=piece) for piece in answer)
-
-    def _serve(self, served: FloatArray, first: int, step: int) -> None:
-        """Send parameters, or averaged gradients, from word `first` of the arena on, to every trainer that cannot read
-        them by itself; safe to do lazily, for they change only when all trainers have committed the next step and
-        pushed their gradients of it, which they do after having read these."""
-        for rank, outbox in self._outboxes.items():
-            if self._planes[rank].refusal:
-                self._pace.served[rank] += served.nbytes
-                messages = frames(ServerMessage, "parameters", served, first=first, epoch=self.epoch, step=step)
-                outbox.put(messages)
-
-    def _answer_all(self, served: Served) -> None:
-        """Tell all trainers that everything has been served."""
-        for rank in self._outboxes:
-            self._answer(rank, ServerMessage(served=served))
-        self._nobody_waits()
-        if self._stop:
-            self._fail(self._stop)
 
     def _gather(self, rank: int, gather: Gather) -> None:
         self._check_epoch(gather.epoch, rank)
@@ -680,7 +594,7 @@ class TrainingGroup:
         left = ", ".join(str(rank) for rank in sorted(self._gone))
         self._fail(PeerLost(f"rank {left} finished at step {self.steps} while others go on; give all the same --steps"))
 
-    def _running(self, rank: int) -> Store | RelaxedStore:
+    def _running(self, rank: int) -> Store:
         if self._store is None:
             raise ProtocolError(f"rank {rank} sent data before registering")
         return self._store

@@ -1,4 +1,4 @@
-"""A server's state where trainers need not be at the same step: ssp, async and geo, each out of `store.py`'s parts.
+"""A server's state where trainers need not be at the same step: ssp, async and geo, each out of StepStores.
 
 As there: no gRPC, no thread and no clock, and whatever does not fit is refused and changes nothing. What is read in a
 trainer's memory is copied from there as it becomes final, for its commit may be answered, and its memory be written to,
@@ -7,8 +7,9 @@ before that is applied.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,20 +17,29 @@ from common.errors import ProtocolError, StaleEpoch
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
-from common.tensors.updater import Updater
-from ps.store.modes import Mode
-from ps.store.shards import Shard, shard_of_bucket
-from ps.store.store import Ending, Store
+from common.tensors.optimizers import Optimizer
+from common.tensors.updater import Updater, make_updater
+from ps.store.ending import Ending
+from ps.store.shards import Shard
+from ps.store.step_store import StepStore
+from ps.store.store import NOTHING_NEW, Progress, Result, Store
 
-__all__ = ["AddDifference", "AsyncStore", "RelaxedStore", "SspStore", "make_relaxed_store"]
+__all__ = ["AsyncStore", "RelaxedStore", "SspStore"]
+
+UpdaterMaker = Callable[["RelaxedStore", Optimizer | None], Updater]
 
 
-class RelaxedStore(ABC):
+def paddles_updater(store: RelaxedStore, optimizer: Optimizer | None) -> Updater:
+    return make_updater(optimizer, store.parameters, store.gradients, helper=store.helper)
+
+
+class RelaxedStore(Store):
     """The parameters of one shard, and what each trainer has sent of the step it is at.
 
     Args:
         staleness: how many steps a trainer may be ahead of the slowest; None: any number.
-        others: as of Store.
+        make_updater: what turns `gradients` into new `parameters`.
+        others: as of StepStore.
     """
 
     def __init__(
@@ -41,106 +51,131 @@ class RelaxedStore(ABC):
         staleness: int | None,
         epoch: int = 0,
         helper: ThreadPoolExecutor | None = None,
+        make_updater: UpdaterMaker = paddles_updater,
     ) -> None:
         self.shard, self.nranks, self.staleness = shard, nranks, staleness
+        self.buckets, self.helper = buckets, helper
         self.updates = 0  # how many the parameters have seen
-        self.steps = [0] * nranks  # how many each trainer has committed
-        self.waiting: set[int] = set()  # whose last commit is not answered
-        self.parameters, self.gradients = aligned_empty(shard.length), aligned_empty(shard.length)
-        self._buckets, self._epoch, self._helper = buckets, epoch, helper
+        self._steps = [0] * nranks  # how many each trainer has committed
+        self._waiting: set[int] = set()  # whose last commit is not answered
+        self._parameters, self.gradients = aligned_empty(shard.length), aligned_empty(shard.length)
+        self._epoch, self._make_updater = epoch, make_updater
+        self._updater: Updater | None = None  # until `begin`
         self._elsewhere: dict[int, FloatArray] = {}  # where trainers have their gradients, to be copied from there
-        self._made: list[Store] = []
+        self._made: list[StepStore] = []
 
     @abstractmethod
-    def reduce(self, bucket: int) -> None:
+    def _reduce(self, bucket: int) -> None:
         """Average a bucket that all trainers have delivered."""
 
     @abstractmethod
-    def _store_of(self, rank: int) -> Store:
+    def _store_of(self, rank: int) -> StepStore:
         """What takes the trainer's present step."""
 
     @abstractmethod
-    def _apply(self, store: Store, updater: Updater) -> None:
+    def _apply(self, store: StepStore, updater: Updater) -> None:
         """All that this store waits for has been committed: update."""
 
-    def read_in_place(self, rank: int, array: FloatArray) -> None:
-        """A trainer's gradients of the shard lie in this memory, from now on: it only tells when they are final.
+    @property
+    def parameters(self) -> FloatArray:
+        return self._parameters
 
-        Raises:
-            ProtocolError: it has pushed words of a step that is not applied.
-        """
+    @property
+    def steps(self) -> Sequence[int]:
+        return self._steps
+
+    def keep_parameters_in(self, array: FloatArray) -> None:
+        self._parameters = array
+        for store in self._made:
+            store.keep_parameters_in(array)
+
+    def begin(self, optimizer: Optimizer | None) -> Sequence[Result]:
+        self._updater = self._make_updater(self, optimizer)
+        return [self._result(rank) for rank in range(self.nranks)]
+
+    def read_in_place(self, rank: int, array: FloatArray) -> None:
         if rank not in self._elsewhere:
             for store in self._made:
                 if rank in store.ranks:
                     store.read_in_place(rank, aligned_empty(self.shard.length))
         self._elsewhere[rank] = array
 
-    def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:
-        """Take gradients of one trainer, as `Store.push`; `step` counts its own.
-
-        Returns:
-            True if with this all trainers have delivered the bucket: the caller then calls `reduce`.
-        """
-        self.check(rank, epoch, step)
+    def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> Progress:
+        self._check(rank, epoch, step)
         if isinstance(data, int) != (rank in self._elsewhere):
             raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
         store = self._store_of(rank)
         complete = store.push(rank, epoch, step, bucket, start, data)
         if isinstance(data, int):
             words = slice(start - self.shard.start, start - self.shard.start + data)
-            store.contribution(rank)[words] = self._elsewhere[rank][words]
-        return complete
-
-    def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes, updater: Updater) -> Sequence[int]:
-        """A trainer has pushed all of its step; what is complete with that is applied.
-
-        Returns:
-            the trainers that may now begin their next step, with the parameters as they are.
-
-        Raises:
-            StaleEpoch, ProtocolError, LayoutMismatch: as `Store.commit`; refused, nothing changed.
-        """
-        self.check(rank, epoch, step)
-        if not ending.update or ending.again or ending.replaced:
-            raise ProtocolError(f"rank {rank} asked for more than an update at step {step}, which only sync mode has")
-        store = self._store_of(rank)
-        complete = store.commit(rank, epoch, step, ending, used)
-        self.steps[rank] += 1
-        self.waiting.add(rank)
+            store.contributions.in_place(rank)[words] = self._elsewhere[rank][words]
         if complete:
-            self._apply(store, updater)
-            self.updates += 1
+            with self.trace.span("reduce", bucket, step=step):
+                self._reduce(bucket)
+        return NOTHING_NEW
+
+    def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes, *, ahead: bool = False) -> Progress:
+        """What is complete with that is applied; those who may go on get the parameters as they are."""
+        self._check(rank, epoch, step)
+        if self._updater is None:
+            raise ProtocolError(f"rank {rank} committed step {step} before all had registered")
+        if ahead or not ending.update or ending.again or ending.replaced:
+            raise ProtocolError(f"rank {rank} asked for more than an update at step {step}, which only sync mode has")
+        with self.trace.span("commit", step=step):
+            store = self._store_of(rank)
+            complete = store.commit(rank, epoch, step, ending, used)
+            self._steps[rank] += 1
+            self._waiting.add(rank)
+            if complete:
+                self._apply(store, self._updater)
+                self.updates += 1
+        return Progress(finished=True, results=[self._result(each) for each in self._release()])
+
+    def _release(self) -> list[int]:
+        """Those who may begin their next step wait no longer."""
         bound = self.staleness
-        released = [r for r in sorted(self.waiting) if bound is None or self.steps[r] - bound <= self.updates]
-        self.waiting.difference_update(released)
+        released = [r for r in sorted(self._waiting) if bound is None or self._steps[r] - bound <= self.updates]
+        self._waiting.difference_update(released)
         return released
 
-    def check(self, rank: int, epoch: int, step: int) -> None:
-        """
-        Raises:
-            StaleEpoch, ProtocolError: the trainer has not just begun, or is not within, its step of that number.
-        """
+    def _result(self, rank: int) -> Result:
+        return Result([rank], self._steps[rank], self.shard.start, self._parameters, lasting=False)
+
+    def pull(self, rank: int, epoch: int, step: int) -> Result:
+        self._check(rank, epoch, step)
+        return self._result(rank)
+
+    def _check(self, rank: int, epoch: int, step: int) -> None:
+        """The trainer must have just begun, or be within, its step of that number."""
         if epoch != self._epoch:
             raise StaleEpoch(f"rank {rank} sent a message of epoch {epoch}, this is epoch {self._epoch}")
-        if rank in self.waiting:
-            raise ProtocolError(f"rank {rank} sent more before its commit of step {self.steps[rank] - 1} was answered")
-        if step != self.steps[rank]:
-            raise ProtocolError(f"rank {rank} sent step {step}, it is at step {self.steps[rank]}")
+        if rank in self._waiting:
+            raise ProtocolError(f"rank {rank} sent more before its commit of step {self._steps[rank] - 1} was answered")
+        if step != self._steps[rank]:
+            raise ProtocolError(f"rank {rank} sent step {step}, it is at step {self._steps[rank]}")
+
+    def waiting(self) -> AbstractSet[int]:
+        return self._waiting
 
     def waiting_for(self) -> list[int]:
-        """The trainers that those in `waiting` wait for."""
-        return [rank for rank, steps in enumerate(self.steps) if steps == self.updates] if self.waiting else []
+        return [rank for rank, steps in enumerate(self._steps) if steps == self.updates] if self._waiting else []
 
-    def misses(self, gone: set[int]) -> bool:
-        """Whether others have committed a step that is never complete without trainers that have left."""
-        return self.staleness is not None and any(self.steps[rank] < max(self.steps) for rank in gone)
+    def misses(self, gone: AbstractSet[int]) -> bool:
+        return self.staleness is not None and any(self._steps[rank] < max(self._steps) for rank in gone)
 
-    def _make(self, step: int, ranks: Sequence[int]) -> Store:
+    def _make(self, step: int, ranks: Sequence[int]) -> StepStore:
         """A store of our parameters for one step of these trainers."""
-        store = Store(self.shard, self._buckets, self.nranks, epoch=self._epoch, helper=self._helper, ranks=ranks)
+        store = StepStore(
+            self.shard,
+            self.buckets,
+            self.nranks,
+            epoch=self._epoch,
+            helper=self.helper,
+            ranks=ranks,
+            gradients=self.gradients,
+        )
         store.step = step
-        store.keep_parameters_in(self.parameters)
-        store.gradients = self.gradients
+        store.keep_parameters_in(self._parameters)
         self._made.append(store)
         return store
 
@@ -157,13 +192,13 @@ class SspStore(RelaxedStore):
         super().__init__(*args, staleness=staleness, **options)
         self._window = [self._make(step, range(self.nranks)) for step in range(staleness + 1)]
 
-    def reduce(self, bucket: int) -> None:
+    def _reduce(self, bucket: int) -> None:
         self._window[self.updates % len(self._window)].reduce(bucket)
 
-    def _store_of(self, rank: int) -> Store:
-        return self._window[self.steps[rank] % len(self._window)]
+    def _store_of(self, rank: int) -> StepStore:
+        return self._window[self._steps[rank] % len(self._window)]
 
-    def _apply(self, store: Store, updater: Updater) -> None:
+    def _apply(self, store: StepStore, updater: Updater) -> None:
         store.update(updater)
         store.step += len(self._window) - 1
 
@@ -175,37 +210,13 @@ class AsyncStore(RelaxedStore):
         super().__init__(*args, staleness=None, **options)
         self._stores = [self._make(0, [rank]) for rank in range(self.nranks)]
 
-    def reduce(self, bucket: int) -> None:
+    def _reduce(self, bucket: int) -> None:
         """Nothing is averaged; a trainer's words are taken when it commits."""
 
-    def _store_of(self, rank: int) -> Store:
+    def _store_of(self, rank: int) -> StepStore:
         return self._stores[rank]
 
-    def _apply(self, store: Store, updater: Updater) -> None:
-        for bucket in range(len(self._buckets)):
+    def _apply(self, store: StepStore, updater: Updater) -> None:
+        for bucket in range(len(self.buckets)):
             store.reduce(bucket)  # of one: a copy
         store.update(updater)
-
-
-class AddDifference:
-    """The update of geo: a trainer's parameters have changed by `gradients` since it read the servers'. Added is a
-    part in `nranks` of that, so that all trainers together move the parameters by the mean of their changes."""
-
-    def __init__(self, store: RelaxedStore, buckets: Sequence[Bucket]) -> None:
-        self._runs = []
-        for bucket in buckets:
-            part, base = shard_of_bucket(store.shard, bucket), store.shard.start
-            run = slice(part.start - base, part.stop - base)
-            self._runs.append((store.parameters[run].view(bucket.dtype), store.gradients[run].view(bucket.dtype)))
-        self._nranks = store.nranks
-
-    def step(self, learning_rate: float, used: bytes = b"") -> None:  # noqa: ARG002 - the trainer has used them
-        for parameters, difference in self._runs:
-            parameters += difference * parameters.dtype.type(1 / self._nranks)
-
-
-def make_relaxed_store(mode: Mode, *args: Any, **options: Any) -> RelaxedStore:
-    """The store of a mode other than sync, with the arguments of RelaxedStore."""
-    if mode.staleness is not None:
-        return SspStore(*args, staleness=mode.staleness, **options)
-    return AsyncStore(*args, **options)

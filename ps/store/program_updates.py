@@ -1,0 +1,52 @@
+"""The updates of a user's program, whose optimizer is known only when it steps, and whose parameters it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.errors import ProtocolError
+from common.tensors.arena import FloatArray, Layout
+from common.tensors.optimizers import Optimizer
+from common.tensors.parts import Accumulator, parts_of
+from common.tensors.updater import NoUpdate, StatefulUpdater, Updater, make_part_updater
+from ps.store.step_store import StepStore
+
+__all__ = ["ProgramUpdates"]
+
+
+class ProgramUpdates:
+    """Parameter by parameter, so that those which no backward has reached stay as they are."""
+
+    def __init__(self, step: StepStore) -> None:
+        self._step = step
+        self._of_parts: StatefulUpdater | None = None  # once configured
+
+    @property
+    def updater(self) -> Updater:
+        """Of the whole shard."""
+        return self._of_parts or NoUpdate()
+
+    def configure(self, optimizer: Optimizer, layout: Layout, names: Sequence[str]) -> None:
+        """Later updates are this optimizer's; `names`: each slot's, with which its state's keys begin.
+
+        Raises:
+            UsageError: the optimizer cannot be had here.
+        """
+        step, shard = self._step, self._step.shard
+        parts = parts_of(layout, names, shard.start, shard.stop)
+        gradients = step.contributions.padded_gradients
+        self._of_parts = make_part_updater(optimizer, step.padded_parameters, gradients, parts)
+
+    def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
+        """Take parameters that the program has given other values, as StepStore.replace."""
+        self._step.replace(rank, epoch, step, start, data)
+
+    def state(self) -> list[Accumulator] | None:
+        """What the optimizer keeps; None before there is one."""
+        return self._of_parts.state() if self._of_parts else None
+
+    def load(self, state: Sequence[Accumulator]) -> None:
+        """Have the optimizer go on from such a state."""
+        if self._of_parts is None:
+            raise ProtocolError("optimizer state was sent before an optimizer was named")
+        self._of_parts.load(state)

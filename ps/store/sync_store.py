@@ -1,0 +1,141 @@
+"""A server's state where all trainers take each step together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from common.errors import ProtocolError
+from common.system.memory import aligned_empty
+from common.tensors.arena import FloatArray
+from common.tensors.buckets import Bucket
+from common.tensors.optimizers import Optimizer
+from common.tensors.updater import Updater, make_piece_updater
+from ps.store.contributions import WHOLE
+from ps.store.ending import Ending
+from ps.store.piece_update import PieceUpdate
+from ps.store.program_updates import ProgramUpdates
+from ps.store.shards import Shard
+from ps.store.step_store import StepStore
+from ps.store.store import NOTHING_NEW, Progress, Result, Store
+
+__all__ = ["SyncStore"]
+
+
+class SyncStore(Store):
+    """One step at a time. With an optimizer from the beginning, what all trainers have pushed and committed ahead is
+    updated and handed out piece by piece; otherwise at the end of the step.
+
+    Args:
+        piece: words that are averaged and updated at a time.
+        others: as of StepStore.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        buckets: Sequence[Bucket],
+        nranks: int,
+        *,
+        epoch: int = 0,
+        empty: Callable[[int], FloatArray] = aligned_empty,
+        piece: int = WHOLE,
+        helper: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.shard, self._ranks, self._helper = shard, range(nranks), helper
+        self._step = StepStore(shard, buckets, nranks, epoch=epoch, empty=empty, piece=piece, helper=helper)
+        self._in_pieces: PieceUpdate | None = None  # the update, with an optimizer from the beginning; or else
+        self._program = ProgramUpdates(self._step)
+
+    @property
+    def parameters(self) -> FloatArray:
+        return self._step.parameters
+
+    @property
+    def steps(self) -> Sequence[int]:
+        return [self._step.step] * len(self._ranks)
+
+    @property
+    def program(self) -> ProgramUpdates:
+        return self._program
+
+    def keep_parameters_in(self, array: FloatArray) -> None:
+        self._step.keep_parameters_in(array)
+
+    def begin(self, optimizer: Optimizer | None) -> Sequence[Result]:
+        if optimizer is not None:  # all that trainers can name work element by element
+            contributions = self._step.contributions
+            by_piece = make_piece_updater(optimizer, self.parameters, contributions.pieces())
+            self._in_pieces = PieceUpdate(contributions, by_piece, helper=self._helper)
+        return [self._result(self.shard.start, self.parameters, self._step.step)]
+
+    def read_in_place(self, rank: int, array: FloatArray) -> None:
+        self._step.read_in_place(rank, array)
+
+    def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> Progress:
+        complete = self._step.push(rank, epoch, step, bucket, start, data)
+        # committed by all: averaged as it is updated, in the cache, for nobody needs to wait with that
+        if complete and not (self._in_pieces and self._step.committed):
+            with self.trace.span("reduce", bucket, step=step):
+                self._step.reduce(bucket)
+        finished = self._step.has_finished(rank)
+        return self._go_on(finished=finished) if complete or finished else NOTHING_NEW
+
+    def commit(self, rank: int, epoch: int, step: int, ending: Ending, used: bytes, *, ahead: bool = False) -> Progress:
+        self._step.commit(rank, epoch, step, ending, used, ahead=ahead)
+        return self._go_on(finished=self._step.has_finished(rank))
+
+    def _go_on(self, *, finished: bool) -> Progress:
+        """What can be done now is done."""
+        if not self._step.is_due(in_pieces=self._in_pieces is not None):
+            return Progress(finished)
+        if not self._step.ending.update:
+            return Progress(finished, [self._average()])
+        with self.trace.span("update", step=self._step.step):
+            if self._in_pieces:
+                return Progress(finished, self._update_pieces(self._in_pieces))
+            return Progress(finished, [self._update_whole(self._program.updater)])
+
+    def _average(self) -> Result:
+        self._step.average()
+        return self._result(self.shard.start, self._step.gradients, self._step.step, averages=True)
+
+    def _update_whole(self, updater: Updater) -> Result:
+        self._step.update(updater)
+        return self._result(self.shard.start, self.parameters, self._step.step)
+
+    def _update_pieces(self, in_pieces: PieceUpdate) -> list[Result]:
+        """Average and update what is there; with the last of it the step ends."""
+        step, base = self._step.step, self.shard.start
+        with ExitStack() as averaging:
+            for bucket in self._step.averaged_with_the_update():
+                averaging.enter_context(self.trace.span("reduce", bucket, step=step))
+            runs = self._step.update_pieces(in_pieces)
+        ended = self._step.step > step
+        results = [
+            self._result(start, self.parameters[start - base : stop - base], step + 1, complete=False)
+            for start, stop in runs
+        ]
+        return [*results, self._result(base, self.parameters[:0], step + 1)] if ended else results
+
+    def _result(
+        self, start: int, words: FloatArray, step: int, *, averages: bool = False, complete: bool = True
+    ) -> Result:
+        return Result(self._ranks, step, start, words, averages=averages, complete=complete)
+
+    def pull(self, rank: int, epoch: int, step: int) -> Result:  # noqa: ARG002 - there is none of it
+        raise ProtocolError(f"rank {rank} asked for parameters at step {step}, which come unasked in sync mode")
+
+    def waiting(self) -> AbstractSet[int]:
+        return {rank for rank in self._ranks if self._step.has_finished(rank)}
+
+    def waiting_for(self) -> list[int]:
+        return self._step.waiting_for()
+
+    def misses(self, gone: AbstractSet[int]) -> bool:
+        return bool(gone) and self._step.begun
+
+    def within_step(self) -> bool:
+        return self._step.begun
