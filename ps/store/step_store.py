@@ -67,7 +67,7 @@ class StepStore:
     ) -> None:
         self.shard, self.nranks, self.epoch = shard, nranks, epoch
         self.ranks = range(nranks) if ranks is None else ranks
-        self.step = 0
+        self.buckets, self.step = buckets, 0
         self._empty = empty
         self.contributions = Contributions(
             shard, buckets, self.ranks, piece=piece, empty=empty, gradients=gradients, helper=helper

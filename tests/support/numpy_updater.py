@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 
 import numpy as np
 
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import Piece
-from common.tensors.updater import InPieces
+from common.tensors.updater import PieceUpdater
 
 
 class NumpySGD:
@@ -26,8 +25,6 @@ class NumpySGD:
         self.parameters[start : start + gradients.size] -= self.rate * gradients
 
 
-def numpy_piece_updater(
-    optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece], *, helper: Executor | None = None
-) -> InPieces:
+def numpy_piece_updater(optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> PieceUpdater:
     """Stands in for `make_piece_updater`, so that no Paddle is needed."""
-    return InPieces(NumpySGD(parameters), max((p.stop - p.start for p in pieces), default=0), helper=helper)
+    return NumpySGD(parameters)

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from common.errors import GradSyncError
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
-from common.tensors.updater import InPieces
+from ps.store.ending import Ending
+from ps.store.piece_update import PieceUpdate
 from ps.store.shards import Shard, shard_of_bucket
-from ps.store.store import Ending, Store
+from ps.store.step_store import StepStore
 
 __all__ = [
     "AGAIN",
@@ -35,6 +36,7 @@ __all__ = [
     "canonical_mean",
     "deliver",
     "end",
+    "everything_in",
     "gradients_of",
     "in_pieces",
     "initial_parameters",
@@ -57,12 +59,12 @@ EPOCH = 3
 class NumpySGD:
     """The smallest updater: p -= lr * g, in the type of each bucket."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StepStore) -> None:
         self.parameters, self.gradients = store.parameters, store.gradients  # kept by reference, as Paddle's do
-        parts = [shard_of_bucket(store.shard, bucket) for bucket in store._buckets]
+        parts = [shard_of_bucket(store.shard, bucket) for bucket in store.buckets]
         self.slices = [
             (slice(p.start - store.shard.start, p.stop - store.shard.start), b.dtype)
-            for p, b in zip(parts, store._buckets, strict=True)
+            for p, b in zip(parts, store.buckets, strict=True)
         ]
         self.used: list[bytes] = []  # what it has been told of, step by step
 
@@ -76,9 +78,9 @@ class NumpySGD:
 class PieceSGD:
     """As NumpySGD, of one piece at a time."""
 
-    def __init__(self, store: Store) -> None:
-        self.parameters, self.pieces = store.parameters, {piece.start: piece for piece in store.pieces()}
-        self.dtypes = [bucket.dtype for bucket in store._buckets]
+    def __init__(self, store: StepStore) -> None:
+        self.parameters, self.pieces = store.parameters, {piece.start: piece for piece in store.contributions.pieces()}
+        self.dtypes = [bucket.dtype for bucket in store.buckets]
 
     def set_rate(self, learning_rate: float) -> None:
         self.rate = learning_rate
@@ -89,9 +91,8 @@ class PieceSGD:
         parameters -= parameters.dtype.type(self.rate) * gradients.view(parameters.dtype)
 
 
-def in_pieces(store: Store, helper: ThreadPoolExecutor | None = None) -> InPieces:
-    longest = max((piece.stop - piece.start for piece in store.pieces()), default=0)
-    return InPieces(PieceSGD(store), longest, helper=helper)
+def in_pieces(store: StepStore, helper: ThreadPoolExecutor | None = None) -> PieceUpdate:
+    return PieceUpdate(store.contributions, PieceSGD(store), helper=helper)
 
 
 def rate_of(step: int) -> float:
@@ -144,37 +145,41 @@ def parameters_after(steps: int, nranks: int, buckets: list[Bucket], length: int
     return parameters
 
 
-def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int, **options: Any) -> Store:
-    store = Store(shard, buckets, nranks, epoch=EPOCH, **options)
+def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int, **options: Any) -> StepStore:
+    store = StepStore(shard, buckets, nranks, epoch=EPOCH, **options)
     store.parameters[...] = initial_parameters(length)[shard.start : shard.stop]
     return store
 
 
+def everything_in(store: StepStore) -> dict[str, Any]:
+    return {**vars(store), "contributions": dict(vars(store.contributions))}
+
+
 @contextmanager
-def refused(store: Store, *kinds: type[GradSyncError], text: str | None = None) -> Iterator[None]:
+def refused(store: StepStore, *kinds: type[GradSyncError], text: str | None = None) -> Iterator[None]:
     """The block raises exactly one of `kinds`, and leaves the store as it was."""
-    before = copy.deepcopy(vars(store))
+    before = copy.deepcopy(everything_in(store))
     with pytest.raises(kinds, match=text) as caught:
         yield
     assert type(caught.value) in kinds
-    np.testing.assert_equal(vars(store), before)
+    np.testing.assert_equal(everything_in(store), before)
 
 
-def deliver(store: Store, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
+def deliver(store: StepStore, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
     """Push the rest of a bucket in pieces, of one word more where that takes a whole element, and reduce it if it was
     the last."""
-    part = shard_of_bucket(store.shard, store._buckets[bucket])
-    piece += piece % words(store._buckets[bucket].dtype)
-    gradients = gradients_of(rank, store.step, length, tuple(store._buckets))
-    for start in range(part.start + store._delivered[rank][bucket], part.stop, piece):
+    part = shard_of_bucket(store.shard, store.buckets[bucket])
+    piece += piece % words(store.buckets[bucket].dtype)
+    gradients = gradients_of(rank, store.step, length, tuple(store.buckets))
+    for start in range(part.start + store.contributions.delivered[rank][bucket], part.stop, piece):
         data = gradients[start : min(start + piece, part.stop)]
         if store.push(rank, EPOCH, store.step, bucket, start, data):
             store.reduce(bucket)
 
 
-def play_step(store: Store, length: int, *, piece: int = 10**9) -> None:
+def play_step(store: StepStore, length: int, *, piece: int = 10**9) -> None:
     for rank in range(store.nranks):
-        for bucket in range(len(store._buckets)):
+        for bucket in range(len(store.buckets)):
             deliver(store, rank, bucket, length, piece=piece)
     step = store.step
     for rank in range(store.nranks):
@@ -197,13 +202,13 @@ UPDATE, AVERAGE, AGAIN, REPLACED = (
 )
 
 
-def push_all(store: Store) -> None:
+def push_all(store: StepStore) -> None:
     for rank in range(store.nranks):
-        for bucket in range(len(store._buckets)):
+        for bucket in range(len(store.buckets)):
             deliver(store, rank, bucket, LENGTH)
 
 
-def end(store: Store, ending: Ending, *, used: dict[int, bytes] | None = None) -> NumpySGD:
+def end(store: StepStore, ending: Ending, *, used: dict[int, bytes] | None = None) -> NumpySGD:
     """All commit; the step ends as they said."""
     updater, step = NumpySGD(store), store.step
     for rank in reversed(range(store.nranks)):

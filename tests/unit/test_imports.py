@@ -52,7 +52,7 @@ PADDLE_FREE = (
     "collective.nccl.cuda",
     "ps",
     "ps.run",
-    "ps.store.store",
+    "ps.store.step_store",
     "ps.coordinator.servicer",
     "ps.client.session",
     "ps.config",

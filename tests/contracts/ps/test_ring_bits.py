@@ -61,7 +61,7 @@ def assert_same(got: list[list[FloatArray]], expected: list[FloatArray]) -> None
 def test_servers_and_ring_give_the_same_bits(
     optimizer: Optimizer, mode: Mode, nranks: int, servers: int, plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ps.coordinator.training_group.PIECE", 32)
+    monkeypatch.setattr("ps.store.make.PIECE", 32)
     ring = ring_parameters(nranks, optimizer)
     assert_same(ring, ring[0])
     assert_same(server_parameters(nranks, servers, plane, optimizer, mode), ring[0])

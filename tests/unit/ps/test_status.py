@@ -104,7 +104,7 @@ def test_a_status_tells_the_failure() -> None:
 
 def test_of_one_trainer_nobody_is_last() -> None:
     pace = Pace(1)
-    pace.committed(0, 1.0, last=True)
+    pace.committed(0, 1.0)
     assert pace.straggler() == ""
     assert Pace(2).straggler() == ""
 
@@ -114,7 +114,7 @@ def test_lag_is_the_median_behind_the_first(orders: list[list[int]], gap: float)
     pace, expected = Pace(3), {rank: [] for rank in range(3)}
     for step, order in enumerate(orders):
         for place, rank in enumerate(order):
-            pace.committed(rank, 100.0 * step + gap * place, last=place == 2)
+            pace.committed(rank, 100.0 * step + gap * place)
             expected[rank].append(gap * place)
     for rank in range(3):
         assert pace.lag(rank) == pytest.approx(float(np.median(expected[rank])), abs=1e-6)
@@ -125,7 +125,7 @@ def test_lag_is_the_median_behind_the_first(orders: list[list[int]], gap: float)
 def test_steps_of_trainers_that_run_apart_are_compared_by_their_numbers() -> None:
     pace = Pace(2)
     for rank, now in [(0, 1.0), (0, 2.0), (1, 5.0), (0, 5.5), (1, 6.0), (1, 7.0), (1, 8.0), (0, 10.0)]:
-        pace.committed_apart(rank, now)
+        pace.committed(rank, now)
     assert pace.steps == [4, 4]
     assert pace.times_last == [1, 3]  # steps 0, 1 and 2: rank 1, 4, 4 and 1.5 s after rank 0; step 3: rank 0, 2 s
     assert (pace.lag(0), pace.lag(1)) == (0.0, 2.75)

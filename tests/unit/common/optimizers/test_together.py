@@ -1,8 +1,7 @@
-"""Two threads share the pieces of an update."""
+"""Two threads share an update."""
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,10 +10,8 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.system.memory import aligned_empty  # noqa: E402
-from common.tensors.arena import FloatArray  # noqa: E402
 from common.tensors.optimizers import OPTIMIZERS, make_optimizer  # noqa: E402
-from common.tensors.parts import Piece  # noqa: E402
-from common.tensors.updater import WORTH_HELP, InPieces, NoUpdate, Together, make_updater  # noqa: E402
+from common.tensors.updater import WORTH_HELP, NoUpdate, Together, make_updater  # noqa: E402
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -34,47 +31,6 @@ def test_two_halves_at_the_same_time_give_the_same_bits(name: str) -> None:
                 updater.step(0.01 / (1 + step))
     assert arrays[0][0].tobytes() == arrays[1][0].tobytes()
     assert (arrays[0][0] != start).any()
-
-
-class Nothing:
-    """An updater of pieces."""
-
-    def set_rate(self, learning_rate: float) -> None:
-        pass
-
-    def step(self, start: int, gradients: FloatArray) -> None:
-        pass
-
-
-PIECES = [Piece(0, 16 * n, 16 * n + 16) for n in range(6)]
-
-
-def test_two_threads_share_the_pieces() -> None:
-    both, seen = threading.Barrier(2, timeout=30), []
-
-    def average(piece: Piece, out: FloatArray) -> None:
-        if piece in PIECES[:2]:  # each thread has one of them
-            both.wait()
-        seen.append((piece.start, id(out.base if out.base is not None else out)))
-
-    with ThreadPoolExecutor(1) as helper:
-        InPieces(Nothing(), 16, helper=helper).step(0.1, PIECES, average)
-    assert sorted(start for start, _ in seen) == [piece.start for piece in PIECES]
-    assert len({buffer for _, buffer in seen}) == 2
-
-
-@pytest.mark.parametrize("fails", ["gradsync-helper_0", threading.main_thread().name])
-def test_an_error_in_either_thread_is_raised(fails: str) -> None:
-    both = threading.Barrier(2, timeout=30)
-
-    def average(piece: Piece, out: FloatArray) -> None:
-        if piece in PIECES[:2]:
-            both.wait()
-        if threading.current_thread().name == fails:
-            raise ZeroDivisionError
-
-    with ThreadPoolExecutor(1, "gradsync-helper") as helper, pytest.raises(ZeroDivisionError):
-        InPieces(Nothing(), 16, helper=helper).step(0.1, PIECES, average)
 
 
 def test_an_error_in_either_half_is_raised() -> None:

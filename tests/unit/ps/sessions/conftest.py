@@ -14,7 +14,7 @@ from tests.support.sessions import DEADLINE_S
 
 @pytest.fixture(autouse=True)
 def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.coordinator.training_group.make_piece_updater", numpy_piece_updater)
+    monkeypatch.setattr("ps.store.sync_store.make_piece_updater", numpy_piece_updater)
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.coordinator.training_group.PIECE", 32)
+    monkeypatch.setattr("ps.store.make.PIECE", 32)
 
 
 @planes

@@ -84,7 +84,7 @@ def test_a_trainer_reads_whole_versions_within_the_bound(
     monkeypatch: pytest.MonkeyPatch, mode: Mode, planes: Planes
 ) -> None:
     """Of each slice; large enough to be sent in several pieces."""
-    monkeypatch.setattr("ps.coordinator.training_group.make_updater", Counter)
+    monkeypatch.setattr("ps.store.relaxed_store.make_updater", Counter)
     steps, shapes = 12, [("w", (300_000,)), ("v", (333, 1000))]
 
     def body(client: Client, arena: Arena) -> list[tuple[float, float]]:

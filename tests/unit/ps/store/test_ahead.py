@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from common.errors import ProtocolError
+from ps.store.ending import Ending
 from ps.store.shards import Shard
-from ps.store.store import Ending
 from tests.support.groups import assert_same_bits
 from tests.support.store_model import (
     AGAIN,
@@ -34,14 +34,20 @@ from tests.support.store_model import (
 def test_pieces_are_updated_as_they_come_once_all_have_committed() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
     updater, before, after = in_pieces(store), initial_parameters(LENGTH), parameters_after(1, 2, PLAN, LENGTH)
-    assert [(p.start, p.stop) for p in store.pieces()] == [(48, 64), (64, 70), (16, 32), (32, 48), (0, 16)]
+    assert [(p.start, p.stop) for p in store.contributions.pieces()] == [
+        (48, 64),
+        (64, 70),
+        (16, 32),
+        (32, 48),
+        (0, 16),
+    ]
 
     def push(rank: int, bucket: int, start: int, stop: int) -> list[tuple[int, int]]:
         """What is updated with it."""
         if store.push(rank, EPOCH, 0, bucket, start, gradients_of(rank, 0, LENGTH)[start:stop]):
             if not store.committed:
                 store.reduce(bucket)
-            return store.update(updater) if store.is_due(in_pieces=True) else []
+            return store.update_pieces(updater) if store.is_due(in_pieces=True) else []
         return []
 
     assert push(0, 1, 16, 48) == []
@@ -51,7 +57,7 @@ def test_pieces_are_updated_as_they_come_once_all_have_committed() -> None:
     assert store.commit(1, EPOCH, 0, Ending(rate_of(0)), ahead=True) is False
     assert store.is_due(in_pieces=True)
     assert not store.is_due()
-    assert store.update(updater) == [(16, 32)]
+    assert store.update_pieces(updater) == [(16, 32)]
     assert_same_bits(store.parameters, np.concatenate([before[:16], after[16:32], before[32:]]))
     assert push(1, 0, 48, 70) == []
     assert push(1, 2, 0, 16) == []
@@ -93,5 +99,5 @@ def test_an_updater_of_pieces_uses_an_average_again() -> None:
     for rank in range(2):
         store.commit(rank, EPOCH, 1, AGAIN)
     assert store.is_due(in_pieces=True)
-    assert store.update(in_pieces(store)) == [(48, 70), (16, 48), (0, 16)]
+    assert store.update_pieces(in_pieces(store)) == [(48, 70), (16, 48), (0, 16)]
     assert_same_bits(store.parameters, updated(initial_parameters(LENGTH), 0, 0.1, 2, PLAN))

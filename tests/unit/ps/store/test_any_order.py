@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tensors.buckets import Bucket
+from ps.store.ending import Ending
 from ps.store.shards import plan_shards
-from ps.store.store import Ending
 from tests.support.store_model import (
     EPOCH,
     MIXED,

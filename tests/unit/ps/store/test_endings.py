@@ -8,8 +8,9 @@ import pytest
 
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.tensors.arena import FloatArray
+from ps.store.ending import Ending
 from ps.store.shards import Shard
-from ps.store.store import Ending, Store
+from ps.store.step_store import StepStore
 from tests.support.store_model import (
     AGAIN,
     AVERAGE,
@@ -33,7 +34,7 @@ from tests.support.store_model import (
 )
 
 
-def replace(store: Store, values: FloatArray, *, piece: int = 10**9) -> None:
+def replace(store: StepStore, values: FloatArray, *, piece: int = 10**9) -> None:
     for start in range(store.shard.start, store.shard.stop, piece):
         store.replace(0, EPOCH, store.step, start, values[start : min(start + piece, store.shard.stop)])
 

@@ -16,16 +16,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
+from common.tensors.optimizers import Optimizer
 from common.tensors.updater import Updater
+from ps.store.difference import AddDifference
+from ps.store.ending import Ending
 from ps.store.modes import ASYNC, Mode
-from ps.store.relaxed_store import AddDifference, RelaxedStore, make_relaxed_store
+from ps.store.relaxed_store import AsyncStore, RelaxedStore, SspStore
 from ps.store.shards import Shard, plan_shards, shard_of_bucket
-from ps.store.store import Ending
+from ps.store.store import Progress
 from tests.support.store_model import (
     EPOCH,
     LENGTH,
     PLAN,
     NumpySGD,
+    everything_in,
     gradients_of,
     initial_parameters,
     mixed_plans,
@@ -39,13 +43,25 @@ SSP, GEO = Mode("ssp", 1), Mode("geo", 3)
 
 
 def make(mode: Mode, shard: Shard, buckets: Sequence[Bucket], nranks: int, length: int) -> RelaxedStore:
-    store = make_relaxed_store(mode, shard, buckets, nranks, epoch=EPOCH)
+    make_updater = AddDifference if mode.name == "geo" else numpy_updater
+    store: RelaxedStore
+    if mode.staleness is None:
+        store = AsyncStore(shard, buckets, nranks, epoch=EPOCH, make_updater=make_updater)
+    else:
+        store = SspStore(shard, buckets, nranks, staleness=mode.staleness, epoch=EPOCH, make_updater=make_updater)
     store.parameters[...] = initial_parameters(length)[shard.start : shard.stop]
+    store.begin(None)
     return store
 
 
-def updater_of(mode: Mode, store: RelaxedStore) -> Updater:
-    return AddDifference(store, store._buckets) if mode.name == "geo" else NumpySGD(store)  # type: ignore[arg-type]
+def numpy_updater(store: RelaxedStore, _: Optimizer | None) -> Updater:
+    return NumpySGD(store)
+
+
+def released_by(progress: Progress) -> list[int]:
+    """The trainers that may go on."""
+    assert progress.finished
+    return [rank for result in progress.results for rank in result.ranks]
 
 
 def moved(mode: Mode, parameters: FloatArray, words: FloatArray, rate: float, nranks: int, plan: list[Bucket]) -> None:
@@ -59,7 +75,7 @@ def moved(mode: Mode, parameters: FloatArray, words: FloatArray, rate: float, nr
 def state_of(store: RelaxedStore) -> dict[str, Any]:
     found = dict(vars(store))
     found.pop("_window" if "_window" in found else "_stores")
-    return {**found, "_made": [dict(vars(each)) for each in store._made]}
+    return {**found, "_made": [everything_in(each) for each in store._made]}
 
 
 @contextmanager
@@ -87,7 +103,6 @@ class RelaxedMachine(RuleBasedStateMachine):
         self.length, self.buckets = plan
         shards = plan_shards(self.length, servers)
         self.stores = [make(mode, shard, self.buckets, nranks, self.length) for shard in shards]
-        self.updaters = [updater_of(mode, store) for store in self.stores]
         self.steps = [[0] * nranks for _ in shards]
         self.waiting: list[set[int]] = [set() for _ in shards]
         self.sent = [self.nothing_sent() for _ in range(servers * nranks)]
@@ -129,8 +144,7 @@ class RelaxedMachine(RuleBasedStateMachine):
         if rank in self.memory:
             self.memory[rank][server][start - store.shard.start :][:size] = data
             data = size
-        if store.push(rank, EPOCH, step, bucket, start, data):
-            store.reduce(bucket)
+        store.push(rank, EPOCH, step, bucket, start, data)
         sent[bucket] += size
 
     @precondition(lambda self: any(self.left(s, r) for s, r in self.going()))
@@ -147,7 +161,7 @@ class RelaxedMachine(RuleBasedStateMachine):
             self.push(server, rank, bucket, self.length)
         store, step, nranks = self.stores[server], self.steps[server][rank], self.nranks
         ending = Ending(self.rate(rank, step))
-        released = store.commit(rank, EPOCH, step, ending, b"", self.updaters[server])
+        released = released_by(store.commit(rank, EPOCH, step, ending, b""))
         self.steps[server][rank] += 1
         self.waiting[server].add(rank)
         self.sent[server * nranks + rank] = self.nothing_sent()
@@ -168,7 +182,7 @@ class RelaxedMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_wrong_message_changes_nothing(self, data: st.DataObject) -> None:
         server, rank = data.draw(st.sampled_from(self.going()))
-        store, step, updater = self.stores[server], self.steps[server][rank], self.updaters[server]
+        store, step = self.stores[server], self.steps[server][rank]
         one: FloatArray | int = 1 if rank in self.memory else np.ones(1, np.float32)
         other = np.ones(1, np.float32) if rank in self.memory else 1
         bucket, wrong = data.draw(st.integers(0, len(self.buckets) - 1)), step + data.draw(st.sampled_from([-1, 1, 2]))
@@ -177,14 +191,14 @@ class RelaxedMachine(RuleBasedStateMachine):
         start = store.shard.start
 
         def commit(epoch: int, step: int) -> object:
-            return store.commit(rank, epoch, step, Ending(0.1), b"", updater)
+            return store.commit(rank, epoch, step, Ending(0.1), b"")
 
         acts: list[tuple[type[GradSyncError], str, Callable[[], object]]] = [
             (ProtocolError, f"sent step {wrong}, it is at", lambda: store.push(rank, EPOCH, wrong, bucket, at, one)),
             (ProtocolError, f"sent step {wrong}, it is at", lambda: commit(EPOCH, wrong)),
             (StaleEpoch, "", lambda: store.push(rank, EPOCH - 1, step, bucket, at, one)),
             (StaleEpoch, "", lambda: commit(EPOCH - 1, step)),
-            (StaleEpoch, "", lambda: store.check(rank, EPOCH + 1, step)),
+            (StaleEpoch, "", lambda: store.pull(rank, EPOCH + 1, step)),
             (ProtocolError, "pushed bucket", lambda: store.push(rank, EPOCH, step, len(self.buckets), start, one)),
             (ProtocolError, "not expected", lambda: store.push(rank, EPOCH, step, bucket, at, other)),
             (ProtocolError, f"pushed words {at}", lambda: store.push(rank, EPOCH, step, bucket, at, one)),
@@ -207,8 +221,8 @@ class RelaxedMachine(RuleBasedStateMachine):
         text = f"rank {rank} sent more before its commit of step {step - 1} was answered"
         acts: list[Callable[[], object]] = [
             lambda: store.push(rank, EPOCH, step, 0, store.shard.start, one),
-            lambda: store.commit(rank, EPOCH, step, Ending(0.1), b"", self.updaters[server]),
-            lambda: store.check(rank, EPOCH, step),
+            lambda: store.commit(rank, EPOCH, step, Ending(0.1), b""),
+            lambda: store.pull(rank, EPOCH, step),
         ]
         with refused(store, ProtocolError, text):
             data.draw(st.sampled_from(acts))()
@@ -226,13 +240,13 @@ class RelaxedMachine(RuleBasedStateMachine):
             assert store.parameters.tobytes() == whole[store.shard.start : store.shard.stop].tobytes()
             assert store.updates == self.applied[index]
             assert store.steps == self.steps[index]
-            assert store.waiting == self.waiting[index]
+            assert store.waiting() == self.waiting[index]
 
     @invariant()
     def nobody_is_further_ahead_than_the_bound(self) -> None:
         for store in getattr(self, "stores", []):
             if self.mode.staleness is not None:
-                going = [store.steps[r] for r in range(self.nranks) if r not in store.waiting]
+                going = [store.steps[r] for r in range(self.nranks) if r not in store.waiting()]
                 assert max(going) - min(store.steps) <= self.mode.staleness
                 assert len(store._window) == self.mode.staleness + 1  # type: ignore[attr-defined]
 
@@ -244,16 +258,15 @@ TestRelaxedStores.settings = settings(max_examples=100, stateful_step_count=40)
 # ---- one by one -------------------------------------------------------------------------------------------------
 
 
-def step_of(store: RelaxedStore, rank: int, *, rate: float | None = None, mode: Mode = SSP) -> Sequence[int]:
+def step_of(store: RelaxedStore, rank: int, *, rate: float | None = None) -> Sequence[int]:
     step = store.steps[rank]
     for bucket, where in enumerate(PLAN):
         part = shard_of_bucket(store.shard, where)
         if part.length:
             words = gradients_of(rank, step, LENGTH)[part.start : part.stop]
-            if store.push(rank, EPOCH, step, bucket, part.start, words):
-                store.reduce(bucket)
+            store.push(rank, EPOCH, step, bucket, part.start, words)
     ending = Ending(rate_of(step) if rate is None else rate)
-    return store.commit(rank, EPOCH, step, ending, b"", updater_of(mode, store))
+    return released_by(store.commit(rank, EPOCH, step, ending, b""))
 
 
 def test_a_trainer_waits_as_soon_as_it_would_be_too_far_ahead() -> None:
@@ -263,7 +276,7 @@ def test_a_trainer_waits_as_soon_as_it_would_be_too_far_ahead() -> None:
     assert step_of(store, 1) == [1]
     assert store.waiting_for() == [2]
     assert step_of(store, 2) == [0, 2]
-    assert (store.updates, store.waiting, store.waiting_for()) == (1, set(), [])
+    assert (store.updates, store.waiting(), store.waiting_for()) == (1, set(), [])
 
 
 def test_a_bound_of_zero_is_sync_bit_for_bit() -> None:
@@ -292,7 +305,7 @@ def test_learning_rates_must_agree_under_ssp_and_need_not_under_async() -> None:
     expected = initial_parameters(LENGTH)
     for rank, rate in ((1, 0.2), (0, 0.1), (1, 0.3)):
         words = gradients_of(rank, store.steps[rank], LENGTH)
-        assert step_of(store, rank, rate=rate, mode=ASYNC) == [rank]
+        assert step_of(store, rank, rate=rate) == [rank]
         expected -= np.float32(rate) * words
     assert store.parameters.tobytes() == expected.tobytes()
 
@@ -303,7 +316,7 @@ def test_differences_are_added_in_part() -> None:
     for rank in (0, 1):
         for bucket, b in enumerate(PLAN):
             store.push(rank, EPOCH, 0, bucket, b.start, np.full(b.length, 0.5, np.float32))
-        store.commit(rank, EPOCH, 0, Ending(0.1), b"", updater_of(GEO, store))
+        store.commit(rank, EPOCH, 0, Ending(0.1), b"")
     np.testing.assert_array_equal(store.parameters, initial_parameters(LENGTH) + np.float32(0.25) + np.float32(0.25))
 
 
@@ -313,20 +326,20 @@ def test_only_updates_are_to_be_had(mode: Mode, ending: Ending) -> None:
     store = make(mode, Shard(LENGTH, LENGTH), PLAN, 1, LENGTH)
     text = "^rank 0 asked for more than an update at step 0, which only sync mode has$"
     with refused(store, ProtocolError, text):
-        store.commit(0, EPOCH, 0, ending, b"", updater_of(mode, store))
+        store.commit(0, EPOCH, 0, ending, b"")
 
 
 @pytest.mark.parametrize("mode", [SSP, ASYNC, GEO], ids=str)
 def test_a_server_without_a_slice_keeps_the_pace(mode: Mode) -> None:
     store = make(mode, Shard(LENGTH, LENGTH), PLAN, 2, LENGTH)
-    assert [list(step_of(store, rank, mode=mode)) for rank in (0, 0)] == [[0], [0] if mode != SSP else []]
+    assert [list(step_of(store, rank)) for rank in (0, 0)] == [[0], [0] if mode != SSP else []]
 
 
 def test_who_has_left_is_missed_when_others_are_ahead_of_it() -> None:
     ssp, free = (make(mode, Shard(0, LENGTH), PLAN, 2, LENGTH) for mode in (SSP, ASYNC))
     for store in (ssp, free):
         assert not store.misses({0})
-        step_of(store, 1, mode=SSP if store is ssp else ASYNC)
+        step_of(store, 1)
         assert not store.misses({1})
     assert ssp.misses({0})
     assert not free.misses({0})

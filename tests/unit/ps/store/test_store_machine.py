@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
+from ps.store.ending import Ending
 from ps.store.shards import Shard, plan_shards, shard_of_bucket
-from ps.store.store import Ending, Store
+from ps.store.step_store import StepStore
 from tests.support.store_model import (
     EPOCH,
     NumpySGD,
@@ -167,13 +168,13 @@ class StoreMachine(RuleBasedStateMachine):
             store.average()
             self.compare_average(store, step)
         elif self.takes_pieces:
-            runs = store.update(in_pieces(store))
+            runs = store.update_pieces(in_pieces(store))
             if not (ending.again or ending.replaced):
                 assert sum(b - a for a, b in runs) == sum(self.averaged[server]) - sum(self.updated[server])
                 self.updated[server] = list(self.averaged[server])
         else:
             updater = NumpySGD(store)
-            assert store.update(updater) == [(store.shard.start, store.shard.stop)]
+            store.update(updater)
             masks = [np.frombuffer(mask_of(r, step), np.uint8) for r in range(self.nranks)]
             assert updater.used == [np.bitwise_or.reduce(masks).tobytes()]
         assert store.step == step + all_there
@@ -182,7 +183,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.ahead[server] = set()
             self.averaged[server], self.updated[server] = ([0] * len(self.buckets) for _ in range(2))
 
-    def compare_average(self, store: Store, step: int) -> None:
+    def compare_average(self, store: StepStore, step: int) -> None:
         sources = [gradients_of(rank, step, self.length, tuple(self.buckets)) for rank in range(self.nranks)]
         mean = np.zeros(self.length, np.float32)
         for b in self.buckets:
@@ -237,7 +238,7 @@ class StoreMachine(RuleBasedStateMachine):
         store, rank = data.draw(st.sampled_from(self.stores)), data.draw(st.integers(0, self.nranks - 1))
         self.refuse_all(store, ProtocolError, rank, EPOCH, store.step + offset)
 
-    def refuse_all(self, store: Store, kind: type[GradSyncError], rank: int, epoch: int, step: int) -> None:
+    def refuse_all(self, store: StepStore, kind: type[GradSyncError], rank: int, epoch: int, step: int) -> None:
         with refused(store, kind):
             store.push(rank, epoch, step, 0, store.shard.start, one)
         with refused(store, kind):
@@ -350,7 +351,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert store.parameters.tobytes() == expected[store.shard.start : store.shard.stop].tobytes()
             assert store.waiting_for() == [r for r in range(self.nranks) if not self.finished(server, r)]
             assert not store.padded_parameters[store.shard.length :].any()
-            assert not store.padded_gradients[store.shard.length :].any()
+            assert not store.contributions.padded_gradients[store.shard.length :].any()
 
 
 TestStoreMachine = StoreMachine.TestCase

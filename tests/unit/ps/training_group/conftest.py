@@ -52,7 +52,7 @@ def numpy_part_updater(
 @pytest.fixture(autouse=True, scope="module")
 def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ps.coordinator.training_group.make_piece_updater", numpy_piece_updater)
-        patch.setattr("ps.coordinator.training_group.make_part_updater", numpy_part_updater)
-        patch.setattr("ps.coordinator.training_group.PIECE", 32)
+        patch.setattr("ps.store.sync_store.make_piece_updater", numpy_piece_updater)
+        patch.setattr("ps.store.program_updates.make_part_updater", numpy_part_updater)
+        patch.setattr("ps.store.make.PIECE", 32)
         yield

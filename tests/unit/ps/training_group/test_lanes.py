@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from common.errors import PeerLost, PeerStalled, ProtocolError
-from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
+from common.network.gradsync_pb2 import Chunk, Place, ServerMessage, TrainerMessage
 from common.system.memory import SegmentPool
 from ps.planes.lanes import Lanes
 from ps.planes.shared_memory import OthersMemory, memory_of, place_of
-from ps.store.store import Store
 from tests.support.groups import assert_same_bits
 from tests.support.trainer_messages import (
     BUCKETS,
@@ -39,6 +38,8 @@ class Neighbours:
     setting: Setting
     lanes: Lanes
     memory: OthersMemory  # of rank 0
+    pool: SegmentPool
+    parameters: Place  # the server's
 
     def note(self, rank: int, message: TrainerMessage, *, ring: bool = True) -> None:
         lane = self.lanes.to_server[rank]
@@ -72,7 +73,8 @@ def neighbours(nranks: int, *, timeout: float = 30.0) -> Iterator[Neighbours]:
             array[...] = gradients_of(rank, 0)
             setting.say(rank, TrainerMessage(gradients_at=place_of(array, pool, links[rank].give)))
         try:
-            yield Neighbours(setting, Lanes(memories[0].segment(planes[0].lanes), nranks), memories[0])
+            lanes = Lanes(memories[0].segment(planes[0].lanes), nranks)
+            yield Neighbours(setting, lanes, memories[0], pool, planes[0].parameters)
         finally:
             setting.group.fail(PeerLost("the test is over"))
             setting.group.close()
@@ -97,7 +99,7 @@ def test_a_step_of_notes_alone_is_answered_by_notes() -> None:
 def test_what_is_committed_ahead_needs_no_memory_for_the_average_until_a_step_ends_with_it() -> None:
     """Of the last step the average is read where the server says that it is."""
     with neighbours(2) as group:
-        store = group.setting.group._store
+        made = len(group.pool.segments)
         for step, (ahead, update) in enumerate([(True, True), (True, True), (False, False)]):
             for rank in range(2):
                 note = commit_message(step, ahead=ahead, update=update)
@@ -106,11 +108,11 @@ def test_what_is_committed_ahead_needs_no_memory_for_the_average_until_a_step_en
                     group.note(rank, message)
             served = [group.heard(rank).served for rank in range(2)]
             assert [each.step for each in served] == [step + 1] * 2
-            assert (vars(store).keys() >= {"padded_gradients"}) == (not update)
+            assert len(group.pool.segments) == made + (not update)
             assert [each.HasField("gradients") for each in served] == [not update] * 2
         mean = (gradients_of(0, 0) + gradients_of(1, 0)) / np.float32(2)
-        assert isinstance(store, Store)
-        assert_same_bits(store.parameters, parameters_of(0) - np.float32(RATE) * mean - np.float32(RATE) * mean)
+        parameters = group.memory.array(group.parameters, LAYOUT.length)
+        assert_same_bits(parameters, parameters_of(0) - np.float32(RATE) * mean - np.float32(RATE) * mean)
         assert_same_bits(group.memory.array(served[0].gradients, LAYOUT.length), mean)
 
 

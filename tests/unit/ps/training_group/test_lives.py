@@ -16,7 +16,7 @@ from common.network.gradsync_pb2 import TrainerMessage
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam, Optimizer
-from common.tensors.updater import InPieces
+from common.tensors.updater import PieceUpdater
 from ps.coordinator.training_group import ServerOutbox, TrainingGroup
 from ps.planes.wire import data_of
 from ps.store.shards import plan_shards, shard_of_bucket
@@ -243,10 +243,10 @@ def test_another_learning_rate_within_a_step_fails_all() -> None:
 
 
 def test_a_server_that_cannot_update_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(optimizer: Optimizer, parameters: FloatArray, pieces: object, *, helper: object) -> InPieces:
+    def refuse(optimizer: Optimizer, parameters: FloatArray, pieces: object) -> PieceUpdater:
         raise UsageError("Paddle is not installed here")
 
-    monkeypatch.setattr("ps.coordinator.training_group.make_piece_updater", refuse)
+    monkeypatch.setattr("ps.store.sync_store.make_piece_updater", refuse)
     setting = open_group(1)
     enter(setting.group, register_message(0), setting.inboxes[0])
     with pytest.raises(UsageError) as caught:
