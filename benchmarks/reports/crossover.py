@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from benchmarks.flags.sweep import size_in_words
-from benchmarks.page.html_page import page, plot_section, row, section, table, verdict_box
+from benchmarks.page.charts import HeatCell, HeatMap, HeatTable
+from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import known, mark, say
-from benchmarks.page.plot import Key, Plot, axis, layout
-from benchmarks.reports.compare import environment_table, noise_in_words
-from benchmarks.reports.compare_figures import milliseconds
-from benchmarks.reports.compare_page import environment_section
+from benchmarks.reports.facts import environment, noise_in_words
+from benchmarks.reports.runs import milliseconds
 from benchmarks.stats.interval import in_words, measured
 
-__all__ = ["plots", "print_terminal", "sections", "to_html", "to_markdown", "verdict", "winner"]
+__all__ = ["cells_of", "heads", "in_cell", "name_of", "panels", "report", "verdict", "winner"]
 
 Results = dict[str, Any]  # what lies in crossover.json
 Cell = dict[str, Any]  # one of its "cells"
@@ -30,8 +24,7 @@ Panel = tuple[tuple[int, int], list[Cell]]  # (number of ranks, of servers) and 
 SCHEMES = {"ring": mark("the ring"), "ps": mark("the parameter server")}
 SHORT = {"ring": mark("ring"), "ps": mark("server"), "": "≈"}
 # Cool is the ring, warm the parameter server; half transparent, so that the text stands out in both themes.
-COOL, EVEN, WARM = "rgba(0,119,187,0.65)", "rgba(128,128,128,0.15)", "rgba(199,119,0,0.65)"
-SCALE = [[0, COOL], [0.45, "rgba(0,119,187,0.15)"], [0.5, EVEN], [0.55, "rgba(199,119,0,0.15)"], [1, WARM]]
+COOL, EVEN, WARM = "0,119,187", "128,128,128", "199,119,0"
 CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the times
 PLACES = mark(
     "Every rank has a host of its own, and server s is on rank s's host, so what those two exchange crosses no link. "
@@ -168,66 +161,66 @@ def _stream(cells: Sequence[Cell]) -> str:
     return say("{most} Mbit/s" if few == most else "{few} to {most} Mbit/s", few=few, most=most)
 
 
-def plots(results: Results) -> list[Plot]:
-    """The map: a panel for each number of ranks and servers, links to the right, sizes upwards."""
-    shown = panels(results)
-    links = [link for link, _ in _by_link(results["cells"])]
-    sizes = sorted({cell["bytes"] for cell in results["cells"]})
-    most = max([1.0, *(abs(_depth(cell)) for cell in results["cells"])])
-    look = layout(
-        coloraxis={"cmin": -most, "cmax": most, "showscale": False, "colorscale": SCALE},
-        annotations=[],
+def report(results: Results) -> Report:
+    rounds = say("Medians over {rounds} rounds. {bound}", rounds=results["repetitions"], bound=known(BOUND))
+    tables = [
+        Table(name_of(key), heads(), [[Row(cells_of(cell)) for cell in cells]], figures=True, names=2, wide=True)
+        for key, cells in panels(results)
+    ]
+    return Report(
+        say("GradSync: where a parameter server wins, and where a ring"),
+        verdict(results),
+        [
+            Section.of(_map(results)),
+            Section(say("Times of a step"), [Paragraph(rounds), Paragraph(noise_in_words(), muted=True), *tables]),
+            Section(say("What the links carried"), [Bullets(_links(results))]),
+        ],
+        [environment(results)],
     )
-    data = []
-    title, height = 34, 46 * len(sizes)  # in pixels, of one panel
-    whole = len(shown) * (title + height) + 40
-    for number, (key, cells) in enumerate(shown):
-        suffix = str(number + 1) if number else ""
-        top = 1 - (number * (title + height) + title) / whole
-        look[f"xaxis{suffix}"] = axis(anchor=f"y{suffix}", type="category", showticklabels=key == shown[-1][0])
-        domain = [max(0.0, top - height / whole), top]
-        look[f"yaxis{suffix}"] = axis(anchor=f"x{suffix}", type="category", domain=domain)
-        words = {"text": f"<b>{name_of(key)}</b>", "xref": "paper", "yref": "paper", "showarrow": False}
-        look["annotations"].append({**words, "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom"})
-        data.append(_heat_map(cells, links, sizes, suffix))
+
+
+def _map(results: Results) -> Plot:
+    """A table for each number of ranks and servers, links to the right, sizes upwards."""
+    shown = panels(results)
+    most = max([1.0, *(abs(_depth(cell)) for cell in results["cells"])])
     heard = say("; ").join(f"{name_of(key)}: {say(', ').join(map(_heard, cells))}" for key, cells in shown)
     ring, server, noise = say("ring faster"), say("parameter server faster"), say("≈ within noise")
-    return [
-        Plot(
-            "crossover-map",
-            say("Which scheme is faster, and how many times"),
-            say(
-                "A panel for each number of ranks N and of servers: links from slow to fast, sizes from small to "
-                "large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
-                places=known(PLACES),
-            ),
-            say("Heat maps of the faster scheme and its lead. {heard}.", heard=heard),
-            [Key(ring, COOL), Key(server, WARM), Key(noise, EVEN)],
-            whole,
-            {"data": data, "layout": look},
-        )
-    ]
+    return Plot(
+        "crossover-map",
+        say("Which scheme is faster, and how many times"),
+        say(
+            "A panel for each number of ranks N and of servers: links from slow to fast, sizes from small to "
+            "large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
+            places=known(PLACES),
+        ),
+        say("Heat maps of the faster scheme and its lead. {heard}.", heard=heard),
+        [Key(ring, _shade(COOL, 0.65)), Key(server, _shade(WARM, 0.65)), Key(noise, _shade(EVEN, 0.35))],
+        HeatMap([_heat_table(key, cells, results, most) for key, cells in shown]),
+    )
 
 
-def _heat_map(cells: Sequence[Cell], links: Sequence[str], sizes: Sequence[int], suffix: str) -> dict[str, Any]:
+def _heat_table(key: tuple[int, int], cells: Sequence[Cell], results: Results, most: float) -> HeatTable:
+    links = [link for link, _ in _by_link(results["cells"])]
+    sizes = sorted({cell["bytes"] for cell in results["cells"]})
     at = {(cell["bytes"], cell["link"]): cell for cell in cells}
-    grid = [[at.get((size, link)) for link in links] for size in sizes]
-    return {
-        "type": "heatmap",
-        "x": list(links),
-        "y": [size_in_words(size) for size in sizes],
-        "z": [[cell and _depth(cell) for cell in line] for line in grid],
-        "text": [[_in_cell(cell) if cell else "" for cell in line] for line in grid],
-        "customdata": [[_on_hover(cell) if cell else "" for cell in line] for line in grid],
-        "texttemplate": "%{text}",
-        "textfont": {"color": "var(--ink)", "size": 13},
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "coloraxis": "coloraxis",
-        "xaxis": f"x{suffix}",
-        "yaxis": f"y{suffix}",
-        "xgap": 3,
-        "ygap": 3,
-    }
+    rows = [(size_in_words(size), [_heat_cell(at.get((size, link)), most) for link in links]) for size in sizes]
+    return HeatTable(name_of(key), say("model"), links, rows)
+
+
+def _heat_cell(cell: Cell | None, most: float) -> HeatCell | None:
+    return HeatCell(in_cell(cell), _colour(cell, most), _on_hover(cell)) if cell else None
+
+
+def _colour(cell: Cell, most: float) -> str:
+    """Half transparent, so that the text stands out in both themes."""
+    depth = _depth(cell)
+    if not winner(cell):
+        return _shade(EVEN, 0.15)
+    return _shade(COOL if depth < 0 else WARM, 0.15 + 0.5 * abs(depth) / most)
+
+
+def _shade(colour: str, opacity: float) -> str:
+    return f"rgba({colour},{opacity:.2f})"
 
 
 def _depth(cell: Cell) -> float:
@@ -235,7 +228,7 @@ def _depth(cell: Cell) -> float:
     return math.log2(cell["ratio"]) if winner(cell) else 0.0
 
 
-def _in_cell(cell: Cell) -> str:
+def in_cell(cell: Cell) -> str:
     return f"{known(SHORT[winner(cell)])} {lead(cell):.2f}×"
 
 
@@ -245,7 +238,7 @@ def _heard(cell: Cell) -> str:
 
 
 def _outcome(cell: Cell) -> str:
-    return _in_cell(cell) if winner(cell) else say("within noise ({lead:.2f}×)", lead=lead(cell))
+    return in_cell(cell) if winner(cell) else say("within noise ({lead:.2f}×)", lead=lead(cell))
 
 
 def _on_hover(cell: Cell) -> str:
@@ -260,14 +253,14 @@ def _on_hover(cell: Cell) -> str:
         )
         for scheme, words in SCHEMES.items()
     ]
-    return "<br>".join([where, *times, _outcome(cell)])
+    return "\n".join([where, *times, _outcome(cell)])
 
 
 def _time(figure: dict[str, Any]) -> str:
     return f"{milliseconds(figure['time_ms'])} ({in_words(figure['time_ms_interval'], milliseconds)})"
 
 
-def _cells(cell: Cell) -> list[str]:
+def cells_of(cell: Cell) -> list[str]:
     """A line of the table, in the order of `heads`."""
     figures = [text for s in SCHEMES for text in (_time(cell[s]), f"{cell[s]['of_bound']:.0%}")]
     return [size_in_words(cell["bytes"]), cell["link"], *figures, _outcome(cell)]
@@ -284,54 +277,3 @@ def _links(results: Results) -> list[str]:
         )
         for link, cells in _by_link(results["cells"])
     ]
-
-
-def sections(results: Results) -> list[str]:
-    """HTML for a page: the places of `plots`, the figures, and what the links carried."""
-    tables = [
-        table(name_of(key), heads(), [[row(map(escape, _cells(cell))) for cell in cells]], look="figures wide")
-        for key, cells in panels(results)
-    ]
-    links = "".join(f"<li>{escape(line)}</li>" for line in _links(results))
-    rounds = say("Medians over {rounds} rounds. {bound}", rounds=results["repetitions"], bound=known(BOUND))
-    return [
-        *map(plot_section, plots(results)),
-        section(say("Times of a step"), f"<p>{escape(rounds)}</p>", f"<p>{escape(noise_in_words())}</p>", *tables),
-        section(say("What the links carried"), f"<ul>{links}</ul>"),
-    ]
-
-
-def to_html(results: Results) -> str:
-    """The whole report as a page."""
-    box = verdict_box(verdict(results))
-    title = say("GradSync: where a parameter server wins, and where a ring")
-    return page(title, box, [*sections(results), environment_section(results)], plots(results))
-
-
-def to_markdown(results: Results) -> str:
-    """The whole report as Markdown, for a pull request."""
-    lines = [f"## {say('GradSync crossover map')}", "", *(f"- {line}" for line in verdict(results))]
-    lines += ["", known(PLACES), "", known(BOUND), "", noise_in_words()]
-    for key, cells in panels(results):
-        rule = "|---|---|" + "---:|" * (len(heads()) - 2)
-        lines += ["", f"### {name_of(key)}", "", f"| {' | '.join(heads())} |", rule]
-        lines += [f"| {' | '.join(_cells(cell))} |" for cell in cells]
-    lines += ["", f"### {say('What the links carried')}", "", *(f"- {line}" for line in _links(results))]
-    lines += ["", f"### {say('Environment')}", "", environment_table(results)]
-    return "\n".join([*lines, "", "```console", results["command"], "```", ""])
-
-
-def print_terminal(results: Results, console: Console) -> None:
-    """The tables, for 80 columns or more, and the verdict."""
-    for key, cells in panels(results):
-        shown = Table(title=name_of(key), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for number, head in enumerate(heads()):
-            words = head.replace(" (", "\n").replace("of bound", "of\nbound").strip(")")
-            shown.add_column(words, justify="left" if number < 2 else "right", overflow="fold")
-        for cell in cells:
-            shown.add_row(*_cells(cell)[:-1], _in_cell(cell))
-        console.print(shown)
-        console.print()
-    console.print(Text("≈ within noise", style="dim"))
-    for line in verdict(results):
-        console.print(Text(line, style="bold"))

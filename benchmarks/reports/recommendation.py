@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.page.charts import Bar, BarGroup, Bars
+from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
 from benchmarks.records.result_files import kind_of
-from benchmarks.reports import compare as report
-from benchmarks.reports import compare_figures as figures
-from benchmarks.reports.compare_figures import Run, series
+from benchmarks.reports.compare.certificate import groups
+from benchmarks.reports.runs import KNOWN, Run, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
 from benchmarks.stats.interval import Measured, are_paired, chance, measured
 from benchmarks.training.contestants import PEERS
 
-__all__ = ["recommend"]
+__all__ = ["picture", "races_in", "recommend"]
 
 NAMES = {"ps": mark("the parameter server (ps)"), "ring": mark("the all-reduce (collective)")}
+COLOURS = {"ps": KNOWN["ps/shm"], "ring": KNOWN["ring/shm"]}
 COMPUTING = ("input", "forward", "backward")
 
 
@@ -85,6 +87,46 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     )
     first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
     return [first, *against_peers(races), sure, *bounds(races, parts)]
+
+
+def picture(parts: Sequence[tuple[str, dict[str, Any]]]) -> list[Plot]:
+    """The speeds of the best of each scheme in every race, against the fastest; none if there was no race."""
+    races = [race for title, results in parts for race in races_in(title, results)]
+    both = [race for race in races if NAMES.keys() <= race.best.keys()]
+    if not both:
+        return []
+    heard = say("; ").join(
+        f"{race.where}: " + say(", ").join(f"{bar.name} {bar.text}" for bar in _bars(race)) for race in both
+    )
+    return [
+        Plot(
+            "suite-races",
+            say("The two schemes side by side"),
+            say(
+                "The best of each scheme, in percent of the faster one's speed. Higher is better; the line is the "
+                "interval."
+            ),
+            say("Bars of relative speed. {heard}.", heard=heard),
+            [Key(known(name), COLOURS[scheme]) for scheme, name in NAMES.items()],
+            Bars([BarGroup(race.where, _bars(race)) for race in both]),
+        )
+    ]
+
+
+def _bars(race: Race) -> list[Bar]:
+    most = max(race.best[scheme].rate for scheme in NAMES)
+    return [
+        Bar.single(
+            speed.contestant,
+            f"{speed.rate / most:.0%}",
+            speed.rate / most,
+            COLOURS[scheme],
+            f"{speed.contestant}: {speed.rate / most:.1%}",
+            interval=(speed.measured.low / most, speed.measured.high / most),
+        )
+        for scheme in NAMES
+        if (speed := race.best[scheme])
+    ]
 
 
 def choice(races: Sequence[Race]) -> str:
@@ -183,8 +225,8 @@ def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
     """Those of a comparison, or of a program's, with several ranks and schemes."""
     kind = kind_of(results)
     if kind == "compare":
-        for nranks, runs in report.groups(results):
-            racing = [run for run in runs if figures.in_step(run)]
+        for nranks, runs in groups(results):
+            racing = [run for run in runs if in_step(run)]
             if nranks > 1 and racing:
                 where = say("{title}, N={nranks}", title=title, nranks=nranks)
                 yield race_of(where, [(run, of_training(run)) for run in racing])

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import groupby
 from typing import Any
 
-from benchmarks.page import markdown
-from benchmarks.page.html_page import page, plot_section, row, section, table, verdict_box
+from benchmarks.page.charts import Bar, BarGroup, Bars
+from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import say
-from benchmarks.page.plot import OTHERS, Key, Plot, axis, layout, plain
 from benchmarks.page.reasons import reason
-from benchmarks.reports.compare import environment_table, noise_in_words
-from benchmarks.reports.compare_figures import KNOWN, series
-from benchmarks.reports.compare_page import environment_section
+from benchmarks.reports.facts import environment, noise_in_words
+from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import in_words, measured
 from benchmarks.training.contestants import PADDLE_SCHEMES
 
-__all__ = ["cells", "distances", "heads", "outcome", "plots", "sections", "to_html", "to_markdown", "verdict"]
+__all__ = ["cells", "distances", "heads", "outcome", "report", "verdict"]
 
 Results = dict[str, Any]  # what lies in script.json
 Run = dict[str, Any]
@@ -140,69 +137,58 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
     )
 
 
-def plots(results: Results) -> list[Plot]:
-    """Step times as bars; none without speeds."""
-    measured = _groups(results)
-    runs = [run for _, group in measured for run in group]
-    if not runs:
-        return []
-    names = list(dict.fromkeys(series(run) for run in runs))
-    others = iter(OTHERS * len(names))
-    colours = {name: KNOWN[name] if name in KNOWN else next(others) for name in names}
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": [plain(run["contestant"])],
-            "x": [run["step_ms"]],
-            "marker": {"color": colours[series(run)]},
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [run["step_ms_interval"][1] - run["step_ms"]],
-                "arrayminus": [run["step_ms"] - run["step_ms_interval"][0]],
-                "color": "var(--ink)",
-                "thickness": 1.5,
-                "width": 4,
-            },
-            "hovertemplate": f"%{{y}}<br>{say('{time} ms a step', time='%{x:,.1f}')}<extra></extra>",
-        }
-        for run in runs
-    ]
-    look = layout(
-        bargap=0.35,
-        xaxis=axis(title=say("ms per step"), grid=True, rangemode="tozero"),
-        yaxis=axis(autorange="reversed", type="category"),
-    )
-    heard = say(", ").join(f"{run['contestant']} {run['step_ms']:.1f}" for run in runs)
-    return [
-        Plot(
-            "script-steps",
-            say("Time of a step"),
-            say(
-                "Milliseconds between the ends of two backwards on rank 0: the median over repetitions of each one's "
-                "median, with its interval. Lower is better."
-            ),
-            say("Bars of milliseconds per step: {heard}.", heard=heard),
-            [Key(name, colour) for name, colour in colours.items()],
-            90 + 34 * len(runs),
-            {"data": data, "layout": look},
-        )
-    ]
-
-
-def sections(results: Results) -> list[str]:
-    """The certificate, and if there are speeds, the plot and the table of them."""
+def report(results: Results) -> Report:
     certificate = results["certificate"]
-    lines = [row([escape(n), f"<code>{escape(sha[:12])}</code>"]) for n, sha in certificate["schemes"].items()]
-    digests = table(say("Parameters at the end"), (say("contestant"), "sha256"), [lines])
-    found = [section(say("Certificate"), digests)]
-    bodies = [[row(map(escape, cells(run, results["runs"]))) for run in runs] for _, runs in _groups(results)]
-    if bodies:
-        found += map(plot_section, plots(results))
-        noise = f"<p>{escape(noise_in_words())}</p>"
-        found.append(section(say("Results"), table(say("Step times"), heads(), bodies, look="figures wide"), noise))
-    return found
+    digests = _digests(certificate)
+    measured = _groups(results)
+    return Report(
+        say("GradSync: your program under each scheme"),
+        verdict(results),
+        [
+            Section.of(_step_times(measured)),
+            Section("", [Fold(say("Certificate: {bits}", bits=outcome(certificate)), [digests], "good")]),
+            _figures(results, measured),
+        ]
+        if measured
+        else [Section(say("Certificate"), [digests])],
+        [environment(results)],
+        failed=not certificate["passed"],
+    )
+
+
+def _digests(certificate: dict[str, Any]) -> Table:
+    rows = [Row((name, Cell(sha[:12], "code"))) for name, sha in certificate["schemes"].items()]
+    return Table(say("Parameters at the end"), (say("contestant"), "sha256"), [rows])
+
+
+def _figures(results: Results, measured: Sequence[tuple[int, list[Run]]]) -> Section:
+    bodies = [[Row(cells(run, results["runs"])) for run in runs] for _, runs in measured]
+    figures = Table(say("Step times"), heads(), bodies, figures=True, wide=True)
+    return Section(say("Results"), [figures, Paragraph(noise_in_words(), muted=True)])
+
+
+def _step_times(measured: Sequence[tuple[int, list[Run]]]) -> Plot:
+    runs = [run for _, group in measured for run in group]
+    colours = colours_of(runs)
+    groups = [BarGroup(f"N={n}", [_bar(run, colours[series(run)]) for run in group]) for n, group in measured]
+    heard = say(", ").join(f"{run['contestant']} {run['step_ms']:.1f}" for run in runs)
+    return Plot(
+        "script-steps",
+        say("Time of a step"),
+        say(
+            "Milliseconds between the ends of two backwards on rank 0: the median over repetitions of each one's "
+            "median, with its interval. Lower is better."
+        ),
+        say("Bars of milliseconds per step: {heard}.", heard=heard),
+        [],
+        Bars(groups),
+    )
+
+
+def _bar(run: Run, colour: str) -> Bar:
+    time, (low, high) = f"{run['step_ms']:.1f}", run["step_ms_interval"]
+    words = f"{run['contestant']}: {say('{time} ms a step', time=time)} ({low:.1f}–{high:.1f})"
+    return Bar.single(series(run), f"{time} ms", run["step_ms"], colour, words, interval=(low, high))
 
 
 def heads() -> list[str]:
@@ -216,25 +202,3 @@ def cells(run: Run, runs: Sequence[Run]) -> list[str]:
     interval = in_words(run["step_ms_interval"], "{:.1f}".format)
     ratios = [speedup(run, runs, peer) for peer in PADDLE_SCHEMES]
     return [run["contestant"], f"{run['step_ms']:.1f}", interval, *ratios, f"{run['memory_mb']:,.0f}"]
-
-
-def to_markdown(results: Results) -> str:
-    lines = [markdown.row(cells(run, results["runs"])) for _, runs in _groups(results) for run in runs]
-    parts = [
-        f"## {say('A program under each scheme')}",
-        markdown.bullets(verdict(results)),
-        markdown.table(heads(), lines, numeric=True) if lines else "",
-        noise_in_words() if lines else "",
-        f"### {say('Environment')}",
-        environment_table(results),
-        f"```console\n{results['command']}\n```",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def to_html(results: Results) -> str:
-    """The whole report as a page; every string of the results is escaped."""
-    drawn = plots(results)
-    box = verdict_box(verdict(results), failed=not results["certificate"]["passed"])
-    parts = [*sections(results), environment_section(results)]
-    return page(say("GradSync: your program under each scheme"), box, parts, drawn)

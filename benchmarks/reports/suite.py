@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.page import markdown
-from benchmarks.page.html_page import chapter, contents, page, verdict_box
+from benchmarks.page.document import Chapter, Command, Report, Section
 from benchmarks.page.language import known, mark, say
-from benchmarks.page.plot import Plot
 from benchmarks.page.reasons import reason
 from benchmarks.records.result_files import kind_of
-from benchmarks.reports.compare import environment_table
-from benchmarks.reports.compare_page import definitions, environment_section
+from benchmarks.reports.compare.report import how_to_read
+from benchmarks.reports.facts import environment
 from benchmarks.reports.kinds import report_of
-from benchmarks.reports.recommendation import recommend
+from benchmarks.reports.recommendation import picture, recommend
 
-__all__ = ["print_summary", "to_html", "to_markdown", "verdict"]
+__all__ = ["print_summary", "report", "verdict"]
 
 Results = dict[str, Any]  # what lies in suite.json
 STATUSES = {
@@ -36,7 +32,7 @@ STATUSES = {
 def verdict(results: Results) -> list[str]:
     """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
     is missing."""
-    good = [(known(part["title"]), part["results"]) for part in results["parts"] if part["status"] == "done"]
+    good = _good(results)
     lines = [*recommend(good, results["environment"]), *beyond(good)]
     nothing = say("No part measured both schemes on several ranks, so there is nothing to recommend.")
     synthetic = say(
@@ -44,6 +40,11 @@ def verdict(results: Results) -> list[str]:
         "(--data-dir): times are those of the real data, accuracies are not."
     )
     return [*(lines or [nothing]), *([synthetic] if results["synthetic"] else []), *shortcomings(results)]
+
+
+def _good(results: Results) -> list[tuple[str, Results]]:
+    """Title and results of each part that ended well."""
+    return [(known(part["title"]), part["results"]) for part in results["parts"] if part["status"] == "done"]
 
 
 def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
@@ -77,34 +78,28 @@ def is_wrong(results: Results) -> bool:
     return any(part["status"] == "wrong" for part in results["parts"])
 
 
-def to_html(results: Results) -> str:
-    """The whole job as a page; every string of the results is escaped."""
-    drawn: list[Plot] = []
-    chapters = []
-    for part in results["parts"]:
-        name = f"part-{part['name']}"
-        sections, plots = _body(part, name)
-        title = known(part["title"])
-        label = say("Verdict on {title}", title=title)
-        box = verdict_box(_verdict_of(part), failed=part["status"] != "done", label=label)
-        chapters.append(chapter(name, title, box, sections))
-        drawn += plots
-    links = contents((f"part-{part['name']}", known(part["title"])) for part in results["parts"])
-    box = verdict_box(verdict(results), failed=is_wrong(results))
-    last = [*([definitions()] if drawn else []), environment_section(results)]
-    return page(known(results["title"]), box + links, [*chapters, *last], drawn)
+def report(results: Results) -> Report:
+    chapters = [_chapter(part) for part in results["parts"]]
+    shown = any(chapter.sections and not chapter.failed for chapter in chapters)
+    return Report(
+        known(results["title"]),
+        verdict(results),
+        [Section.of(plot) for plot in picture(_good(results))],
+        [*([how_to_read()] if shown else []), environment(results)],
+        failed=is_wrong(results),
+        chapters=chapters,
+    )
 
 
-def _body(part: dict[str, Any], name: str) -> tuple[list[str], list[Plot]]:
-    """A part's sections and plots, the plots' names made unique on the page."""
-    if part["results"] is None:
-        return [], []
-    report = report_of(part["results"])
-    sections, plots = report.sections(part["results"]), report.plots(part["results"])
-    for plot in plots:
-        sections = [section.replace(f'id="{plot.name}"', f'id="{name}-{plot.name}"') for section in sections]
-    command = f'<p class="muted"><code>{escape(part["command"])}</code></p>'
-    return [command, *sections], [replace(plot, name=f"{name}-{plot.name}") for plot in plots]
+def _chapter(part: dict[str, Any]) -> Chapter:
+    found = [] if part["results"] is None else report_of(part["results"]).report(part["results"]).sections
+    return Chapter(
+        f"part-{part['name']}",
+        known(part["title"]),
+        _verdict_of(part),
+        [*found, Section("", [Command(part["command"])])] if found else [],
+        failed=part["status"] != "done",
+    )
 
 
 def _verdict_of(part: dict[str, Any]) -> list[str]:
@@ -112,27 +107,6 @@ def _verdict_of(part: dict[str, Any]) -> list[str]:
     if part["status"] == "done":
         return found
     return [say("{status}: {why}.", status=known(STATUSES[part["status"]]), why=reason(part["reason"])), *found]
-
-
-def to_markdown(results: Results) -> str:
-    """The whole job for a pull request: the verdicts, and each part's report folded away."""
-    return "\n\n".join(_paragraphs(results)) + "\n"
-
-
-def _paragraphs(results: Results) -> Iterator[str]:
-    yield f"# {markdown.escape(known(results['title']))}"
-    yield markdown.bullets(verdict(results))
-    for part in results["parts"]:
-        title = known(part["title"])
-        yield f"## {markdown.escape(title)}"
-        yield markdown.bullets(_verdict_of(part))
-        if part["results"] is not None:
-            whole = report_of(part["results"]).to_markdown(part["results"])
-            summary = say("{title} in figures", title=escape(title))
-            yield f"<details><summary>{summary}</summary>\n\n{whole}\n</details>"
-    yield f"## {say('Environment')}"
-    yield environment_table(results)
-    yield f"```console\n{results['command']}\n```"
 
 
 def print_summary(results: Results, console: Console) -> None:

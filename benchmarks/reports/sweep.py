@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from benchmarks.flags.sweep import size_in_words
-from benchmarks.page import markdown
-from benchmarks.page.html_page import page, plot_section, section, table, verdict_box
-from benchmarks.page.html_page import row as line
+from benchmarks.page.charts import Line, Lines, Panel
+from benchmarks.page.document import Key, Paragraph, Plot, Report, Section, Table
+from benchmarks.page.document import Row as Cells
 from benchmarks.page.language import known, mark, say
-from benchmarks.page.plot import Key, Plot, axis, layout, plain
 from benchmarks.page.reasons import reason
+from benchmarks.page.scales import logarithmic
 from benchmarks.peers import OURS, is_limit
-from benchmarks.reports.compare import cluster_in_words, environment_table, noise_in_words
-from benchmarks.reports.compare_figures import KNOWN
-from benchmarks.reports.compare_page import environment_section
+from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words
+from benchmarks.reports.runs import KNOWN
 from benchmarks.stats.interval import in_words, measured, three_digits
 
-__all__ = [
-    "TITLES",
-    "WAITING",
-    "cells",
-    "nearest_to_limit",
-    "plots",
-    "sections",
-    "to_html",
-    "to_markdown",
-    "verdict",
-    "wrong_backends",
-]
+__all__ = ["TITLES", "WAITING", "cells", "nearest_to_limit", "report", "verdict", "wrong_backends"]
 
 Results = dict[str, Any]  # what lies in sweep.json
 Row = dict[str, Any]
@@ -166,7 +153,29 @@ def _against(best: Row, rival: Row) -> str:
     )
 
 
-def plots(results: Results) -> list[Plot]:
+def report(results: Results) -> Report:
+    tables = [
+        Section(
+            say("{op} on {nranks} ranks, the figures", op=results["op"], nranks=nranks),
+            [
+                Table(f"N={nranks}{_where(results)}", heads(), bodies_of(rows), figures=True, names=2, wide=True),
+                *([] if number else [Paragraph(noise_in_words(), muted=True)]),
+            ],
+        )
+        for number, (nranks, rows) in enumerate(groups(results))
+    ]
+    if results.get("waiting"):
+        tables.append(Section(say("What waiting costs"), [waiting(results)]))
+    return Report(
+        f"GradSync: {known(TITLES[results['op']])}{_where(results)}",
+        verdict(results),
+        [*map(Section.of, _plots(results)), *tables],
+        [environment(results)],
+        failed=bool(wrong_backends(results)),
+    )
+
+
+def _plots(results: Results) -> list[Plot]:
     """One for each number of ranks."""
     backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
     cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
@@ -175,29 +184,18 @@ def plots(results: Results) -> list[Plot]:
 
 
 def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -> Plot:
-    data, legend, heard = [], [], []
-    for name in dict.fromkeys(row["backend"] for row in rows):
-        mine = sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
-        colour, dash = colours.get(name, "var(--muted)"), "dot" if is_limit(name) else "solid"
-        legend.append(Key(name, colour, dash))
-        points = (say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row["bytes"])) for row in mine)
-        heard.append(f"{name} {say(', ').join(points)}")
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if is_limit(name) else "lines+markers",
-                "x": [row["bytes"] for row in mine],
-                "y": [row["time_ms"] for row in mine],
-                "text": [_hover(row) for row in mine],
-                "line": {"color": colour, "width": 2, "dash": dash},
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
+    by_name = {
+        name: sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
+        for name in dict.fromkeys(row["backend"] for row in rows)
+    }
+    lines = [_line(name, mine, colours.get(name, "var(--muted)")) for name, mine in by_name.items()]
     sizes = sorted({row["bytes"] for row in rows})
-    look = layout(
-        xaxis=axis(type="log", title=say("bytes on each rank"), tickvals=sizes, ticktext=[*map(size_in_words, sizes)]),
-        yaxis=axis(type="log", title="ms", grid=True, dtick=1),
+    times = [row["time_ms"] for row in rows]
+    x = logarithmic(
+        say("bytes on each rank"), 0.8 * min(sizes), 1.25 * max(sizes), [(s, size_in_words(s)) for s in sizes]
     )
+    y = logarithmic("ms", 0.8 * min(times), 1.25 * max(times))
+    heard = say("; ").join(f"{name} {say(', ').join(map(_point, mine))}" for name, mine in by_name.items())
     return Plot(
         f"sweep-{op}-{nranks}",
         say("{op} on {nranks} ranks", op=op, nranks=nranks),
@@ -205,36 +203,28 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
             "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median "
             "over rounds. Cool colours are ours; dotted is what the machine allows. Lower is better."
         ),
-        say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=say("; ").join(heard)),
-        legend,
-        420,
-        {"data": data, "layout": look},
+        say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=heard),
+        [Key(name, line.colour, line.dash) for name, line in zip(by_name, lines, strict=True)],
+        Lines([Panel("", lines, x, y)]),
     )
+
+
+def _line(name: str, rows: Sequence[Row], colour: str) -> Line:
+    points = [(row["bytes"], row["time_ms"]) for row in rows]
+    if is_limit(name):
+        return Line(points, colour, [name], dash="dot")
+    return Line(points, colour, [*map(_hover, rows)], marks=True)
+
+
+def _point(row: Row) -> str:
+    return say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row["bytes"]))
 
 
 def _hover(row: Row) -> str:
     low, high = row["time_ms_interval"]
-    share = f"<br>{say('{share:.0%} of the limit', share=row['of_limit'])}" if row["of_limit"] else ""
-    bandwidth = "" if is_limit(row["backend"]) else f"<br>busbw {row['busbw_gb_s']:.3g} GB/s"
-    head = f"{plain(row['backend'])}, {size_in_words(row['bytes'])}"
-    return f"{head}<br>{row['time_ms']:.3g} ms ({low:.3g}–{high:.3g}){bandwidth}{share}"
-
-
-def sections(results: Results) -> list[str]:
-    """The plots, and a table for each number of ranks."""
-    tables = [
-        section(
-            say("{op} on {nranks} ranks, the figures", op=escape(results["op"]), nranks=nranks),
-            table(f"N={nranks}{escape(_where(results))}", heads(), bodies_of(rows), look="figures wide"),
-            "" if number else f"<p>{escape(noise_in_words())}</p>",
-        )
-        for number, (nranks, rows) in enumerate(groups(results))
-    ]
-    if results.get("waiting"):
-        title, columns, lines = waiting(results)
-        bodies = [[line(map(escape, each)) for each in lines]]
-        tables.append(section(say("What waiting costs"), table(title, columns, bodies, look="figures")))
-    return [*map(plot_section, plots(results)), *tables]
+    head = f"{row['backend']}, {size_in_words(row['bytes'])}: {row['time_ms']:.3g} ms ({low:.3g}–{high:.3g})"
+    share = [say("{share:.0%} of the limit", share=row["of_limit"])] if row["of_limit"] else []
+    return say(", ").join([head, f"busbw {row['busbw_gb_s']:.3g} GB/s", *share])
 
 
 def heads() -> list[str]:
@@ -243,13 +233,10 @@ def heads() -> list[str]:
     return [say("bytes"), say("backend"), *figures]
 
 
-def bodies_of(rows: Sequence[Row]) -> list[list[str]]:
+def bodies_of(rows: Sequence[Row]) -> list[list[Cells]]:
     """The lines of each size."""
     sizes = list(dict.fromkeys(row["bytes"] for row in rows))
-    return [
-        [line([size_in_words(size), *map(escape, cells(each))]) for each in rows if each["bytes"] == size]
-        for size in sizes
-    ]
+    return [[Cells([size_in_words(size), *cells(each)]) for each in rows if each["bytes"] == size] for size in sizes]
 
 
 def _where(results: Results) -> str:
@@ -273,34 +260,11 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def waiting(results: Results) -> tuple[str, tuple[str, ...], list[list[str]]]:
-    """The table on what waiting costs: its title, its heads, and a line for each backend."""
+def waiting(results: Results) -> Table:
+    """What waiting costs: a line for each backend."""
     shares = {(row["backend"], row["nranks"]): f"{row['core']:.1%}" for row in results["waiting"]}
     counts = sorted({nranks for _, nranks in shares})
     backends = dict.fromkeys(backend for backend, _ in shares)
-    lines = [[name, *(shares.get((name, n), "") for n in counts)] for name in backends]
-    columns = (say("backend"), *(f"N={n}" for n in counts))
-    return known(WAITING).format(late=results["waiting"][0]["late_s"]), columns, lines
-
-
-def to_markdown(results: Results) -> str:
-    parts = [f"# {known(TITLES[results['op']])}{_where(results)}", markdown.bullets(verdict(results))]
-    for nranks, rows in groups(results):
-        lines = [markdown.row([size_in_words(each["bytes"]), *cells(each)]) for each in rows]
-        parts += [f"## N={nranks}", markdown.table(heads(), lines, numeric=True)]
-    if results["rows"] and not wrong_backends(results):
-        parts.append(noise_in_words())
-    if results.get("waiting"):
-        title, columns, shares = waiting(results)
-        table_of_shares = markdown.table(columns, map(markdown.row, shares), numeric=True)
-        parts += [f"## {say('What waiting costs')}", title, table_of_shares]
-    parts += [f"## {say('Environment')}", environment_table(results), f"```console\n{results['command']}\n```"]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def to_html(results: Results) -> str:
-    """The whole report as a page; every string of the results is escaped."""
-    drawn = plots(results)
-    box = verdict_box(verdict(results), failed=bool(wrong_backends(results)))
-    parts = [*sections(results), environment_section(results)]
-    return page(f"GradSync: {known(TITLES[results['op']])}", box, parts, drawn)
+    lines = [Cells([name, *(shares.get((name, n), "") for n in counts)]) for name in backends]
+    title = known(WAITING).format(late=results["waiting"][0]["late_s"])
+    return Table(title, (say("backend"), *(f"N={n}" for n in counts)), [lines], figures=True)

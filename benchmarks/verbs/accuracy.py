@@ -25,8 +25,8 @@ from benchmarks.netlab.cluster import OneHost
 from benchmarks.records.progress import progress
 from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
 from benchmarks.reports.accuracy import verdict
-from benchmarks.reports.accuracy_figures import straggler_words
-from benchmarks.reports.kinds import write_report
+from benchmarks.reports.accuracy.entries import straggler_words
+from benchmarks.reports.writing import write_report
 from benchmarks.training.certificate import require_identical, require_same_on_all_ranks
 from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool

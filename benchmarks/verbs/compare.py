@@ -16,8 +16,8 @@ from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.netlab.link import measure_link
 from benchmarks.records.progress import progress
 from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
-from benchmarks.reports.compare import print_terminal
-from benchmarks.reports.kinds import write_report
+from benchmarks.reports.compare.terminal import print_terminal
+from benchmarks.reports.writing import write_report
 from benchmarks.stats.rounds import rounds
 from benchmarks.training.certificate import certify, require_identical
 from benchmarks.training.contestants import Contestant

@@ -27,8 +27,8 @@ from benchmarks.netlab.link import link_bytes
 from benchmarks.operations.group import MeasuredGroup
 from benchmarks.records.progress import progress
 from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
-from benchmarks.reports.crossover import print_terminal
-from benchmarks.reports.kinds import write_report
+from benchmarks.reports.crossover_terminal import print_terminal
+from benchmarks.reports.writing import write_report
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, UsageError
 from common.launch.cli import check_writable

@@ -18,7 +18,7 @@ from benchmarks.flags.sweep import size_in_words
 from benchmarks.peers import OURS
 from benchmarks.records.environment import machine_of
 from benchmarks.records.result_files import SCHEMA, kind_of, problem
-from benchmarks.reports.accuracy_figures import entries, straggler_words
+from benchmarks.reports.accuracy.entries import entries, straggler_words
 from benchmarks.stats.agreement import Figure, agreement
 from benchmarks.stats.interval import Measured, measured, three_digits
 from benchmarks.training.contestants import PEERS

@@ -9,7 +9,7 @@ import tyro
 
 from benchmarks.page.language import LANGUAGES
 from benchmarks.records.result_files import SCHEMA, kind_of
-from benchmarks.reports.kinds import write_report
+from benchmarks.reports.writing import write_report
 from benchmarks.verbs.results import load
 from common.errors import DataError, choose
 from common.launch.cli import check_writable

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.records.environment import machine_of
 from benchmarks.records.result_files import SCHEMA, kind_of, problem
-from benchmarks.reports.kinds import REPORTS
+from benchmarks.reports.writing import REPORTS
 from common.errors import DataError, UsageError
 
 __all__ = ["ResultsConfig", "list_results", "to_markdown", "verdict"]
@@ -95,14 +94,9 @@ def verdict(results: Results) -> list[str]:
     kind = kind_of(results)
     if results["schema"] != SCHEMA:
         return [f"This version reads schema {SCHEMA}, not {results['schema']}."]
-    name = REPORTS.get(kind, f"benchmarks.reports.{kind}")
-    try:
-        sentences: Callable[[Results], list[str]] = importlib.import_module(name).verdict
-    except ModuleNotFoundError as exc:
-        if exc.name != name:
-            raise
+    if kind not in REPORTS:
         return [f"This version has no words for results of kind {kind}."]
-    return sentences(results)
+    return REPORTS[kind].verdict(results)
 
 
 def _entry(path: Path, results: Results, home: Path) -> str:

@@ -22,8 +22,8 @@ from rich.table import Table
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.records.progress import progress
 from benchmarks.records.result_files import check_history, head_of_results, write_results
-from benchmarks.reports.kinds import write_report
 from benchmarks.reports.script import cells, distances, heads, outcome
+from benchmarks.reports.writing import write_report
 from benchmarks.stats.interval import interval
 from benchmarks.stats.rounds import rounds
 from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant

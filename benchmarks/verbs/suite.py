@@ -20,7 +20,8 @@ from benchmarks.jobs.part import Outcome, RunningPart, fingerprint, take_up
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page.language import LANGUAGES, speaking
 from benchmarks.records.result_files import head_of_results
-from benchmarks.reports.suite import print_summary, to_html, to_markdown
+from benchmarks.reports.suite import print_summary
+from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.training.stand_in import write_idx_files
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch.cli import check_writable

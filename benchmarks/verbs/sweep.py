@@ -19,8 +19,8 @@ from benchmarks.operations.group import WARMUP, MeasuredGroup
 from benchmarks.peers import OURS, load_peer
 from benchmarks.records.progress import progress
 from benchmarks.records.result_files import check_history, head_of_results, write_results
-from benchmarks.reports.kinds import write_report
 from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
+from benchmarks.reports.writing import write_report
 from benchmarks.stats.interval import interval
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, GradSyncError

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.reports.compare import print_terminal
+from benchmarks.reports.compare.terminal import print_terminal
 
 __all__ = ["Page", "Results", "a_run", "digest_of", "results_of", "strong", "terminal"]
 

@@ -54,7 +54,7 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
     certificate = "Certificate: the parameters after 5 steps"
     absent = "absent: torch-ddp: PyTorch is not installed (pip install torch)\n"
     assert done.stdout.startswith(certificate if TORCH else absent + certificate)
-    assert (out / "report.md").read_text().startswith("## GradSync 比较报告")
+    assert (out / "report.md").read_text().startswith("# GradSync：参数服务器与环形 all-reduce 的比较")
     assert done.stdout.rstrip().endswith(str(out / "report.html"))
     assert {p.name for p in out.iterdir()} == {"results.json", "report.md", "report.html", "history", "traces"}
     (kept,) = (out / "history").iterdir()

@@ -65,7 +65,7 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     folders = ["--out", str(tmp_path), "--history", str(tmp_path / "history")]
     done = run("--repetitions", "1", *folders, "--lang", "zh", str(PROGRAM))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "script.md").read_text().startswith("## 一个程序在各方案下的表现")
+    assert (tmp_path / "script.md").read_text().startswith("# GradSync：您的程序在各方案下的表现")
     found = json.loads((tmp_path / "script.json").read_text())
     assert found["certificate"]["identical"]
     assert found["certificate"]["against_paddle"] == {"paddle N=2": {"1": 0.0, "5": 0.0, "20": 0.0}}

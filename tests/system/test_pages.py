@@ -1,4 +1,5 @@
-"""The page of a whole job in a browser: every plot drawn, nothing complained of, all within reach of the Tab key."""
+"""The page of a whole job in a browser: every plot drawn, nothing complained of, all within reach of the Tab key, in
+light and dark and on paper."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.page.language import LANGUAGES, speaking
-from benchmarks.reports.suite import to_html
+from benchmarks.reports.writing import to_html
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.report_samples import every_job
 
@@ -19,16 +20,19 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)  # a screen's and a phone's
 DRAWN = """[...document.querySelectorAll('.plot')].filter(plot => {
-  const marks = plot.querySelector('.cartesianlayer .trace, .cartesianlayer .hm');
-  return marks && plot.querySelector('.main-svg').getBoundingClientRect().width > 200;
+  const marks = [...plot.querySelectorAll('.segment, svg path:not(.grid), td[style]')];
+  return marks.some(mark => mark.getBoundingClientRect().width > 0) && plot.getBoundingClientRect().width > 200;
 }).map(plot => plot.id)"""
 # Where the focus is: what it is, and whether it is in view and marked.
 FOCUS = """(() => {
   const at = document.activeElement, box = at.getBoundingClientRect();
   const shown = box.bottom > 0 && box.top < innerHeight && getComputedStyle(at).outlineStyle === 'solid';
-  return [at.getAttribute('href') || at.id || at.getAttribute('aria-label'), shown];
+  return [at.getAttribute('href') || at.id || at.getAttribute('aria-label') || at.tagName, shown];
 })()"""
-TABLES = "[...document.querySelectorAll('.scroll')].map(box => box.getAttribute('aria-label'))"
+TABLES = """[...document.querySelectorAll('.scroll')].filter(box => box.checkVisibility())
+  .map(box => box.getAttribute('aria-label'))"""
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter(box => !box.checkVisibility()).length"
+LOOK = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +47,8 @@ def test_a_page_at_two_widths(language: str, browser: Browser, tmp_path: Path) -
     with speaking(language):
         html = to_html(suite)
     (tmp_path / "suite.html").write_text(html, encoding="utf-8")
-    plots = re.findall(r'<div class="plot" id="([^"]+)"', html)
-    assert len(plots) == 3 + 1 + 1 + 1 + 3
+    plots = re.findall(r'<div class="plot \w+" id="([^"]+)"', html)
+    assert len(plots) == 1 + 3 + 1 + 1 + 1 + 4
     browser.resize(WIDTHS[0])
     browser.open(tmp_path / "suite.html")
     for width in WIDTHS:
@@ -53,12 +57,31 @@ def test_a_page_at_two_widths(language: str, browser: Browser, tmp_path: Path) -
         assert browser.run(DRAWN) == plots
     assert browser.complaints() == []
     links = [f"#part-{part['name']}" for part in suite["parts"]]
-    expected = {*links, *plots, *browser.run(TABLES)}
+    folded = html.count("<details>")
+    assert browser.run(HIDDEN) == folded > 0
+    expected = {*links, *plots, *browser.run(TABLES), "SUMMARY"}
     reached = []
-    for _ in expected:
+    for _ in range(len(expected) - 1 + folded):
         browser.press_tab()
         where, shown = browser.run(FOCUS)
         assert shown, where
         reached.append(where)
     assert set(reached) == expected
     assert reached[: len(links)] == links
+
+
+def test_certificates_open_and_the_page_follows_the_theme_and_prints(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "suite.html").write_text(to_html(next(every_job())), encoding="utf-8")
+    browser.open(tmp_path / "suite.html")
+    before = browser.run(f"{TABLES}.length")
+    browser.run("document.querySelector('summary').click()")
+    assert browser.run(f"{TABLES}.length") == before + 1
+    looks = []
+    for theme, medium in (("light", "screen"), ("dark", "screen"), ("dark", "print")):
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        browser.call("Emulation.setEmulatedMedia", media=medium, features=[feature])
+        looks.append(browser.run(LOOK))
+    light, dark, printed = looks
+    assert light == ["rgb(255, 255, 255)", "rgb(28, 33, 40)"] == printed
+    assert dark == ["rgb(20, 23, 28)", "rgb(228, 232, 238)"]
+    assert browser.complaints() == []

@@ -70,7 +70,7 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert memory.keys() == {"ps-shm", "ps-shm-copied", "ps-grpc"}
     assert all(0 < each["own"] < each["limit"] for each in memory.values())
     assert memory["ps-grpc"]["limit"] == pytest.approx(100 + 3 * 0.1024 / 2)
-    assert (tmp_path / "sweep.md").read_text().startswith("# push_pull，参数服务器的一轮（float32，SGD）")
+    assert (tmp_path / "sweep.md").read_text().startswith("# GradSync: push\\_pull，参数服务器的一轮（float32，SGD）")
 
 
 @pytest.mark.processes
@@ -83,7 +83,7 @@ def test_a_broadcast(tmp_path: Path) -> None:
     assert [row["backend"] for row in rows] == backends.split(",") * 2
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 and row["busbw_gb_s"] == row["algbw_gb_s"] for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "tcp"}
-    assert (tmp_path / "sweep.md").read_text().startswith("# broadcast of float32 from rank 0\n")
+    assert (tmp_path / "sweep.md").read_text().startswith("# GradSync: broadcast of float32 from rank 0\n")
 
 
 @pytest.mark.processes

@@ -194,7 +194,7 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(tmp_path / "accuracy.html"))
     assert {path.name for path in tmp_path.iterdir()} == {"accuracy.json", "accuracy.md", "accuracy.html"}
-    assert (tmp_path / "accuracy.md").read_text().startswith("## 达到指定准确率的时间")
+    assert (tmp_path / "accuracy.md").read_text().startswith("# GradSync：达到指定准确率的时间")
     results = json.loads((tmp_path / "accuracy.json").read_text())
     assert len(results["runs"]) == 9
     for run in results["runs"]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from copy import deepcopy
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
-from plotly.offline import get_plotlyjs
 
-from benchmarks.reports.accuracy import plots, sections, to_html, to_markdown, verdict
-from benchmarks.reports.accuracy_figures import Spread, entries
+from benchmarks.page.charts import Bar, Bars, Line, Lines
+from benchmarks.page.document import Plot, plots_of
+from benchmarks.reports.accuracy import report, verdict
+from benchmarks.reports.accuracy.entries import Spread, entries
+from benchmarks.reports.writing import to_html, to_markdown
 
 Results = dict[str, Any]
 
@@ -163,58 +163,65 @@ def test_points_of_a_curve_are_medians_in_bands(good: Results) -> None:
     assert curve[0][1] == (0.8, 0.7, 0.8)
 
 
+def plots(results: Results) -> list[Plot]:
+    return plots_of(report(results).sections)
+
+
+def bars_of(plot: Plot) -> list[Bar]:
+    assert isinstance(plot.chart, Bars)
+    return [bar for group in plot.chart.groups for bar in group.bars]
+
+
+def lines_of(plot: Plot) -> list[Line]:
+    assert isinstance(plot.chart, Lines)
+    return [line for panel in plot.chart.panels for line in panel.lines]
+
+
 class TestPlots:
-    def test_names_are_prefixed_and_figures_valid(self, good: Results) -> None:
-        never(good, "ring/shm N=2", "permanent", 1, 2, 3)
-        found = plots(good)
-        assert [plot.name for plot in found] == ["accuracy-bars", "accuracy-curves", "accuracy-loss"]
-        for plot in found:
-            text = json.dumps(plot.figure, allow_nan=False)
-            go.Figure(json.loads(re.sub(r"var\(--\w+\)", "#888888", text)))
+    def test_names_are_prefixed_and_the_verdict_s_picture_comes_first(self, good: Results) -> None:
+        names = ["accuracy-times", "accuracy-rates", "accuracy-curves", "accuracy-loss"]
+        assert [plot.name for plot in plots(good)] == names
+        html = to_html(good)
+        assert all(html.count(f'id="{name}"') == 1 for name in names)
 
     def test_bars_show_samples_per_s_and_time_to_target(self, good: Results) -> None:
         never(good, "ring/shm N=2", "none", 1, 2, 3)
-        data = plots(good)[0].figure["data"]
-        assert [bar["y"][0] for bar in data[:6]] == pytest.approx([1000, 20, 1100, 10, 900, 60])
-        assert ["yaxis" in bar for bar in data[:6]] == [False, True] * 3
-        assert ["pattern" in bar["marker"] for bar in data[:6]] == [False] * 5 + [True]
-        assert "not reached in 60.0 s by 3 of 3 seeds" in data[5]["hovertemplate"]
-        assert data[0]["error_y"]["array"] == pytest.approx([20])
+        times, rates = map(bars_of, plots(good)[:2])
+        assert [bar.segments[0].value for bar in rates[:3]] == pytest.approx([1000, 1100, 900])
+        assert [bar.segments[0].value for bar in times[:3]] == pytest.approx([20, 10, 60])
+        assert [bar.hatched for bar in times[:3]] == [False, False, True]
+        assert times[2].segments[0].words == "ring/shm, no straggler: not reached in 60.0 s"
+        assert rates[0].interval == pytest.approx((980, 1020))
 
     def test_a_band_that_never_ends_is_drawn_to_the_end_of_the_training(self, good: Results) -> None:
         never(good, "ps/shm N=2", "none", 1)
-        bar = plots(good)[0].figure["data"][1]
-        assert bar["y"] == pytest.approx([20.4])
-        assert bar["error_y"]["array"] == pytest.approx([30.6 - 20.4])
+        bar = bars_of(plots(good)[0])[0]
+        assert bar.segments[0].value == pytest.approx(20.4)
+        assert bar.interval == pytest.approx((20, 30.6))
 
     def test_every_curve_has_its_band_and_a_contestant_keeps_its_colour(self, good: Results) -> None:
-        bars, curves, loss = plots(good)
+        times, rates, curves, loss = plots(good)
         for plot in (curves, loss):
-            lines = [trace for trace in plot.figure["data"] if trace["mode"] == "lines+markers"]
-            assert len(lines) == len(plot.figure["data"]) / 2 == 9
-            colours = [trace["line"]["color"] for trace in lines]
-            assert colours == [bar["marker"]["color"] for bar in bars.figure["data"][::2]]
-            assert len(set(colours)) == 3
-        assert [line["y0"] for line in curves.figure["layout"]["shapes"]] == [97, 97, 97]
+            lines = lines_of(plot)
+            assert len(lines) == 9
+            assert all(len(line.band) == len(line.points) == len(line.words) == 3 for line in lines)
+            for bars in (times, rates):
+                assert [line.colour for line in lines] == [bar.segments[0].colour for bar in bars_of(bars)]
+            assert len({line.colour for line in lines}) == 3
+        assert isinstance(curves.chart, Lines)
+        assert [panel.level for panel in curves.chart.panels] == [97, 97, 97]
 
-    def test_diverged_training_is_still_json(self, good: Results) -> None:
+    def test_diverged_training_is_left_out(self, good: Results) -> None:
         good["runs"][0]["points"][1]["loss"] = float("nan")
-        for plot in plots(good):
-            json.dumps(plot.figure, allow_nan=False)
-
-
-def test_sections_place_the_plots(good: Results) -> None:
-    html = "".join(sections(good))
-    for plot in plots(good):
-        assert html.count(f'id="{plot.name}"') == 1
-    assert html.count("<caption>") == html.count("<table") == 3
-    assert "so evaluation takes no time from it" in html
+        assert "nan" not in to_html(good).lower()
 
 
 def test_the_page_loads_nothing_and_escapes(good: Results) -> None:
-    html = to_html(good).replace(get_plotlyjs(), "")
+    html = to_html(good)
     assert not re.search(r"https?:|//\w|@import|url\(", html)
     assert html.count("<h1>") == 1
+    assert html.count("<caption>") == html.count("<table") == 4
+    assert "so evaluation takes no time from it" in html
     assert "AMD &lt;EPYC&gt;" in html
 
 

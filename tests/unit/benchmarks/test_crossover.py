@@ -9,19 +9,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import unescape
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.netlab.cluster import ClusterConfig, why_no_cluster
+from benchmarks.page.charts import HeatMap
+from benchmarks.page.document import plots_of
 from benchmarks.records.result_files import problem
-from benchmarks.reports.crossover import plots, print_terminal, sections, to_html, to_markdown, verdict, winner
+from benchmarks.reports.crossover import report, verdict, winner
+from benchmarks.reports.crossover_terminal import print_terminal
+from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.crossover import Groups, Setting, cell, cost, in_order, measure_settings, run_crossover
 from benchmarks.verbs.diff import load
 from common.errors import CertificateFailed, UsageError
@@ -269,23 +273,22 @@ def test_spreads_that_overlap_are_noise() -> None:
 
 
 def test_the_map_shows_every_cell(results: dict[str, Any]) -> None:
-    (plot,) = plots(results)
+    (plot,) = plots_of(report(results).sections)
     assert plot.name.startswith("crossover-")
-    go.Figure(json.loads(re.sub(r"var\(--\w+\)", "#888888", json.dumps(plot.figure))))
-    one, four = plot.figure["data"]
-    assert one["x"] == four["x"] == ["100mbit", "1gbit", "10gbit"]
-    assert one["y"] == four["y"] == ["1 MB", "25 MB"]
-    assert one["text"] == [["", "", ""], ["ring 3.91×", "ring 4.00×", "ring 1.50×"]]
-    assert four["text"][0][0] == "≈ 1.01×"
-    assert four["text"][1] == ["server 1.10×", "server 1.17×", "ring 1.50×"]
-    assert (one["z"][0], four["z"][0][0]) == ([None] * 3, 0.0)
-    assert one["z"][1][1] == pytest.approx(-2)
-    axis = plot.figure["layout"]["coloraxis"]
-    assert (axis["cmin"], axis["cmax"]) == pytest.approx((-2, 2))
+    assert isinstance(plot.chart, HeatMap)
+    one, four = plot.chart.tables
+    assert list(one.columns) == list(four.columns) == ["100mbit", "1gbit", "10gbit"]
+    assert [head for head, _ in one.rows] == [head for head, _ in four.rows] == ["1 MB", "25 MB"]
+    texts = [[[cell and cell.text for cell in cells] for _, cells in table.rows] for table in (one, four)]
+    assert texts[0] == [[None, None, None], ["ring 3.91×", "ring 4.00×", "ring 1.50×"]]
+    assert texts[1][0][0] == "≈ 1.01×"
+    assert texts[1][1] == ["server 1.10×", "server 1.17×", "ring 1.50×"]
+    colours = [cell.colour for table in (one, four) for _, cells in table.rows for cell in cells if cell]
+    assert colours[1] == "rgba(0,119,187,0.65)"  # the largest lead
+    assert colours[3] == "rgba(128,128,128,0.15)"  # a tie
+    assert colours[6] == "rgba(199,119,0,0.18)"
     assert "25 MB at 1gbit server 1.17×" in plot.alt
     assert "1 MB at 100mbit within noise (1.01×)" in plot.alt
-    low, high = (plot.figure["layout"][axis]["domain"] for axis in ("yaxis2", "yaxis"))
-    assert 0 <= low[0] < low[1] < high[0] < high[1] <= 1
 
 
 def test_every_output_holds_the_verdict_and_the_figures(results: dict[str, Any]) -> None:
@@ -297,11 +300,11 @@ def test_every_output_holds_the_verdict_and_the_figures(results: dict[str, Any])
     html = to_html(results)
     for text in (screen.getvalue(), to_markdown(results), html):
         words = " ".join(text.split())
-        assert all(" ".join(sentence.split()) in words.replace("&#x27;", "'") for sentence in verdict(results))
+        assert all(" ".join(sentence.split()) in unescape(words) for sentence in verdict(results))
         assert "12,900" in words
         assert "within noise (1.01×)" in words or "≈ 1.01×" in words
     assert "<b>CPU" not in html
-    assert html.count('id="crossover-map"') == "".join(sections(results)).count('id="crossover-map"') == 1
+    assert html.count('id="crossover-map"') == 1
     for block in re.findall(r"(?:^\|.*\n)+", to_markdown(results), re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -336,7 +339,7 @@ def test_a_small_map(tmp_path: Path) -> None:
     assert slow["ring"]["time_ms"] > 0.8 * 80  # M/B
     assert slow["ps"]["time_ms"] > 0.8 * 160  # twice that, for push and pull take turns
     assert verdict(found)[0].split(",")[0] in " ".join(done.stdout.split())
-    assert (tmp_path / "out" / "crossover.md").read_text().startswith("## GradSync 交叉图")
+    assert (tmp_path / "out" / "crossover.md").read_text().startswith("# GradSync：何处参数服务器更快")
     assert "crossover-map" in (tmp_path / "out" / "crossover.html").read_text()
 
 

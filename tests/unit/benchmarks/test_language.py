@@ -25,8 +25,7 @@ from benchmarks.page import language
 from benchmarks.page.language import LANGUAGES, catalogue, known, say, speaking
 from benchmarks.page.reasons import reason
 from benchmarks.peers import PEERS, load_peer
-from benchmarks.reports.kinds import report_of, write_report
-from benchmarks.reports.suite import to_html, to_markdown
+from benchmarks.reports.writing import to_html, to_markdown, write_report
 from benchmarks.verbs.report import ReportConfig, report_again
 from benchmarks.verbs.suite import SuiteConfig, command_of
 from common.errors import DataError, UsageError
@@ -110,24 +109,10 @@ default memory limit NCCL PyTorch GPU CUDA cupy torch pip tc ddp DistributedData
 
 def texts(html: str) -> Iterator[str]:
     """All that a reader sees, hovers over or hears of a page, but for commands."""
-    page = Page(re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.DOTALL))
+    page = Page(re.sub(r'<pre>.*?</pre>|<span class="code">.*?</span>', "", html, flags=re.DOTALL))
     style = html.partition("<style>")[2].partition("</style>")[0]
     yield from (text for text in page.texts if text != style)
     yield from re.findall(r'(?:aria-label|title|alt)="([^"]*)"', html)
-    for figures_of_page in page.scripts[:1]:
-        yield from shown(json.loads(figures_of_page))
-
-
-def shown(figure: Any, key: str = "") -> Iterator[str]:
-    """The strings of a Plotly figure that are drawn."""
-    if isinstance(figure, dict):
-        for name, value in figure.items():
-            yield from shown(value, name)
-    elif isinstance(figure, list):
-        for value in figure:
-            yield from shown(value, key)
-    elif isinstance(figure, str) and key in ("text", "hovertext", "hovertemplate", "ticktext", "customdata", "name"):
-        yield re.sub(r"%\{[^}]*\}|<[^>]*>", " ", figure)
 
 
 def english(text: str) -> list[str]:
@@ -135,12 +120,9 @@ def english(text: str) -> list[str]:
     return [word for word in re.findall(r"[A-Za-z]{2,}", text) if word not in NAMES.split()]
 
 
-def reports() -> Iterator[tuple[str, Callable[[], str], Callable[[], str]]]:
-    for name, results in every_sample():
-        report = report_of(results)
-        yield name, lambda r=report, d=results: r.to_html(d), lambda r=report, d=results: r.to_markdown(d)  # type: ignore[misc]
-    for number, job in enumerate(every_job()):
-        yield f"job-{number}", lambda d=job: to_html(d), lambda d=job: to_markdown(d)  # type: ignore[misc]
+def every_report() -> Iterator[tuple[str, Any]]:
+    yield from every_sample()
+    yield from ((f"job-{number}", job) for number, job in enumerate(every_job()))
 
 
 class Recorder(dict[str, str]):
@@ -155,23 +137,16 @@ class Recorder(dict[str, str]):
         return super().get(key, default)
 
 
-@pytest.fixture
-def no_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without the 4.6 MB of plotly.js, for whoever reads many."""
-    monkeypatch.setattr("benchmarks.page.html_page.get_plotlyjs", str)
-
-
-@pytest.mark.usefixtures("no_plotly")
 def test_a_chinese_report_has_no_english_left_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the samples say every sentence, so that each template was filled in once."""
     recorder = Recorder(catalogue("zh"))
     monkeypatch.setattr(language, "catalogue", lambda name: recorder)
     found: dict[str, set[str]] = {}
     with speaking("zh"):
-        for name, make_html, make_markdown in reports():
-            html = make_html()
+        for name, results in every_report():
+            html = to_html(results)
             assert '<html lang="zh-CN">' in html, name
-            plain = re.sub(r"```.*?```", "", make_markdown(), flags=re.DOTALL)
+            plain = re.sub(r"```.*?```", "", to_markdown(results), flags=re.DOTALL)
             plain = re.sub(r"</?(details|summary)>|\b[0-9a-f]{12}\b", "", plain)
             for text in (*texts(html), *unescape(plain).splitlines()):
                 for word in english(text):
@@ -180,10 +155,9 @@ def test_a_chinese_report_has_no_english_left_in_it(monkeypatch: pytest.MonkeyPa
     assert recorder.keys() - recorder.asked - {*titles()} == set()
 
 
-@pytest.mark.usefixtures("no_plotly")
 def test_the_same_probe_finds_english() -> None:
     results = dict(every_sample())["comparisons-0"]
-    words = {word for text in texts(report_of(results).to_html(results)) for word in english(text)}
+    words = {word for text in texts(to_html(results)) for word in english(text)}
     assert {"Throughput", "fastest", "contestant", "seconds", "backward", "Stacked", "linear", "Verdict"} <= words
 
 
@@ -246,12 +220,19 @@ def test_results_hold_no_language(tmp_path: Path) -> None:
     before = json.dumps(results)
     write_report(results, tmp_path, "report", "zh")
     assert json.dumps(results) == before
-    assert (tmp_path / "report.md").read_text().startswith("## GradSync 比较报告\n\n- 结果逐位相同：")
+    assert (
+        (tmp_path / "report.md")
+        .read_text()
+        .startswith("# GradSync：参数服务器与环形 all-reduce 的比较\n\n- 结果逐位相同：")
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md"]
 
 
 class TestReportAgain:
-    @pytest.mark.parametrize(("results", "title"), [(a_compare(), "GradSync comparison"), (a_suite(), "A &lt;job>")])
+    @pytest.mark.parametrize(
+        ("results", "title"),
+        [(a_compare(), "# GradSync: parameter server against ring all-reduce"), (a_suite(), "A &lt;job>")],
+    )
     def test_either_language_from_one_file(self, results: Any, title: str, tmp_path: Path) -> None:
         (tmp_path / "results.json").write_text(json.dumps(results))
         for name, tag in (("zh", "zh-CN"), ("en", "en")):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,13 +150,6 @@ def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: P
     assert f"[report.html]({at}/three/report.html), [report.md]({at}/three/report.md), [results.json]" in text
     assert f"| 2026-11-21 08:30 UTC | [sweep]({at}/history/2026" in text
     assert "trace" not in text
-
-
-def test_a_later_kind_brings_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        sys.modules, "benchmarks.reports.later", SimpleNamespace(verdict=lambda results: [f"{results['seconds']} s."])
-    )
-    assert verdict(LATER) == ["7 s."]
 
 
 def test_wrong_results_have_no_speed() -> None:

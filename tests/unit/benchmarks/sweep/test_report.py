@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.reports.sweep import plots, to_html, to_markdown, verdict
+from benchmarks.page.charts import Lines
+from benchmarks.page.document import plots_of
+from benchmarks.reports.sweep import report, verdict
+from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.sweep import row_of
 from tests.support.sweep_samples import sample
 
@@ -28,12 +31,13 @@ def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
     ]
     text = to_markdown(found)
     assert "| 100 MB | shm | 200 | 100–400 | 0.5 | 0.75 | 50% | 0 |" in text
-    (plot,) = plots(found)
-    lines = {line["text"][0].partition(",")[0]: line for line in plot.figure["data"]}
-    assert lines["shm"]["x"] == [4096, 1 << 20, 10**8]
-    assert lines["shm"]["y"] == pytest.approx([0.2, 1.5, 200])
-    assert lines["memory-limit"]["line"]["dash"] == "dot"
-    assert "50% of the limit" in lines["shm"]["text"][2]
+    (plot,) = plots_of(report(found).sections)
+    assert isinstance(plot.chart, Lines)
+    lines = dict(zip([key.label for key in plot.legend], plot.chart.panels[0].lines, strict=True))
+    assert [x for x, _ in lines["shm"].points] == [4096, 1 << 20, 10**8]
+    assert [y for _, y in lines["shm"].points] == pytest.approx([0.2, 1.5, 200])
+    assert lines["memory-limit"].dash == "dot"
+    assert "50% of the limit" in lines["shm"].words[2]
     assert "no &lt;mpirun&gt;" in to_html(found)
 
 
@@ -41,7 +45,7 @@ def test_wrong_sums_have_no_speed() -> None:
     found = sample()
     found["rows"][0]["wrong"] = 3
     assert verdict(found)[0] == "The sums are WRONG from shm N=4; no speed is shown."
-    assert not plots(found)
+    assert not plots_of(report(found).sections)
     for text in (to_markdown(found), to_html(found)):
         assert "WRONG" in text
         assert "550" not in text

@@ -12,7 +12,8 @@ import pytest
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.netlab.cluster import OneHost
 from benchmarks.operations.group import MeasuredGroup
-from benchmarks.reports.sweep import to_html, to_markdown, verdict
+from benchmarks.reports.sweep import verdict
+from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.sweep import Groups, Measured, measure_all, rows_of
 from common.errors import GradSyncError
 from common.launch.launch import Job

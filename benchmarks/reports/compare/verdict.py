@@ -1,0 +1,154 @@
+"""The verdict of a comparison in plain sentences: the bits first, then who is fastest, then how it scales."""
+
+from __future__ import annotations
+
+from benchmarks.page.language import listed, say
+from benchmarks.reports.compare.certificate import Results, certified, compared, describe, groups, holds, peers
+from benchmarks.reports.runs import Group, Run, fastest, in_step, races, rate, series
+from benchmarks.stats.interval import measured
+from benchmarks.training.contestants import PEERS, TORCH
+
+__all__ = ["is_strong", "verdict"]
+
+
+def verdict(results: Results) -> list[str]:
+    """The outcome in plain sentences: the bits first, then who is fastest, then how it scales."""
+    if not holds(results):
+        return _failed(results)
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
+    bits = (
+        say(
+            "The bits are the same: after {steps} steps, contestants with the same number of ranks hold identical "
+            "parameters ({sizes}).",
+            steps=results["certificate"]["steps"],
+            sizes=sizes,
+        )
+        if (sizes := compared(results))
+        else say("No two of ours have the same number of ranks, so there were no bits to compare.")
+    )
+    if others := peers(results):
+        bits += say(
+            " {peers} come within the bound of them."
+            if len(others) > 1
+            else " {peers} comes within the bound of them.",
+            peers=listed([PEERS[scheme] for scheme in others]),
+        )
+    measured = groups(results)
+    if not measured:
+        return [bits, say("No speed was measured.")]
+    racing = [(nranks, [run for run in runs if races(run)]) for nranks, runs in measured]
+    several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
+    alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
+    scaling = [_scaling(group, alone[0], results) for group in several if alone]
+    apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
+    return [
+        bits,
+        *cut,
+        *(_race(group) for group in several),
+        *scaling,
+        *_in_torch(measured),
+        *(_apart(group) for group in apart if group[1]),
+    ]
+
+
+def _in_torch(measured: list[Group]) -> list[str]:
+    """PyTorch's own kernels compute, so its speed says little of how it synchronises."""
+    found = {nranks: run for nranks, runs in measured for run in runs if run["scheme"] == TORCH}
+    speeds = [say("{rate} at N={nranks}", rate=rate(run["samples_per_s"]), nranks=n) for n, run in found.items()]
+    if not speeds:
+        return []
+    return [
+        say(
+            "{name} computes with PyTorch's kernels and so takes no part in the race; samples/s: {speeds}.",
+            name=TORCH,
+            speeds=say(", ").join(speeds),
+        )
+    ]
+
+
+def _apart(group: Group) -> str:
+    """Those who compute something else."""
+    nranks, runs = group
+    speeds = [f"{series(run)} {say('{rate} samples/s', rate=rate(run['samples_per_s']))}" for run in runs]
+    return say(
+        "N={nranks}, in another order by design and so not the same computation: {speeds}.",
+        nranks=nranks,
+        speeds=say("; ").join(speeds),
+    )
+
+
+def _failed(results: Results) -> list[str]:
+    certificate = results["certificate"]
+    wrong = [line.contestant for line in certified(results) if line.same is False]
+    outcome = (
+        say("The bits are the same, but too far from those of one process on the whole batch.")
+        if certificate["identical"] and not wrong
+        else say(
+            "The bits are NOT the same: after {steps} steps the parameters of {names} differ."
+            if wrong
+            else "The bits are NOT the same: after {steps} steps the parameters of some contestant differ.",
+            steps=certificate["steps"],
+            names=listed(wrong) if wrong else "",
+        )
+    )
+    return [
+        outcome + say(" Schemes that compute the wrong thing have no speed worth comparing, so none is shown."),
+        *(say("First difference: {what}.", what=describe(found)) for found in certificate["differences"][:1]),
+    ]
+
+
+def _race(group: Group) -> str:
+    """Who is fastest, and by how much over the best contestant of another scheme."""
+    nranks, runs = group
+    first = fastest(runs)
+    winner = {"nranks": nranks, "name": series(first), "rate": rate(first["samples_per_s"])}
+    rivals = [run for run in runs if run["scheme"] != first["scheme"]]
+    if not rivals:
+        return say("N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.", **winner)
+    second = fastest(rivals)
+    rival = {"rival": series(second), "rival_rate": rate(second["samples_per_s"])}
+    if _tied(first, second):
+        return say(
+            "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
+            **winner,
+            **rival,
+        )
+    tied = [series(run) for run in runs if run is not first and _tied(first, run)]
+    once = min(first["repetitions"], second["repetitions"]) < 2
+    return say(
+        "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}){once}.",
+        **winner,
+        **rival,
+        also=say(", within noise of {names}", names=listed(tied)) if tied else "",
+        lead=first["samples_per_s"] / second["samples_per_s"] - 1,
+        once=say("; its noise is unknown") if once else "",
+    )
+
+
+def _tied(one: Run, other: Run) -> bool:
+    return not measured(one, "samples_per_s").against(measured(other, "samples_per_s"))
+
+
+def is_strong(results: Results) -> bool:
+    """Whether all ranks share one batch; earlier results don't say, and were weak."""
+    return bool(results.get("scaling") == "strong")
+
+
+def _scaling(group: Group, alone: Run, results: Results) -> str:
+    """The fastest of N ranks against one process alone, both in Paddle: PyTorch has kernels of its own."""
+    nranks, runs = group
+    cores = results["environment"]["cores"]
+    best = fastest(runs)
+    speedup = best["samples_per_s"] / alone["samples_per_s"]
+    return say(
+        "N={nranks}: {name} makes a step of the same batch {speedup:.2f} times as fast as one process, {share:.0%} of "
+        "linear speed-up{crowded}."
+        if is_strong(results)
+        else "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
+        "scaling{crowded}.",
+        nranks=nranks,
+        name=series(best),
+        speedup=speedup,
+        share=speedup / nranks,
+        crowded=say("; {nranks} ranks share {cores} cores", nranks=nranks, cores=cores) if nranks > cores else "",
+    )

@@ -1,0 +1,69 @@
+"""What reports of every kind tell: the machine, the emulated network, and what counts as noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.page.document import Command, Paragraph, Row, Section, Table
+from benchmarks.page.language import known, mark, say
+from common.system.mkl import CPU_TYPE
+
+__all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words"]
+
+Results = dict[str, Any]  # of any kind
+
+NOISE = mark(
+    "where the file holds the values of 7 rounds or more of both: neither is ahead by 1 % and in so many rounds (all "
+    "of 7 to 10) that chance would do that in at most 2 % of all cases; otherwise: their intervals overlap."
+)
+
+
+def noise_in_words() -> str:
+    """For the reports of other kinds."""
+    return say("Within noise: {noise}", noise=known(NOISE))
+
+
+def environment(results: Results) -> Section:
+    """The machine, the versions and the command."""
+    rows = [Row(fact) for fact in _facts(results)]
+    return Section(
+        say("Environment"),
+        [
+            Table(say("The machine and the versions"), (say("what"), say("value")), [rows]),
+            Paragraph(say("All of this comes from one command:")),
+            Command(results["command"]),
+        ],
+    )
+
+
+def _facts(results: Results) -> list[tuple[str, str]]:
+    facts = results["environment"]
+    return [
+        ("CPU", say("{cpu}, {cores} cores", cpu=facts["cpu"], cores=facts["cores"])),
+        *([(CPU_TYPE, str(facts["mkl_cpu_type"]))] if "mkl_cpu_type" in facts else []),
+        (say("Frequency governor"), str(facts.get("governor") or say("unknown"))),
+        (say("Memory"), f"{facts['memory_bytes'] / 1e9:.1f} GB"),
+        (
+            say("Memory copy"),
+            say("{rate:.1f} GB/s, noise {noise:.1%}", rate=facts["memcpy_gb_per_s"], noise=facts["noise"]),
+        ),
+        (say("Kernel"), str(facts["kernel"])),
+        ("Python", str(facts["python"])),
+        *((name, str(version)) for name, version in facts["versions"].items()),
+        (say("Commit"), str(facts["commit"] or say("unknown"))),
+        (say("Measured"), f"{results['created'][:16].replace('T', ' ')} UTC"),
+    ]
+
+
+def cluster_in_words(cluster: dict[str, Any]) -> str:
+    """Emulated hosts, as in "4 hosts, 1gbit, 0.5ms late, host 2 3x slower"."""
+    hosts, link, *more = cluster["words"].split(", ")
+    told = say("{hosts} hosts, {link}", hosts=hosts.partition(" ")[0], link=link)
+    for words in map(str.split, more):
+        if words[0] == "host":
+            told += say(", host {host} {factor} slower", host=words[1], factor=words[2])
+        elif words[-1] == "each":
+            told += say(", cores of each: {count}", count=words[0])
+        else:
+            told += say(", {delay} late", delay=words[0])
+    return told
