@@ -27,7 +27,7 @@ from collective.transports.memory import make_memory_ring
 from collective.transports.mesh import Listener, Mesh, build_mesh
 from collective.transports.tcp import TcpTransport
 from common.errors import UsageError, choose
-from common.launch.config import check_rank
+from common.launch.settings import check_rank
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity, own_host, parse_address
 from common.tensors.buckets import chunk_bounds

@@ -7,19 +7,11 @@ from dataclasses import replace
 
 from collective.config import CollectiveRunConfig
 from collective.nccl.seat import gpus_for, require_nccl
+from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.launch import Job, abstract_address, flags_of
-from common.launch.placement import (
-    ALGORITHM_VARIABLE,
-    BACKEND_VARIABLE,
-    CHECKSUM_VARIABLE,
-    INSECURE_VARIABLE,
-    NCCL_BINDING_VARIABLE,
-    OVERLAP_VARIABLE,
-    RENDEZVOUS_VARIABLE,
-    TIMEOUT_VARIABLE,
-)
+from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
@@ -39,16 +31,8 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     config = replace(config, backend=choose_backend(config, node))
     trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks"))]
     trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
-    environment = {
-        RENDEZVOUS_VARIABLE: rendezvous,
-        BACKEND_VARIABLE: config.backend,
-        ALGORITHM_VARIABLE: config.algorithm,
-        CHECKSUM_VARIABLE: config.checksum,
-        NCCL_BINDING_VARIABLE: config.nccl_binding,
-        TIMEOUT_VARIABLE: str(config.timeout),
-        OVERLAP_VARIABLE: str(int(config.overlap)),
-        INSECURE_VARIABLE: str(int(config.hosts.insecure)),
-    }
+    place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
+    environment = {**place.variables(), **variables_of(RingSettings, config)}
     check_one_host(config.trace, script, node)
     with collecting(config.trace if node.nnodes == 1 else None) as traced, Job(config.log_dir) as job:
         start_ranks(job, node, script=script, trainer=trainer, environment={**environment, **traced})

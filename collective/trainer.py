@@ -22,31 +22,15 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(config: CollectiveTrainerConfig) -> None:
-    from collective.group import connect
+    from collective.settings import connect_with
     from collective.synchronizer import RingSynchronizer
-    from common.network.rpc import check_bind_host, host_of
     from common.trainer.entry import run_training
 
-    if not config.rendezvous.startswith("unix"):
-        check_bind_host(host_of(config.rendezvous), insecure=config.insecure)
-    run_training(
-        config,
-        lambda: RingSynchronizer(
-            connect(
-                config.rank,
-                config.nranks,
-                config.rendezvous,
-                config.backend,
-                algorithm=config.algorithm,
-                checksum=config.checksum,
-                device=config.device,
-                nccl_binding=config.nccl_binding,
-                timeout=config.timeout,
-            ),
-            overlap=config.overlap,
-            shard_optimizer=config.shard_optimizer,
-        ),
-    )
+    def join() -> RingSynchronizer:
+        group = connect_with(config, config.rank, config.nranks, config.rendezvous, insecure=config.insecure)
+        return RingSynchronizer(group, overlap=config.overlap, shard_optimizer=config.shard_optimizer)
+
+    run_training(config, join)
 
 
 if __name__ == "__main__":

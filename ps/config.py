@@ -10,11 +10,11 @@ from typing import Annotated
 import tyro
 
 from common.errors import UsageError, choose
-from common.launch.config import MOST_PROCESSES, TrainingConfig, check_rank
+from common.launch.config import TrainingConfig
 from common.launch.hosts import HostsConfig
-from common.launch.placement import UPDATE_CHOICES
+from common.launch.settings import MOST_PROCESSES, check_rank
 from common.system.addresses import parse_addresses
-from ps.client.session import DATA_PLANES
+from ps.settings import ScriptSettings, ServedSettings
 from ps.store.modes import MODES, SYNC, Mode, parse_mode
 from ps.store.shards import parse_shard
 
@@ -75,11 +75,9 @@ class StatusConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedConfig(TrainingConfig):
+class ServedConfig(ServedSettings, TrainingConfig):
     """Training with parameter servers."""
 
-    data_plane: str = "auto"
-    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
     mode: str = "sync"
     """How far trainers may run apart: sync, ssp, async or geo."""
     staleness: int | None = None
@@ -89,7 +87,6 @@ class ServedConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("data plane", self.data_plane, DATA_PLANES)
         choose("mode", self.mode, MODES)
         for flag, value, mode in (("staleness", self.staleness, "ssp"), ("local-steps", self.local_steps, "geo")):
             if value is not None and self.mode != mode:
@@ -121,7 +118,7 @@ class TrainerConfig(ServedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ServedConfig):
+class RunConfig(ScriptSettings, ServedConfig):
     """Train with trainers on this host or several, and servers on the first.
 
     script.py ARGS at the end: your own Paddle program."""
@@ -130,14 +127,11 @@ class RunConfig(ServedConfig):
     """Number of trainers, on all hosts together. (default: 2 on each)"""
     servers: int = 1
     """Number of servers."""
-    update: str = "auto"
-    """Who applies the optimizer of your own program: server, trainer, or auto (servers where they can)."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
-        choose("update", self.update, UPDATE_CHOICES)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if self.servers > MOST_PROCESSES:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.errors import UsageError
-from common.launch.placement import Placement, placement_from
+from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder
 from common.network.rpc import check_bind_host, host_of
 from common.paddle_api.surface import Surface
@@ -18,6 +18,7 @@ from common.system.memory import limit_malloc_arenas
 from ps.client.session import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.server import stop_on_sigterm
+from ps.settings import ScriptSettings
 from ps.synchronizer import ServerSynchronizer
 
 __all__ = ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "surface"]
@@ -106,7 +107,9 @@ class ServerSurface(Surface):
         check_bind_host(host_of(endpoint), insecure=placement.insecure)
         shard = (placement.servers.index(endpoint), len(placement.servers))
         limit_malloc_arenas(1)
-        with ParameterServer(endpoint, placement.nranks, shard=shard, timeout=placement.timeout) as server:
+        with ParameterServer(
+            endpoint, placement.nranks, shard=shard, timeout=settings_from(Settings).timeout
+        ) as server:
             before = signal.getsignal(signal.SIGTERM)
             here = threading.current_thread() is threading.main_thread()
             if here:
@@ -129,17 +132,12 @@ class ServerSurface(Surface):
         self.leave()
 
 
-def join(placement: Placement) -> Synchronizer:
-    if not placement.servers:
+def join(place: Placement) -> Synchronizer:
+    if not place.servers:
         raise UsageError("no parameter server is known; start the program with python -m ps.run script.py")
-    client = Client(
-        placement.servers,
-        placement.rank,
-        placement.nranks,
-        timeout=placement.timeout,
-        data_plane=placement.data_plane,
-    )
-    return ServerSynchronizer(client, overlap=placement.overlap)
+    settings = settings_from(ScriptSettings)
+    client = Client(place.servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
+    return ServerSynchronizer(client, overlap=settings.overlap, update=settings.update)
 
 
 surface = ServerSurface()

@@ -9,16 +9,11 @@ from collections.abc import Mapping
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.launch import Job, flags_of, start_servers
-from common.launch.placement import (
-    DATA_PLANE_VARIABLE,
-    OVERLAP_VARIABLE,
-    SERVERS_VARIABLE,
-    TIMEOUT_VARIABLE,
-    UPDATE_VARIABLE,
-)
+from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after
 from ps.config import RunConfig
+from ps.settings import ScriptSettings
 
 __all__ = ["main"]
 
@@ -37,18 +32,10 @@ def run(config: RunConfig, script: list[str]) -> None:
         collecting(config.trace if alone else None) as traced,
         Job(config.log_dir, all_ranks_here=alone) as job,
     ):
-        servers = ",".join(find_servers(job, node, config, traced))
+        place = Placement(servers=tuple(find_servers(job, node, config, traced)), insecure=config.hosts.insecure)
         trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks", "servers", "update"))]
-        environment = {
-            SERVERS_VARIABLE: servers,
-            TIMEOUT_VARIABLE: str(config.timeout),
-            OVERLAP_VARIABLE: str(int(config.overlap)),
-            DATA_PLANE_VARIABLE: config.data_plane,
-            **traced,
-        }
-        if config.update != "auto":
-            environment[UPDATE_VARIABLE] = config.update
-        trainer += ["--nranks", str(node.nranks), "--servers", servers]
+        trainer += ["--nranks", str(node.nranks), "--servers", ",".join(place.servers)]
+        environment = {**place.variables(), **variables_of(ScriptSettings, config), **traced}
         start_ranks(job, node, script=script, trainer=trainer, environment=environment)
         job.wait()
 

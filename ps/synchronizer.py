@@ -28,13 +28,18 @@ def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchroni
 
 class ServerSynchronizer(Synchronizer):
     """Pushes each bucket as it becomes final; servers take it beside backward, and update with it if the learning rate
-    was announced."""
+    was announced.
+
+    Args:
+        overlap: push beside backward, not when it is done.
+        update: who applies the optimizer of a user's program; see ServerUpdates.choice.
+    """
 
     scheme, backend = "ps", "grpc"
 
-    def __init__(self, client: Client, *, overlap: bool = True) -> None:
+    def __init__(self, client: Client, *, overlap: bool = True, update: str = "auto") -> None:
         self._client = self.traced_servers = client
-        self.server_updates = UpdatesOfServers(self, client)
+        self.server_updates = UpdatesOfServers(self, client, update)
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
         self.mode, self.staleness = str(client.mode), client.mode.staleness
@@ -97,8 +102,8 @@ class ServerSynchronizer(Synchronizer):
 class UpdatesOfServers(ServerUpdates):
     """The steps of a ServerSynchronizer that the servers end with an update of the user's optimizer."""
 
-    def __init__(self, synchronizer: ServerSynchronizer, client: Client) -> None:
-        self._synchronizer, self._client = synchronizer, client
+    def __init__(self, synchronizer: ServerSynchronizer, client: Client, choice: str) -> None:
+        self._synchronizer, self._client, self.choice = synchronizer, client, choice
 
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         self._client.configure(optimizer, names)

@@ -14,7 +14,8 @@ from benchmarks.training.contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.training.torch_training import why_absent
 from collective.group import BACKENDS
 from common.errors import UsageError, choose
-from common.launch.config import TrainingConfig, check_rank
+from common.launch.config import TrainingConfig
+from common.launch.settings import check_rank
 from ps.client.session import DATA_PLANES
 
 __all__ = ["CompareConfig"]

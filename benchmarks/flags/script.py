@@ -9,7 +9,7 @@ from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.contestants import PADDLE_SCHEMES, Contestant
 from common.errors import UsageError, choose
-from common.launch.config import check_rank
+from common.launch.settings import check_rank
 
 __all__ = ["CompareScriptConfig"]
 

@@ -13,7 +13,7 @@ from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.peers import OPERATIONS, PEERS, possible
 from common.errors import UsageError, choose
-from common.launch.config import check_rank
+from common.launch.settings import check_rank
 
 __all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
 

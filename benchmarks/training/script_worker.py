@@ -122,7 +122,7 @@ def main() -> int:
         die_with_parent()  # and nothing else that Paddle's users don't have
     else:
         prepare_process()
-    from common.launch.placement import placement_from
+    from common.launch.settings import placement_from
     from common.paddle_api.backward import listen_to_backward
 
     if not scheme.startswith("paddle"):
@@ -153,7 +153,7 @@ def main() -> int:
 
 def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -> None:
     """Times, memory above that after imports, and digest of this rank's parameters."""
-    from common.launch.placement import placement_from
+    from common.launch.settings import placement_from
     from common.paddle_api.binding import digest_of_model
 
     rank = placement_from().rank
@@ -166,7 +166,7 @@ def write_snapshot(path: Path, steps: int, models: list[Any]) -> None:
     """Rank 0's parameters, one after the other, for all at once would show in the memory that is measured."""
     import numpy as np
 
-    from common.launch.placement import placement_from
+    from common.launch.settings import placement_from
     from common.paddle_api.binding import trainable
 
     if not models or placement_from().rank:

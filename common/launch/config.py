@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from common.errors import UsageError, choose
+from common.launch.settings import Settings
 from common.tensors.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 
-__all__ = ["DATASETS", "MODELS", "TrainingConfig", "check_rank"]
+__all__ = ["DATASETS", "MODELS", "Training", "TrainingConfig"]
 
-MOST_PROCESSES = 1024  # of one kind in one job
 MODELS = ("mnist-cnn", "mlp")  # mlp:1024,1024 names its hidden sizes
 DATASETS = ("digits", "mnist", "fashion-mnist", "mnist-json", "synthetic")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class Training:
     """What is trained, and how long; the same for every scheme."""
 
     model: str = "mnist-cnn"
@@ -47,12 +47,14 @@ class TrainingConfig:
     """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
     log_dir: Path | None = None
     """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
-    timeout: float = 30.0
-    """Deadline of every wait for another process, in seconds."""
-    overlap: bool = True
-    """Synchronise buckets while backward goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Settings, Training):
+    """A training, and how its processes synchronise."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         choose("model", self.model.partition(":")[0], MODELS)
         choose("dataset", self.dataset, DATASETS)
         choose("optimizer", self.optimizer, OPTIMIZERS)
@@ -63,9 +65,8 @@ class TrainingConfig:
                 raise UsageError(f"--{flag} must be at least 1 (got {value})")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed must be in 0..{2**32 - 1} (got {self.seed})")
-        for flag, number in (("lr", self.lr), ("timeout", self.timeout)):
-            if not (number > 0 and math.isfinite(number)):
-                raise UsageError(f"--{flag} must be a positive number (got {number})")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UsageError(f"--lr must be a positive number (got {self.lr})")
 
     def check_script(self, script: Sequence[str]) -> None:
         """With a script of the user's, what is trained is its own affair.
@@ -73,11 +74,8 @@ class TrainingConfig:
         Raises:
             UsageError: a flag of the built-in trainer was given before the script.
         """
-        for entry in fields(TrainingConfig) if script else ():
-            if (
-                entry.name not in ("trace", "log_dir", "timeout", "overlap")
-                and getattr(self, entry.name) != entry.default
-            ):
+        for entry in fields(Training) if script else ():
+            if entry.name not in ("trace", "log_dir") and getattr(self, entry.name) != entry.default:
                 flag = "--" + entry.name.replace("_", "-")
                 raise UsageError(
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
@@ -92,13 +90,3 @@ class TrainingConfig:
 
     def total_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 1) * steps_per_epoch
-
-
-def check_rank(rank: int, nranks: int) -> None:
-    """Raise UsageError unless 0 <= rank < nranks."""
-    if nranks < 1:
-        raise UsageError(f"--nranks must be at least 1 (got {nranks})")
-    if nranks > MOST_PROCESSES:
-        raise UsageError(f"--nranks can be at most {MOST_PROCESSES} (got {nranks})")
-    if not 0 <= rank < nranks:
-        raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")

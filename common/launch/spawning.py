@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import PeerError
 from common.launch.launch import Job, ProcessFailed, abstract_address, endpoints_of, paddle_environment, start_servers
-from common.launch.placement import RENDEZVOUS_VARIABLE, SERVERS_VARIABLE
+from common.launch.settings import Placement
 from common.system.process import PARENT_VARIABLE, prepare_process
 
 __all__ = ["Spawned", "spawn"]
@@ -67,9 +67,10 @@ class Spawned:
         try:
             job = self._resources.enter_context(Job())
             if scheme == "ps":
-                shared[SERVERS_VARIABLE] = ",".join(start_servers(job, servers, nranks=nranks, timeout=timeout))
+                place = Placement(servers=tuple(start_servers(job, servers, nranks=nranks, timeout=timeout)))
             else:
-                shared[RENDEZVOUS_VARIABLE] = abstract_address("spawn")
+                place = Placement(rendezvous=abstract_address("spawn"))
+            shared |= place.variables()
             endpoints = endpoints_of(["127.0.0.1"], nranks)
             for rank in range(nranks):
                 mine, theirs = context.Pipe(duplex=False)

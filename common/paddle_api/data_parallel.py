@@ -368,7 +368,6 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         last_comm_buffer_size: size of the first bucket to be ready, MB.
         find_unused_parameters: accepted; unused parameters are always found.
         strategy, group: accepted for compatibility; only the default group exists.
-        update: who applies the optimizer where there are parameter servers: "server", "trainer" or "auto".
     """
 
     def __init__(
@@ -381,7 +380,6 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         group: Any = None,
         *,
         synchronizer: Synchronizer,
-        update: str = "auto",
     ) -> None:
         super().__init__(layers.full_name() + "_data_parallel")
         if group is not None:
@@ -398,7 +396,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         share_buffers(layers, synchronizer)
         listen_to_backward(self._average)
         if synchronizer.server_updates:
-            listen_to_steps(UpdateByServers(synchronizer, self._average, update))
+            listen_to_steps(UpdateByServers(synchronizer, self._average))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self._layers(*inputs, **kwargs)

@@ -46,17 +46,16 @@ class UpdateByServers:
     """Decides who updates, and makes the servers do it.
 
     Args:
-        choice: "server", "trainer", or "auto": servers if they can.
         steps: the model's gradients.
     """
 
-    def __init__(self, synchronizer: Synchronizer, steps: Steps, choice: str) -> None:
+    def __init__(self, synchronizer: Synchronizer, steps: Steps) -> None:
         if synchronizer.server_updates is None:
             raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
         self._servers, self._rank = synchronizer.server_updates, synchronizer.rank
-        self._steps, self._choice = steps, choice
+        self._steps = steps
         self._optimizer: Any = None  # the one whose updates servers make
-        self._by_trainers = choice == "trainer"
+        self._by_trainers = self._servers.choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
 
     def step(self, optimizer: Any) -> bool:
@@ -120,7 +119,7 @@ class UpdateByServers:
         if self._steps.gradients_changed():
             found = "the program changes gradients between backward and step"
         if isinstance(found, str):
-            if self._choice == "server":
+            if self._servers.choice == "server":
                 raise UsageError(f"--update server: servers cannot make this update: {found}; use --update auto")
             if self._rank == 0:
                 print(f"gradsync: the trainers update, not the servers: {found}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 from common.errors import UsageError
-from common.launch.placement import Placement, placement_from
+from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.data_parallel import DataParallel, GradientAverage
 from common.paddle_api.server_updates import stop_listening
@@ -80,7 +80,7 @@ class Surface:
             def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
                 surface._claim(layers)
                 synchronizer = surface._joined()
-                super().__init__(layers, *args, synchronizer=synchronizer, update=surface.placement.update, **kwargs)
+                super().__init__(layers, *args, synchronizer=synchronizer, **kwargs)
                 surface._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
@@ -211,7 +211,7 @@ class Surface:
 
         if unknown := sorted(options.keys() - SPAWN_OPTIONS):
             raise ValueError(f"spawn: the option {unknown[0]} is not supported")
-        limit = self.placement.timeout
+        limit = settings_from(Settings).timeout
         return spawn(self._scheme, func, args, nprocs=nprocs, join=join, servers=servers, timeout=limit)
 
     def _joined(self) -> Synchronizer:

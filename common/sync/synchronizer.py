@@ -110,6 +110,8 @@ class ServerUpdates(ABC):
     with `update`.
     """
 
+    choice: str = "auto"  # who updates, as the user says: "server", "trainer", or "auto": servers if they can
+
     @abstractmethod
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer, and each slot of the arena as its state's keys do ("": it is no parameter)."""

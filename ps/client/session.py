@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from common import __version__
 from common.errors import GradSyncError, PeerStalled, ProtocolError, UsageError, choose, error_from_name
-from common.launch.config import check_rank
+from common.launch.settings import check_rank
 from common.network import rpc
 from common.network.gradsync_pb2 import (
     Chunk,

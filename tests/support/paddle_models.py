@@ -166,7 +166,7 @@ def life(kind: Callable[[], Any] = Branches, *, serves_updates: bool) -> Iterato
     model, synchronizer = kind(), Pair(serves_updates=serves_updates)
     with averaging(model, synchronizer) as average:
         if serves_updates:
-            listen_to_steps(UpdateByServers(synchronizer, average, "auto"))
+            listen_to_steps(UpdateByServers(synchronizer, average))
         try:
             yield Life(synchronizer, average, model)
         finally:

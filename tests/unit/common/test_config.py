@@ -12,7 +12,8 @@ from collective.config import CollectiveTrainerConfig
 from common import errors
 from common.errors import GradSyncError, UsageError
 from common.launch.cli import run_command, split_script
-from common.launch.config import DATASETS, MODELS, TrainingConfig, check_rank
+from common.launch.config import DATASETS, MODELS, TrainingConfig
+from common.launch.settings import check_rank
 from common.system.addresses import parse_address, parse_addresses
 from common.tensors.optimizers import OPTIMIZERS, AdamW
 from ps.config import TrainerConfig

@@ -11,11 +11,13 @@ import pytest
 
 import collective
 import ps
+from collective.settings import RingSettings
 from common.errors import UsageError
 from common.launch.cli import split_script
-from common.launch.placement import placement_from
+from common.launch.settings import Placement, Settings, placement_from, settings_from, variables_of
 from common.paddle_api.names import PUBLIC, SERVER_SIDE
 from common.sync.local import LocalSynchronizer
+from ps.settings import ScriptSettings
 
 EXPECTED = {
     *("DataParallel", "DistributedStrategy", "ParallelEnv", "ReduceOp", "all_gather", "all_reduce", "barrier"),
@@ -124,8 +126,27 @@ def test_our_variables_win() -> None:
     found = placement_from(env)
     assert found.rendezvous == "unix-abstract:x"
     assert found.servers == ("127.0.0.1:8500", "127.0.0.1:8501")
-    assert (found.timeout, found.backend, found.overlap) == (7, "tcp", False)
-    assert placement_from({}).overlap
+    assert settings_from(RingSettings, env) == RingSettings(timeout=7, backend="tcp", overlap=False)
+
+
+@pytest.mark.parametrize("kind", [RingSettings, ScriptSettings])
+def test_settings_come_back_from_the_environment(kind: type[Settings]) -> None:
+    other = {"timeout": 7.5, "overlap": False}
+    other |= (
+        {"backend": "tcp", "checksum": "on"} if kind is RingSettings else {"data_plane": "grpc", "update": "server"}
+    )
+    for settings in (kind(), kind(**other)):
+        assert settings_from(kind, variables_of(kind, settings)) == settings
+        assert settings_from(Settings, variables_of(kind, settings)).timeout == settings.timeout
+
+
+def test_a_place_comes_back_from_the_environment() -> None:
+    for place in (
+        Placement(),
+        Placement(rendezvous="unix-abstract:x", insecure=True),
+        Placement(servers=("127.0.0.1:8500", "127.0.0.1:8501")),
+    ):
+        assert placement_from(place.variables()) == place
 
 
 @pytest.mark.parametrize(
@@ -134,11 +155,14 @@ def test_our_variables_win() -> None:
         ({"PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "rank 2 is outside 0..1"),
         ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "h:1"}, "names 1 ranks, PADDLE_TRAINERS_NUM says 2"),
         ({"GRADSYNC_SERVERS": "nonsense"}, "not an address: 'nonsense'"),
+        ({"GRADSYNC_TIMEOUT": "long"}, "GRADSYNC_TIMEOUT must be of type float \\(got 'long'\\)"),
+        ({"GRADSYNC_TIMEOUT": "-1"}, "--timeout must be a positive number"),
+        ({"GRADSYNC_CHECKSUM": "of"}, "unknown checksum 'of'; did you mean 'off'"),
     ],
 )
 def test_a_contradictory_environment_is_named(env: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        placement_from(env)
+        (settings_from(RingSettings, env), placement_from(env))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""How the ranks of a ring exchange gradients: each field is a flag, and a variable that launchers set for scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collective.group import ALGORITHMS, BACKENDS, Group, connect
+from collective.nccl.binding import BINDINGS
+from collective.nccl.seat import check_device
+from collective.transports.links import CHECKSUMS
+from common.errors import UsageError, choose
+from common.launch.settings import Settings
+from common.network.rpc import check_bind_host, host_of
+
+__all__ = ["RingSettings", "connect_with"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSettings(Settings):
+    """Of all ranks alike."""
+
+    backend: str = "auto"
+    """What carries the gradients: shm, tcp, nccl, nccl-ring, or auto (nccl if each rank has a GPU, else shm or tcp)."""
+    nccl_binding: str = "cupy"
+    """How NCCL is called: cupy or pynccl."""
+    device: str = "cpu"
+    """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
+    algorithm: str = "auto"
+    """How they travel: ring (tcp and nccl), direct, hierarchical (shared memory inside each host), or auto."""
+    checksum: str = "auto"
+    """Check what tcp carries: on, off, or auto (on between hosts)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("backend", self.backend, BACKENDS)
+        choose("NCCL binding", self.nccl_binding, BINDINGS)
+        check_device(self.device)
+        if self.device != "cpu":
+            raise UsageError(
+                f"--device {self.device}: training on the GPU is not built yet; --device cpu --backend nccl computes "
+                "on the CPU and reduces the gradients on GPUs (choose them with --devices)"
+            )
+        choose("algorithm", self.algorithm, ALGORITHMS)
+        choose("checksum", self.checksum, CHECKSUMS)
+
+
+def connect_with(settings: RingSettings, rank: int, nranks: int, rendezvous: str, *, insecure: bool) -> Group:
+    """As `collective.connect`.
+
+    Args:
+        insecure: other hosts may be listened to although nothing is encrypted.
+    """
+    if not rendezvous.startswith("unix"):
+        check_bind_host(host_of(rendezvous), insecure=insecure)
+    return connect(
+        rank,
+        nranks,
+        rendezvous,
+        settings.backend,
+        algorithm=settings.algorithm,
+        checksum=settings.checksum,
+        device=settings.device,
+        nccl_binding=settings.nccl_binding,
+        timeout=settings.timeout,
+    )
