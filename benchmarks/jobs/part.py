@@ -16,23 +16,33 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from benchmarks.jobs.job import Part
 from benchmarks.records.environment import cpu_name
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
-from benchmarks.records.result_files import kind_of
-from benchmarks.reports.kinds import RESULT_FILES
+from benchmarks.records.result_files import read
+from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResults
 from benchmarks.stats.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
-from common.errors import CertificateFailed
+from common.errors import CertificateFailed, DataError
 from common.launch.launch import Job
 from common.system.mkl import wanted_cpu_type
 
 __all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "take_up"]
 
 POLL_S = 0.2
+RESULT_FILES = ("results.json", "script.json", "sweep.json", "accuracy.json", "crossover.json")
 TOLD = "progress"  # the file in which a part tells how far it is
 PACKAGES = ("benchmarks", "collective", "common", "ps")
+
+
+class RoundsMade(msgspec.Struct):
+    """What a part leaves after each of its rounds."""
+
+    made: int
+    count: int
+    results: PartResults | None
 
 
 @dataclass
@@ -48,15 +58,22 @@ class Outcome:
 
     part: Part
     command: str
-    status: str = "missing"
+    status: Status = "missing"
     reason: str = "not run"
     seconds: float = 0.0
-    results: dict[str, Any] | None = None
+    results: PartResults | None = None
     resumed: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        kept = ("command", "status", "reason", "seconds", "results")
-        return {"name": self.part.name, "title": self.part.title, **{key: getattr(self, key) for key in kept}}
+    def record(self) -> PartRecord:
+        return PartRecord(
+            name=self.part.name,
+            title=self.part.title,
+            command=self.command,
+            status=self.status,
+            reason=self.reason,
+            seconds=self.seconds,
+            results=self.results,
+        )
 
 
 class RunningPart:
@@ -171,20 +188,21 @@ def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:
         outcome.status, outcome.reason = "failed", reason_in(folder / "log.txt", code)
         if code == CertificateFailed.exit_code:
             outcome.status = "wrong"
-            outcome.results = outcome.results if (outcome.results or {}).get("runs") == [] else None
+            if getattr(outcome.results, "runs", None) != []:
+                outcome.results = None
     elif outcome.results is None:
         outcome.status, outcome.reason = "failed", "it ended well but left no results"
     else:
         outcome.status, outcome.reason = "done", ""
 
 
-def rounds_made(folder: Path) -> tuple[float, str, dict[str, Any] | None]:
+def rounds_made(folder: Path) -> tuple[float, str, PartResults | None]:
     """Of all rounds the share that a part has made, the same in words, and the results that they make."""
     try:
-        kept = json.loads((folder / ROUNDS_FILE).read_text())
-    except (OSError, ValueError):
+        kept = msgspec.json.decode((folder / ROUNDS_FILE).read_bytes(), type=RoundsMade)
+    except (OSError, msgspec.DecodeError):
         return 0.0, "", None
-    return kept["made"] / kept["count"], f" after {kept['made']} of {kept['count']} rounds", kept["results"]
+    return kept.made / kept.count, f" after {kept.made} of {kept.count} rounds", kept.results
 
 
 def reason_in(log: Path, code: int) -> str:
@@ -194,14 +212,14 @@ def reason_in(log: Path, code: int) -> str:
     return next(iter([*own[-1:], *lines[-1:]]), f"exit code {code} without a word")
 
 
-def load_results(folder: Path) -> dict[str, Any] | None:
+def load_results(folder: Path) -> PartResults | None:
     """The results that a part's folder holds; None if there are none, or not to their end."""
     for name in RESULT_FILES:
         try:
-            found = json.loads((folder / name).read_text())
-        except (OSError, ValueError):
+            found = read(folder / name)
+        except DataError:
             continue
-        if isinstance(found, dict) and kind_of(found):
+        if not isinstance(found, SuiteResults):
             return found
     return None
 

@@ -7,20 +7,22 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+import psutil
+from msgspec import to_builtins
 
+from benchmarks.records.results import Environment, command_line, moment
 from collective.nccl.binding import load_binding, words
 from common import __version__
 from common.errors import UsageError
 from common.system.memory import aligned_empty
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
 
-__all__ = ["cpu_name", "describe_environment", "installed", "machine_of"]
+__all__ = ["cpu_name", "describe_environment", "head", "installed", "machine_of", "plain_head"]
 
 PACKAGES = (
     *("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl"),
@@ -30,33 +32,48 @@ PROBE_BYTES = 100_000_000
 PROBE_REPEATS = 9
 
 
-def describe_environment() -> dict[str, Any]:
-    """A plain dict for results.json; takes about 0.3 s for the memory probe."""
+class Head(TypedDict):
+    """What results of every kind begin with, as keyword arguments."""
+
+    created: str
+    command: str
+    environment: Environment
+
+
+def head() -> Head:
+    """Of the results of this process."""
+    return {"created": moment(), "command": command_line(), "environment": describe_environment()}
+
+
+def describe_environment() -> Environment:
+    """Takes about 0.3 s for the memory probe."""
     bandwidth, noise = probe_memory()
-    return {
-        "cpu": cpu_name(),
-        **({} if (cpu_type := wanted_cpu_type()) is None else {"mkl_cpu_type": cpu_type}),
-        **gpus(),
-        "governor": governor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "memcpy_gb_per_s": round(bandwidth, 2),
-        "noise": round(noise, 3),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {
+    cards, nccl = gpus()
+    return Environment(
+        cpu=cpu_name(),
+        mkl_cpu_type=wanted_cpu_type(),
+        gpus=cards,
+        nccl=nccl,
+        governor=governor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        memcpy_gb_per_s=round(bandwidth, 2),
+        noise=round(noise, 3),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        versions={
             "gradsync": __version__,
             **{name: found for name in PACKAGES if (found := installed(name))},
             **open_mpi(),
         },
-        "commit": commit(),
-    }
+        commit=commit(),
+    )
 
 
-def machine_of(environment: Mapping[str, Any]) -> str:
+def machine_of(environment: Environment) -> str:
     """What computed, in words; `environment` of any results."""
-    kernels = [f"{CPU_TYPE}={environment['mkl_cpu_type']}"] if "mkl_cpu_type" in environment else []
-    return ", ".join([str(environment.get("cpu")), f"{environment.get('cores')} cores", *kernels])
+    kernels = [f"{CPU_TYPE}={environment.mkl_cpu_type}"] if environment.mkl_cpu_type is not None else []
+    return ", ".join([environment.cpu, f"{environment.cores} cores", *kernels])
 
 
 def probe_memory() -> tuple[float, float]:
@@ -88,18 +105,18 @@ def governor() -> str | None:
         return None
 
 
-def gpus() -> dict[str, str]:
-    """Their names, the driver and the NCCL that CuPy loads; nothing where there is none."""
+def gpus() -> tuple[str | None, str | None]:
+    """Their names and driver, and the NCCL that CuPy loads; None where there is none."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return None, None
     try:
         nccl = words(load_binding().version)
     except UsageError as exc:
         nccl = f"absent: {exc}"
-    return {"gpus": found.replace("\n", "; "), "nccl": nccl}
+    return found.replace("\n", "; "), nccl
 
 
 def open_mpi() -> dict[str, str]:
@@ -128,3 +145,8 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+def plain_head(kind: str) -> dict[str, Any]:
+    """As `plain` has it."""
+    return {"schema": 1, "kind": kind, **to_builtins(head())}

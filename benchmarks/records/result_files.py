@@ -1,66 +1,87 @@
-"""Results as files: their kinds, the schemas that they are checked against, and the folder that keeps their history."""
+"""Results as files: reading and writing them, and the folder that keeps their history."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
-import shlex
-import sys
 import tempfile
-from datetime import datetime, timezone
-from importlib.resources import files
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+import msgspec
 
-from benchmarks.records.environment import describe_environment
-from common.errors import GradSyncError, UsageError
+from benchmarks.records.suite import PartResults, SuiteResults
+from common.errors import DataError, GradSyncError, UsageError
 
-__all__ = ["SCHEMA", "check_history", "head_of_results", "kind_of", "problem", "withdraw", "write_results"]
+__all__ = ["SCHEMA", "AnyResults", "check_history", "from_plain", "plain", "read", "sort_of", "withdraw"]
+__all__ += ["write_results"]
 
 SCHEMA = 1  # the version that every kind has so far
-EVERY_KIND = "results"  # the schema of what all kinds have in common
+AnyResults = PartResults | SuiteResults
+DECODER: msgspec.json.Decoder[AnyResults] = msgspec.json.Decoder(AnyResults)
 
 
-def head_of_results(kind: str) -> dict[str, Any]:
-    """What results of every kind begin with: what they are, when and by which command they came about, and where."""
-    return {
-        "schema": SCHEMA,
-        "kind": kind,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
-        "environment": describe_environment(),
-    }
+class Sort(msgspec.Struct):
+    """What is looked at before the rest of a file."""
+
+    schema: int
+    kind: str
+    created: str
 
 
-def kind_of(results: Any) -> str:
-    """ "compare", "script" (compare script.py), "sweep", "crossover" or a later kind; "" for none of ours."""
-    if not isinstance(results, dict) or not {"schema", "created", "environment"} <= results.keys():
-        return ""
-    if "kind" in results:
-        return str(results["kind"])
-    if isinstance(results.get("rows"), list):
-        return "sweep"
-    certificate = results.get("certificate")
-    if not isinstance(results.get("runs"), list) or not isinstance(certificate, dict):
-        return ""
-    return "script" if "against_paddle" in certificate else "compare"
+def read(path: Path) -> AnyResults:
+    """The results in a file, checked.
+
+    Raises:
+        DataError: it cannot be read, holds none, or none that this version understands.
+    """
+    content, sort = _look_at(path)
+    if sort is None:
+        raise DataError(f"{path} holds no results of python -m benchmarks")
+    if sort.schema != SCHEMA:
+        raise DataError(f"{path} has schema {sort.schema}, this version reads {SCHEMA}; use the one that wrote it")
+    try:
+        return DECODER.decode(content)
+    except msgspec.ValidationError as exc:
+        raise DataError(f"{path} breaks the schema of its kind: {exc}") from exc
 
 
-def problem(results: Any) -> str:
-    """Where results break their kind's schema (benchmarks/schemas), in one line; "" if they don't. A kind without a
-    schema must have what all have."""
-    for name in (EVERY_KIND, kind_of(results)):
-        file = files("benchmarks") / "schemas" / f"{name}.json"
-        if re.fullmatch(r"[a-z_]+", name) and file.is_file():
-            found = best_match(Draft202012Validator(json.loads(file.read_text())).iter_errors(results))
-            if found is not None:
-                return f"{found.json_path}: {shorten(found.message, 200, placeholder=' ...')}"
-    return ""
+def sort_of(path: Path) -> str:
+    """The kind of the results in a file; "" for JSON of another sort, such as a trace.
+
+    Raises:
+        DataError: it cannot be read, or is not JSON.
+    """
+    _, sort = _look_at(path)
+    return sort.kind if sort else ""
+
+
+def _look_at(path: Path) -> tuple[bytes, Sort | None]:
+    try:
+        content = path.read_bytes()
+        return content, msgspec.json.decode(content, type=Sort)
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    except msgspec.ValidationError:
+        return content, None
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"{path} is not JSON: {exc}") from exc
+
+
+def plain(results: msgspec.Struct) -> dict[str, Any]:
+    """As whoever reads the file with a JSON parser has it."""
+    found: dict[str, Any] = msgspec.to_builtins(results, str_keys=True)
+    return found
+
+
+def from_plain(content: object) -> AnyResults:
+    """What `plain` was made of.
+
+    Raises:
+        msgspec.ValidationError: nothing.
+    """
+    found: AnyResults = msgspec.convert(content, AnyResults, str_keys=True)
+    return found
 
 
 def check_history(folder: Path | None) -> None:
@@ -84,24 +105,26 @@ def withdraw(folder: Path, *names: str) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def write_results(results: dict[str, Any], path: Path, history: Path | None) -> None:
+def write_results(results: AnyResults, path: Path, history: Path | None) -> None:
     """Write results to `path`, and as a new file to the folder `history`, if there is one: named by UTC time, kind and
     commit, as in 20261121T083000Z-sweep-f8074a6e05.json.
 
     Raises:
         GradSyncError: they break their schema; then they are in `path` only.
     """
-    text = json.dumps(results, indent=1) + "\n"
-    path.write_text(text)
-    if reason := problem(json.loads(text)):
-        raise GradSyncError(f"{path} breaks the schema of its kind and is not for use: {reason}")
+    text = msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+    path.write_bytes(text)
+    try:
+        msgspec.json.decode(text, type=type(results))
+    except msgspec.ValidationError as exc:
+        raise GradSyncError(f"{path} breaks the schema of its kind and is not for use: {exc}") from exc
     if history is None:
         return
-    moment = re.sub(r"\D", "", results["created"][:19])
-    name = f"{moment[:8]}T{moment[8:]}Z-{kind_of(results)}-{results['environment'].get('commit') or 'unknown'}"
+    moment = re.sub(r"\D", "", results.created[:19])
+    name = f"{moment[:8]}T{moment[8:]}Z-{results.kind}-{results.environment.commit or 'unknown'}"
     for number in itertools.count(1):  # nothing is ever overwritten
         try:
-            with (history / f"{name}{f'-{number}' if number > 1 else ''}.json").open("x") as file:
+            with (history / f"{name}{f'-{number}' if number > 1 else ''}.json").open("xb") as file:
                 file.write(text)
         except FileExistsError:
             continue

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from benchmarks.page.document import Report
-from benchmarks.records.result_files import kind_of
 from benchmarks.reports import accuracy, compare, crossover, script, sweep
 from common.errors import choose
 
-__all__ = ["KINDS", "RESULT_FILES", "Kind", "report_of"]
+__all__ = ["KINDS", "Kind", "report_of"]
 
 
 class Kind(Protocol):
@@ -29,7 +28,6 @@ KINDS: dict[str, Kind] = {
     "accuracy": accuracy,
     "crossover": crossover,
 }
-RESULT_FILES = ("results.json", "script.json", "sweep.json", "accuracy.json", "crossover.json")
 
 
 def report_of(results: dict[str, Any]) -> Kind:
@@ -37,4 +35,4 @@ def report_of(results: dict[str, Any]) -> Kind:
     Raises:
         UsageError: results of another kind.
     """
-    return KINDS[choose("kind of results", kind_of(results), KINDS)]
+    return KINDS[choose("kind of results", str(results["kind"]), KINDS)]

@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
-from benchmarks.records.result_files import kind_of
 from benchmarks.reports.compare.certificate import groups
 from benchmarks.reports.runs import KNOWN, Run, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
@@ -217,13 +216,13 @@ def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -
             shares=span(shares),
         )
     for title, results in parts:
-        if kind_of(results) == "sweep" and (found := nearest_to_limit(results)):
+        if results["kind"] == "sweep" and (found := nearest_to_limit(results)):
             yield say("{title}: {sentence}.", title=title, sentence=found)
 
 
 def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
     """Those of a comparison, or of a program's, with several ranks and schemes."""
-    kind = kind_of(results)
+    kind = results["kind"]
     if kind == "compare":
         for nranks, runs in groups(results):
             racing = [run for run in runs if in_step(run)]

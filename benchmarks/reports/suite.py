@@ -11,7 +11,6 @@ from rich.text import Text
 from benchmarks.page.document import Chapter, Command, Report, Section
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
-from benchmarks.records.result_files import kind_of
 from benchmarks.reports.compare.report import how_to_read
 from benchmarks.reports.facts import environment
 from benchmarks.reports.kinds import report_of
@@ -52,7 +51,7 @@ def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
     return [
         say("{title}: {line}", title=title, line=line)
         for title, found in parts
-        if kind_of(found) in ("crossover", "accuracy")
+        if found["kind"] in ("crossover", "accuracy")
         for line in report_of(found).verdict(found)[:2]
     ]
 

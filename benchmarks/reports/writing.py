@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.page import html, markdown
 from benchmarks.page.language import speaking
-from benchmarks.records.result_files import kind_of
+from benchmarks.records.result_files import AnyResults, plain
 from benchmarks.reports import suite
 from benchmarks.reports.kinds import KINDS, Kind
 from common.errors import choose
@@ -35,11 +35,12 @@ def to_markdown(results: Results) -> str:
 
 
 def _kind(results: Results) -> Kind:
-    return REPORTS[choose("kind of results", kind_of(results), REPORTS)]
+    return REPORTS[choose("kind of results", str(results["kind"]), REPORTS)]
 
 
-def write_report(results: Results, folder: Path, name: str, language: str) -> None:
+def write_report(typed: AnyResults, folder: Path, name: str, language: str) -> None:
     """Write `name`.md and `name`.html to `folder`, in one of `language.LANGUAGES`."""
+    results = plain(typed)
     with speaking(language):
         texts = {"md": to_markdown(results), "html": to_html(results)}
     for end, text in texts.items():

@@ -22,8 +22,9 @@ from rich.text import Text
 
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.netlab.cluster import OneHost
+from benchmarks.records.environment import plain_head
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
+from benchmarks.records.result_files import check_history, from_plain, withdraw, write_results
 from benchmarks.reports.accuracy import verdict
 from benchmarks.reports.accuracy.entries import straggler_words
 from benchmarks.reports.writing import write_report
@@ -57,8 +58,8 @@ def accuracy(config: AccuracyConfig) -> None:
         raise
     for sentence in verdict(results):
         console.print(Text(sentence))
-    write_results(results, config.out / "accuracy.json", config.history)
-    write_report(results, config.out, "accuracy", config.lang)
+    write_results(from_plain(results), config.out / "accuracy.json", config.history)
+    write_report(from_plain(results), config.out, "accuracy", config.lang)
     console.print(f"\nreport: {config.out / 'accuracy.html'}", soft_wrap=True)
 
 
@@ -66,7 +67,7 @@ def run_all(config: AccuracyConfig, console: Console) -> dict[str, Any]:
     """Everything that accuracy.json holds."""
     contestants, seeds = config.contestants(), config.every_seed()
     results: dict[str, Any] = {
-        **head_of_results("accuracy"),
+        **plain_head("accuracy"),
         "job": {
             **{key: getattr(config, key) for key in ("model", "dataset", "batch_size", "optimizer", "lr")},
             **{key: getattr(config, key) for key in ("nranks", "steps", "target", "eval_every")},

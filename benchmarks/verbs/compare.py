@@ -14,8 +14,9 @@ from rich.console import Console
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.netlab.link import measure_link
+from benchmarks.records.environment import plain_head
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
+from benchmarks.records.result_files import check_history, from_plain, withdraw, write_results
 from benchmarks.reports.compare.terminal import print_terminal
 from benchmarks.reports.writing import write_report
 from benchmarks.stats.rounds import rounds
@@ -49,8 +50,8 @@ def compare(config: CompareConfig) -> int:
         raise
     print_terminal(results, console)  # first: the disk may be full
     interrupted = results.get("interrupted", False)
-    write_results(results, config.out / "results.json", None if interrupted else config.history)
-    write_report(results, config.out, "report", config.lang)
+    write_results(from_plain(results), config.out / "results.json", None if interrupted else config.history)
+    write_report(from_plain(results), config.out, "report", config.lang)
     console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
     if not results["certificate"]["passed"]:
         raise CertificateFailed(f"the schemes did not compute the same; see {config.out / 'report.md'}")
@@ -70,7 +71,7 @@ def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
     if not contestants:
         raise UsageError("; ".join(f"{scheme} is absent: {why}" for scheme, why in absent.items()))
     results: dict[str, Any] = {
-        **head_of_results("compare"),
+        **plain_head("compare"),
         "scaling": config.scaling,
         "missing": absent,
         "runs": [],

@@ -25,8 +25,9 @@ from benchmarks.flags.sweep import size_in_words
 from benchmarks.netlab.cluster import Cluster, ClusterConfig, why_no_cluster
 from benchmarks.netlab.link import link_bytes
 from benchmarks.operations.group import MeasuredGroup
+from benchmarks.records.environment import plain_head
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, withdraw, write_results
+from benchmarks.records.result_files import check_history, from_plain, withdraw, write_results
 from benchmarks.reports.crossover_terminal import print_terminal
 from benchmarks.reports.writing import write_report
 from benchmarks.stats.rounds import rounds
@@ -59,7 +60,7 @@ def run_crossover(config: CrossoverConfig) -> int:
     check_history(config.history)
     check_writable("out", config.out / "crossover.json")
     results: dict[str, Any] = {
-        **head_of_results("crossover"),
+        **plain_head("crossover"),
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "repetitions": config.repetitions,
         "interrupted": False,
@@ -94,8 +95,10 @@ def run_crossover(config: CrossoverConfig) -> int:
         results["interrupted"] = True
     results = so_far()
     print_terminal(results, console)
-    write_results(results, config.out / "crossover.json", None if results["interrupted"] else config.history)
-    write_report(results, config.out, "crossover", config.lang)
+    write_results(
+        from_plain(results), config.out / "crossover.json", None if results["interrupted"] else config.history
+    )
+    write_report(from_plain(results), config.out, "crossover", config.lang)
     console.print(Text(f"\nreport: {config.out / 'crossover.html'}"), soft_wrap=True)
     return 130 if results["interrupted"] else 0
 

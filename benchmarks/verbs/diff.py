@@ -3,31 +3,36 @@ they agree."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from benchmarks.flags.sweep import size_in_words
 from benchmarks.peers import OURS
+from benchmarks.records.accuracy import AccuracyResults
+from benchmarks.records.compare import CompareResults, Run
+from benchmarks.records.crossover import Cell, CrossoverResults
 from benchmarks.records.environment import machine_of
-from benchmarks.records.result_files import SCHEMA, kind_of, problem
+from benchmarks.records.result_files import AnyResults, plain, read
+from benchmarks.records.results import Cluster
+from benchmarks.records.script import ScriptResults
+from benchmarks.records.suite import PartResults, SuiteResults
+from benchmarks.records.sweep import SweepResults
 from benchmarks.reports.accuracy.entries import entries, straggler_words
 from benchmarks.stats.agreement import Figure, agreement
-from benchmarks.stats.interval import Measured, measured, three_digits
+from benchmarks.stats.interval import Measured, three_digits
 from benchmarks.training.contestants import PEERS
 from common.errors import DataError, GradSyncError, UsageError
 
 __all__ = ["Change", "DiffConfig", "changes", "diff", "figures", "load"]
 
-COMPARED = ("compare", "script", "sweep", "crossover", "accuracy")
-JOB = "suite"  # of parts, each one of those
 COLOURS = {"slower": "red", "faster": "green"}
 
 
@@ -93,83 +98,85 @@ def diff(config: DiffConfig) -> int:
     return int("slower" in verdicts)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The results in a file, checked."""
+def load(path: Path) -> AnyResults:
+    """The results in a file, checked.
+
+    Raises:
+        DataError: it holds none.
+        GradSyncError: it holds no speed.
+    """
     if path.is_dir():
         latest = [f", the latest is {name}" for name in sorted(file.name for file in path.glob("*Z-*.json"))[-1:]]
         raise DataError(f"{path} is a folder; give one of its files{''.join(latest)}")
-    try:
-        results = json.loads(path.read_text())
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise DataError(f"{path} is not JSON: {exc}") from exc
-    if kind_of(results) not in (*COMPARED, JOB):
-        raise DataError(f"{path} holds no results of {', '.join((*COMPARED, JOB))}")
-    check(results, path)
-    for part in parts_of(results).values():
-        check(part, path)
-    return dict(results)
+    results = read(path)
+    for each in parts_of(results).values():
+        check(each, path)
+    return results
 
 
-def parts_of(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name, the results of the parts of a job that were measured well."""
-    parts = results["parts"] if kind_of(results) == JOB else ()
-    return {part["name"]: part["results"] for part in parts if part["status"] == "done"}
+def parts_of(results: AnyResults) -> dict[str, PartResults]:
+    """By name, the results of the parts of a job that were measured well; of one part, that one."""
+    return results.done() if isinstance(results, SuiteResults) else {"": results}
 
 
-def check(results: dict[str, Any], path: Path) -> None:
-    """Whether they hold speed that this version understands."""
-    if results["schema"] != SCHEMA:
-        versions = f"has schema {results['schema']}, this version reads {SCHEMA}"
-        raise DataError(f"{path} {versions}; use the version of GradSync that wrote it")
-    if reason := problem(results):
-        raise DataError(f"{path} breaks the schema of its kind: {reason}")
-    if "certificate" in results and not results["runs"]:
+def check(results: PartResults, path: Path) -> None:
+    """Whether they hold speed."""
+    if isinstance(results, SweepResults):
+        wrong = sorted({f"{row.backend} N={row.nranks}" for row in results.rows if row.wrong})
+        if wrong:
+            raise GradSyncError(f"{path}: wrong sums from {', '.join(wrong)}, so there is no speed to compare")
+    elif not isinstance(results, CrossoverResults) and not results.runs:
         raise GradSyncError(f"{path}: the certificate failed, so there is no speed to compare")
-    wrong = sorted({f"{row['backend']} N={row['nranks']}" for row in results.get("rows", ()) if row["wrong"]})
-    if wrong:
-        raise GradSyncError(f"{path}: wrong sums from {', '.join(wrong)}, so there is no speed to compare")
 
 
-def figures(results: dict[str, Any]) -> dict[str, Figure]:
+def figures(results: AnyResults) -> dict[str, Figure]:
     """By what was measured; of a job with the part's name before it."""
-    of_parts = {
-        f"{part}: {name}": replace(figure, race=figure.race and f"{part}: {figure.race}")
-        for part, found in parts_of(results).items()
+    return {
+        part + name: replace(figure, race=figure.race and part + figure.race)
+        for part, found in ((f"{name}: " if name else "", found) for name, found in parts_of(results).items())
         for name, figure in _figures(found)
     }
-    return of_parts or dict(_figures(results))
 
 
-def _figures(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    for row in results.get("rows", ()):
-        race = f"N={row['nranks']} {size_in_words(row['bytes'])}"
-        yield f"{row['backend']} {race}", figure(measured(row, "time_ms"), row["backend"] in OURS, race)
-    if kind_of(results) == "accuracy":
-        for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
-            race = straggler_words(entry.straggler, results["job"])
-            middle, low, high = (1e3 * each for each in entry.target)
-            yield f"{entry.name}, {race}", Figure(middle, low, high, race=race)
-        return
-    for run in results.get("runs", ()):
-        ours, race = run.get("scheme") not in PEERS, f"N={run['nranks']}"
-        if "samples_per_s" in run:
-            rate = measured(run, "samples_per_s")
-            rounds = tuple(1e6 / each for each in rate.rounds)
-            time = Measured(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, rounds)
-        else:
-            time = measured(run, "step_ms")
-        yield run["contestant"], figure(time, ours, race)
-    for cell in results.get("cells", ()):
-        at = f"{cell['link']} {size_in_words(cell['bytes'])}"
-        race = f"N={cell['nranks']} {at}"
-        sides = (("ring", f"ring {race}"), ("ps", f"ps N={cell['nranks']} S={cell['servers']} {at}"))
-        for scheme, name in sides:
-            yield name, figure(measured(cell[scheme], "time_ms"), True, race)
-        low, high = cell["stream_bytes_per_s_interval"]
-        a_mb = Figure(1e9 / cell["stream_bytes_per_s"], 1e9 / high, 1e9 / low, ours=False)
-        yield f"plain stream {race}", a_mb
+def _figures(results: PartResults) -> Iterator[tuple[str, Figure]]:
+    match results:
+        case SweepResults():
+            for row in results.rows:
+                race = f"N={row.nranks} {size_in_words(row.bytes)}"
+                yield f"{row.backend} {race}", figure(row.time, row.backend in OURS, race)
+        case AccuracyResults():
+            yield from _figures_of_accuracy(plain(results))
+        case CrossoverResults():
+            for cell in results.cells:
+                yield from _figures_of_cell(cell)
+        case CompareResults():
+            for run in results.runs:
+                yield run.contestant, figure(time_of(run.rate), run.scheme not in PEERS, f"N={run.nranks}")
+        case ScriptResults():
+            for program in results.runs:
+                ours = program.scheme not in PEERS
+                yield program.contestant, figure(program.step, ours, f"N={program.nranks}")
+
+
+def _figures_of_accuracy(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+    for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
+        race = straggler_words(entry.straggler, results["job"])
+        middle, low, high = (1e3 * each for each in entry.target)
+        yield f"{entry.name}, {race}", Figure(middle, low, high, race=race)
+
+
+def _figures_of_cell(cell: Cell) -> Iterator[tuple[str, Figure]]:
+    at = f"{cell.link} {size_in_words(cell.bytes)}"
+    race = f"N={cell.nranks} {at}"
+    yield f"ring {race}", figure(cell.ring.time, True, race)
+    yield f"ps N={cell.nranks} S={cell.servers} {at}", figure(cell.ps.time, True, race)
+    low, high = cell.stream_bytes_per_s_interval
+    yield f"plain stream {race}", Figure(1e9 / cell.stream_bytes_per_s, 1e9 / high, 1e9 / low, ours=False)
+
+
+def time_of(rate: Measured) -> Measured:
+    """Of a thousand samples, in ms."""
+    return Measured(1e6 / rate.median, 1e6 / rate.high, 1e6 / rate.low, tuple(1e6 / each for each in rate.rounds))
 
 
 def figure(time: Measured, ours: bool, race: str) -> Figure:
@@ -180,44 +187,53 @@ def changes(before: dict[str, Figure], after: dict[str, Figure]) -> list[Change]
     return [Change(what, before[what], after[what]) for what in before if what in after]
 
 
-def check_alike(before: dict[str, Any], after: dict[str, Any]) -> None:
-    kinds = kind_of(before), kind_of(after)
-    if kinds[0] != kinds[1]:
-        raise UsageError(f"one is of {kinds[0]}, the other of {kinds[1]}; give two of a kind")
+def check_alike(before: AnyResults, after: AnyResults) -> None:
+    """
+    Raises:
+        UsageError: they are of different kinds, or of different trainings.
+    """
+    if before.kind != after.kind:
+        raise UsageError(f"one is of {before.kind}, the other of {after.kind}; give two of a kind")
     mine, theirs = parts_of(before), parts_of(after)
     for name in mine.keys() & theirs.keys():
-        check_alike(mine[name], theirs[name])
-    jobs = [job_of(results) for results in (before, after)]
-    if jobs[0] != jobs[1]:
-        raise UsageError(f"they measured different things: {jobs[0]} / {jobs[1]}")
-    for key in ("program", "servers"):  # which older files do not hold
-        if key in before and key in after and before[key] != after[key]:
-            raise UsageError(f"they measured different things: {key} {before[key]} / {key} {after[key]}")
+        if mine[name].kind != theirs[name].kind:
+            raise UsageError(f"one {name} is of {mine[name].kind}, the other of {theirs[name].kind}")
+        jobs = [job_of(results[name]) for results in (mine, theirs)]
+        if jobs[0] != jobs[1]:
+            raise UsageError(f"they measured different things: {jobs[0]} / {jobs[1]}")
 
 
-def job_of(results: dict[str, Any]) -> str:
-    if kind_of(results) == "accuracy":
-        return ", ".join(f"{key} {value}" for key, value in results["job"].items() if key != "seeds")
-    strong = results.get("scaling") == "strong"
-    trained = {trained_by(run, ranks_share=strong) for run in results.get("runs", ())}
-    where = (results.get("cluster") or {}).get("words", "")
-    op = [results.get("op", "all_reduce")] * (kind_of(results) == "sweep")
-    scaling = ["strong scaling"] * strong
-    return "; ".join([*op, *sorted(trained), *scaling, *([f"on {where}"] if where else [])])
+def job_of(results: PartResults) -> str:
+    """What was measured, in words."""
+    match results:
+        case AccuracyResults(job=job):
+            return ", ".join(f"{key} {value}" for key, value in asdict(job).items() if key != "seeds")
+        case SweepResults():
+            servers = [f"servers {results.servers}"] * bool(results.servers)
+            return "; ".join([results.op, *servers, *on(results.cluster)])
+        case CompareResults():
+            strong = results.scaling == "strong"
+            trained = {trained_by(run, ranks_share=strong) for run in results.runs}
+            return "; ".join([*sorted(trained), *["strong scaling"] * strong, *on(results.cluster)])
+        case ScriptResults():
+            return f"program {results.program}" if results.program else ""
+        case CrossoverResults():
+            return ""
 
 
-def trained_by(run: dict[str, Any], *, ranks_share: bool) -> str:
+def on(cluster: Cluster | None) -> list[str]:
+    return [f"on {cluster.words}"] if cluster else []
+
+
+def trained_by(run: Run, *, ranks_share: bool) -> str:
     """What a run trains; with one batch shared by all ranks, the whole of it, which is the same for all N."""
-    keys = ("model", "dataset", "batch_size", "optimizer")
-    told = {key: run[key] for key in keys if key in run}
-    if ranks_share:
-        told["batch_size"] *= run["nranks"]
-    return ", ".join(f"{key} {value}" for key, value in told.items())
+    batch = run.batch_size * (run.nranks if ranks_share else 1)
+    return f"model {run.model}, dataset {run.dataset}, batch_size {batch}, optimizer {run.optimizer}"
 
 
-def remarks(before: dict[str, Any], after: dict[str, Any], found: list[Change]) -> list[str]:
+def remarks(before: AnyResults, after: AnyResults, found: list[Change]) -> list[str]:
     """Why the figures may differ though the code does not, and what only one of the files holds."""
-    machines = [machine_of(results["environment"]) for results in (before, after)]
+    machines = [machine_of(results.environment) for results in (before, after)]
     told = [f"different machines or settings: {' / '.join(machines)}"] * (machines[0] != machines[1])
     for change in found:
         if not change.before.ours and change.verdict in COLOURS:

@@ -8,10 +8,9 @@ from pathlib import Path
 import tyro
 
 from benchmarks.page.language import LANGUAGES
-from benchmarks.records.result_files import SCHEMA, kind_of
+from benchmarks.records.result_files import read
 from benchmarks.reports.writing import write_report
-from benchmarks.verbs.results import load
-from common.errors import DataError, choose
+from common.errors import choose
 from common.launch.cli import check_writable
 
 __all__ = ["ReportConfig", "report_again"]
@@ -38,14 +37,7 @@ def report_again(config: ReportConfig) -> None:
         DataError: the file cannot be read, or holds no results that this version understands.
         UsageError: the report cannot be written.
     """
-    try:
-        results = load(config.results)
-    except OSError as exc:
-        raise DataError(f"cannot read {config.results}: {exc.strerror}") from exc
-    if results is None:
-        raise DataError(f"{config.results} holds no results of python -m benchmarks")
-    if results["schema"] != SCHEMA:
-        raise DataError(f"{config.results} has schema {results['schema']}, this version reads {SCHEMA}")
+    results = read(config.results)
     check_writable("out", config.out / "report.html")
     write_report(results, config.out, "report", config.lang)
-    print(f"report: {config.out / 'report.html'} ({kind_of(results)})")
+    print(f"report: {config.out / 'report.html'} ({results.kind})")

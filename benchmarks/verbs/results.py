@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.records.environment import machine_of
-from benchmarks.records.result_files import SCHEMA, kind_of, problem
+from benchmarks.records.result_files import AnyResults, plain, read, sort_of
 from benchmarks.reports.writing import REPORTS
-from common.errors import DataError, UsageError
+from common.errors import UsageError
 
 __all__ = ["ResultsConfig", "list_results", "to_markdown", "verdict"]
 
@@ -23,7 +21,6 @@ Written by `python -m benchmarks results` from the files under `{folder}`; don't
 [performance.md](performance.md).
 """
 NONE = "\nNo results are committed yet.\n"
-Results = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,7 @@ def to_markdown(folder: Path, home: Path) -> str:
         home: the folder that it will lie in, for its links.
     """
     history = folder / "history"
-    found = [(path, results) for path in sorted(folder.rglob("*.json")) if (results := load(path)) is not None]
+    found = [(path, read(path)) for path in sorted(folder.rglob("*.json")) if sort_of(path)]
     entries = [_entry(path, results, home) for path, results in found if history not in path.parents]
     runs = [_line(path, results, home) for path, results in found if history in path.parents]
     table = ["## History", "", "| UTC | kind | commit | command |", "|---|---|---|---|", *runs, ""]
@@ -72,57 +69,35 @@ def to_markdown(folder: Path, home: Path) -> str:
     return "\n".join([*parts, *(table if runs else [])]) + ("" if found else NONE)
 
 
-def load(path: Path) -> Results | None:
-    """The results in a file; None for JSON of another sort, such as a trace.
-
-    Raises:
-        DataError: it is not JSON, or breaks the schema of its kind.
-    """
-    try:
-        results = json.loads(path.read_text())
-    except ValueError as exc:
-        raise DataError(f"{path} is not JSON: {exc}") from exc
-    if not kind_of(results):
-        return None
-    if results["schema"] == SCHEMA and (reason := problem(results)):
-        raise DataError(f"{path} breaks the schema of its kind: {reason}")
-    return dict(results)
-
-
-def verdict(results: Results) -> list[str]:
+def verdict(results: AnyResults) -> list[str]:
     """In plain sentences: those of the kind's own report."""
-    kind = kind_of(results)
-    if results["schema"] != SCHEMA:
-        return [f"This version reads schema {SCHEMA}, not {results['schema']}."]
-    if kind not in REPORTS:
-        return [f"This version has no words for results of kind {kind}."]
-    return REPORTS[kind].verdict(results)
+    return REPORTS[results.kind].verdict(plain(results))
 
 
-def _entry(path: Path, results: Results, home: Path) -> str:
-    machine = results["environment"]
+def _entry(path: Path, results: AnyResults, home: Path) -> str:
+    machine = results.environment
     lines = [
-        f"## {_escape(path.parent.name)}: {kind_of(results)}, {results['created'][:10]}",
+        f"## {_escape(path.parent.name)}: {results.kind}, {results.created[:10]}",
         "",
         *(f"- {_escape(sentence)}" for sentence in verdict(results)),
         "",
-        f"`{results.get('command')}`",
+        f"`{results.command}`",
         "",
         f"{_escape(machine_of(machine))}; {_moment(results)}; "
-        f"commit {machine.get('commit') or 'unknown'}; {_links(path, home)}",
+        f"commit {machine.commit or 'unknown'}; {_links(path, home)}",
         "",
     ]
     return "\n".join(lines)
 
 
-def _line(path: Path, results: Results, home: Path) -> str:
-    kind = f"[{kind_of(results)}]({os.path.relpath(path, home)})"
-    command = str(results.get("command")).replace("|", "\\|")
-    return f"| {_moment(results)} | {kind} | {results['environment'].get('commit') or 'unknown'} | `{command}` |"
+def _line(path: Path, results: AnyResults, home: Path) -> str:
+    kind = f"[{results.kind}]({os.path.relpath(path, home)})"
+    command = results.command.replace("|", "\\|")
+    return f"| {_moment(results)} | {kind} | {results.environment.commit or 'unknown'} | `{command}` |"
 
 
-def _moment(results: Results) -> str:
-    return f"{results['created'][:16].replace('T', ' ')} UTC"
+def _moment(results: AnyResults) -> str:
+    return f"{results.created[:16].replace('T', ' ')} UTC"
 
 
 def _links(path: Path, home: Path) -> str:

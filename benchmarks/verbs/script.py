@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.flags.script import CompareScriptConfig
+from benchmarks.records.environment import plain_head
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, write_results
+from benchmarks.records.result_files import check_history, from_plain, write_results
 from benchmarks.reports.script import cells, distances, heads, outcome
 from benchmarks.reports.writing import write_report
 from benchmarks.stats.interval import interval
@@ -92,7 +93,7 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
     check_writable("out", config.out / "script.json")
     contestants = config.contestants()
     results: dict[str, Any] = {
-        **head_of_results("script"),
+        **plain_head("script"),
         "program": Path(script[0]).name,
     }
     runs: Records = {}
@@ -132,8 +133,8 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> None:
         results = so_far()
     results = json.loads(json.dumps(results))  # as whoever reads the file has it
     show(results, console)
-    write_results(results, config.out / "script.json", config.history)
-    write_report(results, config.out, "script", config.lang)
+    write_results(from_plain(results), config.out / "script.json", config.history)
+    write_report(from_plain(results), config.out, "script", config.lang)
     console.print(f"\nresults: {config.out / 'script.json'}", soft_wrap=True)
     verdict(results["certificate"], failures)
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -19,7 +20,9 @@ from benchmarks.jobs.job import JobFile, Part, config_of, preset, presets, read_
 from benchmarks.jobs.part import Outcome, RunningPart, fingerprint, take_up
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page.language import LANGUAGES, speaking
-from benchmarks.records.result_files import head_of_results
+from benchmarks.records.environment import head
+from benchmarks.records.result_files import plain
+from benchmarks.records.suite import SuiteResults
 from benchmarks.reports.suite import print_summary
 from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.training.stand_in import write_idx_files
@@ -76,11 +79,7 @@ def run_suite(config: SuiteConfig) -> None:
     job = config.job()
     console = Console(highlight=False)
     outcomes = [Outcome(p, shlex.join(["python", "-m", "benchmarks", *command_of(p, config)])) for p in job.parts]
-    suite = {
-        **head_of_results("suite"),
-        "title": job.title,
-        "synthetic": job.synthetic,
-    }
+    suite = SuiteResults(**head(), title=job.title, synthetic=job.synthetic, parts=[])
     prints = {each.part.name: fingerprint(each.part) for each in outcomes}
     if config.resume:
         resume(outcomes, prints, config)
@@ -88,7 +87,7 @@ def run_suite(config: SuiteConfig) -> None:
         run_parts(outcomes, prints, suite, config, console)
     finally:
         write_report(suite, outcomes, config)
-        print_summary({**suite, "parts": [each.to_json() for each in outcomes]}, console)
+        print_summary(plain(replace(suite, parts=[each.record() for each in outcomes])), console)
         console.print(f"\nreport: {config.out / 'suite.html'}", soft_wrap=True)
     for status, error, what in (
         ("wrong", CertificateFailed, "computed the wrong thing"),
@@ -114,7 +113,7 @@ def resume(outcomes: list[Outcome], prints: dict[str, str], config: SuiteConfig)
 
 
 def run_parts(
-    outcomes: list[Outcome], prints: dict[str, str], suite: dict[str, Any], config: SuiteConfig, console: Console
+    outcomes: list[Outcome], prints: dict[str, str], suite: SuiteResults, config: SuiteConfig, console: Console
 ) -> None:
     """In turn, a round each. The report is written anew whenever one ends."""
     for outcome in outcomes:
@@ -205,8 +204,8 @@ def next_of(parts: Sequence[T], free: float) -> T:
     return min(parts if free >= ROOM or not begun else begun, key=lambda each: each.share)
 
 
-def write_report(suite: dict[str, Any], outcomes: list[Outcome], config: SuiteConfig) -> None:
-    results = {**suite, "parts": [each.to_json() for each in outcomes]}
+def write_report(suite: SuiteResults, outcomes: list[Outcome], config: SuiteConfig) -> None:
+    results = plain(replace(suite, parts=[each.record() for each in outcomes]))
     with speaking(config.lang):
         texts = dict(written(results))
     for name, text in texts.items():

@@ -17,8 +17,9 @@ from benchmarks.netlab.cluster import Hosts
 from benchmarks.netlab.link import link_bytes
 from benchmarks.operations.group import WARMUP, MeasuredGroup
 from benchmarks.peers import OURS, load_peer
+from benchmarks.records.environment import plain_head
 from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, head_of_results, write_results
+from benchmarks.records.result_files import check_history, from_plain, write_results
 from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
 from benchmarks.reports.writing import write_report
 from benchmarks.stats.interval import interval
@@ -62,7 +63,7 @@ def run_sweep(config: SweepConfig) -> int:
         console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
     present = [name for name in backends if name not in absent]
     results: dict[str, Any] = {
-        **head_of_results("sweep"),
+        **plain_head("sweep"),
         "op": config.op,
         "cluster": config.cluster.describe(),
         "servers": config.servers if config.op == "push_pull" else 0,
@@ -107,8 +108,8 @@ def run_sweep(config: SweepConfig) -> int:
         for who, reason in results["failed"].items():
             console.print(f"failed: {who}: {reason}", soft_wrap=True, markup=False)
         show(results, console)
-    write_results(results, config.out / "sweep.json", None if results["interrupted"] else config.history)
-    write_report(results, config.out, "sweep", config.lang)
+    write_results(from_plain(results), config.out / "sweep.json", None if results["interrupted"] else config.history)
+    write_report(from_plain(results), config.out, "sweep", config.lang)
     console.print(f"\nreport: {config.out / 'sweep.html'}", soft_wrap=True)
     if wrong := wrong_backends(results):
         raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")

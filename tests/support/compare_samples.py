@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.reports.compare.terminal import print_terminal
+from tests.support.typed_results import completed
 
 __all__ = ["Page", "Results", "a_run", "digest_of", "results_of", "strong", "terminal"]
 
@@ -48,40 +49,44 @@ def results_of(*runs: dict[str, Any]) -> Results:
     sizes = sorted({run["nranks"] for run in runs})
     names = {nranks: [run["contestant"] for run in runs if run["nranks"] == nranks] for nranks in sizes}
     check = {"difference": 1.2e-7, "bound": 1e-3, "within": True}
-    return {
-        "schema": 1,
-        "created": "2026-11-21T08:30:00+00:00",
-        "command": "python -m benchmarks compare",
-        "environment": {
-            "cpu": "AMD EPYC",
-            "cores": 2,
-            "memory_bytes": 25_000_000_000,
-            "memcpy_gb_per_s": 8.1,
-            "kernel": "6.18",
-            "python": "3.11.7",
-            "versions": {"numpy": "2.4.6"},
-            "commit": None,
-            "noise": 0.03,
+    return completed(
+        {
+            "schema": 1,
+            "created": "2026-11-21T08:30:00+00:00",
+            "command": "python -m benchmarks compare",
+            "environment": {
+                "cpu": "AMD EPYC",
+                "cores": 2,
+                "memory_bytes": 25_000_000_000,
+                "memcpy_gb_per_s": 8.1,
+                "kernel": "6.18",
+                "python": "3.11.7",
+                "versions": {"numpy": "2.4.6"},
+                "commit": None,
+                "noise": 0.03,
+            },
+            "certificate": {
+                "identical": True,
+                "passed": True,
+                "steps": 5,
+                "schemes": {run["contestant"]: digest_of(run["nranks"]) for run in runs},
+                "groups": [
+                    {
+                        "nranks": nranks,
+                        "identical": True,
+                        "contestants": names[nranks],
+                        "sha256": digest_of(nranks),
+                        "whole_batch": check if nranks > 1 else None,
+                    }
+                    for nranks in sizes
+                ],
+                "differences": [],
+            },
+            "runs": list(runs),
+            "missing": {},
         },
-        "certificate": {
-            "identical": True,
-            "steps": 5,
-            "schemes": {run["contestant"]: digest_of(run["nranks"]) for run in runs},
-            "groups": [
-                {
-                    "nranks": nranks,
-                    "identical": True,
-                    "contestants": names[nranks],
-                    "sha256": digest_of(nranks),
-                    "whole_batch": check if nranks > 1 else None,
-                }
-                for nranks in sizes
-            ],
-            "differences": [],
-        },
-        "runs": list(runs),
-        "missing": {},
-    }
+        "compare",
+    )
 
 
 def strong() -> Results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.verbs.sweep import row_of
+from tests.support.typed_results import completed
 
 __all__ = ["results_of", "sample"]
 
@@ -13,16 +14,19 @@ def results_of(*rows: dict[str, Any]) -> dict[str, Any]:
     """sweep.json with these rows."""
     machine = {"cpu": "x", "cores": 2, "memory_bytes": 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.1}
     about = {"kernel": "6", "python": "3", "versions": {}, "commit": None}
-    return {
-        "schema": 1,
-        "op": "all_reduce",
-        "command": "python -m benchmarks sweep",
-        "created": "2026-11-21T08:30:00+00:00",
-        "cluster": None,
-        "environment": {**machine, **about},
-        "absent": {"mpi": "no <mpirun>"},
-        "rows": list(rows),
-    }
+    return completed(
+        {
+            "schema": 1,
+            "op": "all_reduce",
+            "command": "python -m benchmarks sweep",
+            "created": "2026-11-21T08:30:00+00:00",
+            "cluster": None,
+            "environment": {**machine, **about},
+            "absent": {"mpi": "no <mpirun>"},
+            "rows": list(rows),
+        },
+        "sweep",
+    )
 
 
 def sample() -> dict[str, Any]:

@@ -16,9 +16,9 @@ from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.training.contestants import PEERS, Contestant
 from benchmarks.training.measure import Records
 from benchmarks.verbs.compare import keep_whole_rounds
-from benchmarks.verbs.diff import load
 from tests.support.groups import LEAST_OF_LINK
 from tests.support.traces import check_causes, check_trace, read_trace
+from tests.support.typed_results import load
 
 pytest.importorskip("paddle")
 pytestmark = pytest.mark.processes

@@ -20,7 +20,6 @@ pytest.importorskip("paddle")
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
-from benchmarks.verbs.diff import load
 from benchmarks.verbs.script import (
     PADDLE_BOUNDS,
     YARDSTICK_MULTIPLE,
@@ -33,6 +32,7 @@ from benchmarks.verbs.script import (
 )
 from common.system import mkl
 from tests.support.groups import ROOT
+from tests.support.typed_results import load
 
 DEFAULT = Contestant("paddle-default", "gloo", 2)
 PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verbs.diff import load
+from tests.support.typed_results import load
 
 
 def sweep(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:

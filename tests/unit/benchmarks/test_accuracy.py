@@ -20,6 +20,7 @@ from benchmarks.verbs import accuracy as module
 from benchmarks.verbs.accuracy import accuracy, budget, run_all, samples_per_s
 from common.errors import CertificateFailed, UsageError
 from common.launch.config import TrainingConfig
+from tests.support.typed_results import typed
 
 CONFIG = AccuracyConfig(steps=4, eval_every=2, target=0.5, seeds="1,2", ps_modes="sync,async")
 
@@ -68,7 +69,7 @@ class PoolDouble:
 @pytest.fixture
 def doubled(monkeypatch: pytest.MonkeyPatch) -> type[PoolDouble]:
     monkeypatch.setattr(module, "WorkerPool", PoolDouble)
-    monkeypatch.setattr("benchmarks.records.result_files.describe_environment", lambda: {"cores": 2})
+    monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed({}, "sweep").environment)
     return PoolDouble
 
 

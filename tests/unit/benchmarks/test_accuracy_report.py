@@ -13,6 +13,7 @@ from benchmarks.page.document import Plot, plots_of
 from benchmarks.reports.accuracy import report, verdict
 from benchmarks.reports.accuracy.entries import Spread, entries
 from benchmarks.reports.writing import to_html, to_markdown
+from tests.support.typed_results import completed
 
 Results = dict[str, Any]
 
@@ -50,42 +51,45 @@ def a_run(contestant: str, straggler: str, seed: int) -> dict[str, Any]:
 
 
 def results_of(seeds: tuple[int, ...] = (1, 2, 3)) -> Results:
-    return {
-        "schema": 1,
-        "kind": "accuracy",
-        "created": "2026-11-21T18:30:00+00:00",
-        "command": "python -m benchmarks accuracy",
-        "environment": {
-            "cpu": "AMD <EPYC>",
-            "cores": 2,
-            "memory_bytes": 25_000_000_000,
-            "memcpy_gb_per_s": 8.1,
-            "kernel": "6.18",
-            "python": "3.11.7",
-            "versions": {"numpy": "2.4.6"},
-            "commit": None,
-            "noise": 0.03,
+    return completed(
+        {
+            "schema": 1,
+            "kind": "accuracy",
+            "created": "2026-11-21T18:30:00+00:00",
+            "command": "python -m benchmarks accuracy",
+            "environment": {
+                "cpu": "AMD <EPYC>",
+                "cores": 2,
+                "memory_bytes": 25_000_000_000,
+                "memcpy_gb_per_s": 8.1,
+                "kernel": "6.18",
+                "python": "3.11.7",
+                "versions": {"numpy": "2.4.6"},
+                "commit": None,
+                "noise": 0.03,
+            },
+            "job": {
+                "model": "mnist-cnn",
+                "dataset": "mnist",
+                "batch_size": 32,
+                "optimizer": "adam",
+                "lr": 0.001,
+                "nranks": 2,
+                "steps": 30,
+                "target": 0.97,
+                "eval_every": 10,
+                "factor": 3.0,
+                "seeds": list(seeds),
+            },
+            "certificate": {
+                "passed": True,
+                "contestants": ["ps/shm N=2", "ring/shm N=2"],
+                "sha256": {str(seed): "f" * 64 for seed in seeds},
+            },
+            "runs": [a_run(name, straggler, seed) for seed in seeds for straggler in SLOWER for name in PACE],
         },
-        "job": {
-            "model": "mnist-cnn",
-            "dataset": "mnist",
-            "batch_size": 32,
-            "optimizer": "adam",
-            "lr": 0.001,
-            "nranks": 2,
-            "steps": 30,
-            "target": 0.97,
-            "eval_every": 10,
-            "factor": 3.0,
-            "seeds": list(seeds),
-        },
-        "certificate": {
-            "passed": True,
-            "contestants": ["ps/shm N=2", "ring/shm N=2"],
-            "sha256": {str(seed): "f" * 64 for seed in seeds},
-        },
-        "runs": [a_run(name, straggler, seed) for seed in seeds for straggler in SLOWER for name in PACE],
-    }
+        "accuracy",
+    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.netlab.cluster import ClusterConfig
-from benchmarks.records.result_files import problem
+from benchmarks.records.result_files import plain
 from benchmarks.reports import compare as report
 from benchmarks.reports import script as script_report
 from benchmarks.reports import sweep as sweep_report
@@ -24,6 +24,7 @@ from benchmarks.verbs.diff import changes, figures
 from benchmarks.verbs.sweep import row_of
 from tests.support import compare_samples as compare
 from tests.support import sweep_samples as sweep
+from tests.support.typed_results import completed, typed
 from tests.unit.benchmarks import test_crossover as crossover
 from tests.unit.benchmarks import test_suite_report as suite
 from tests.unit.benchmarks.test_interval import DRIFT
@@ -73,7 +74,7 @@ ALL = (a_training, a_program, a_sweep, a_map)
 
 
 def without_rounds(results: Results) -> Results:
-    """As older files hold it."""
+    """As if nothing was known of them."""
     older = deepcopy(results)
     for records in (older.get("runs", []), older.get("rows", []), *older.get("cells", [])):
         for record in records.values() if isinstance(records, dict) else records:
@@ -127,16 +128,14 @@ def test_of_a_job() -> None:
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_the_schemas_know_rounds(make: Any) -> None:
-    results = make()
-    assert problem(results) == ""
-    assert problem(without_rounds(results)) == ""
-    assert "_rounds" not in str(without_rounds(results))
+def test_results_hold_their_rounds(make: Any) -> None:
+    assert plain(typed(make())) == completed(make())
+    assert "_rounds" not in str(without_rounds(make()))
 
 
 @pytest.mark.parametrize("make", ALL)
 def test_another_winner_in_another_run_is_told_though_intervals_overlap(make: Any) -> None:
-    mine = figures(make())
+    mine = figures(typed(make()))
     names = [name for name in mine if mine[name].race][:2]
     one, other = (mine[name] for name in names)
     swapped = dict(mine) | dict(zip(names, (other, one), strict=True))

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.netlab.cluster import FIRST_PORT, PORTS_EACH, Cluster, ClusterConfig, OneHost, why_no_cluster
-from benchmarks.verbs.diff import load
 from common.errors import UsageError
 from tests.support.groups import LEAST_OF_LINK
+from tests.support.typed_results import load
 
 needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
 M, B = 48_000_000, 125e6

@@ -22,14 +22,14 @@ from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.netlab.cluster import ClusterConfig, why_no_cluster
 from benchmarks.page.charts import HeatMap
 from benchmarks.page.document import plots_of
-from benchmarks.records.result_files import problem
+from benchmarks.records.result_files import plain
 from benchmarks.reports.crossover import report, verdict, winner
 from benchmarks.reports.crossover_terminal import print_terminal
 from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.crossover import Groups, Setting, cell, cost, in_order, measure_settings, run_crossover
-from benchmarks.verbs.diff import load
 from common.errors import CertificateFailed, UsageError
 from tests.support.groups import LEAST_OF_LINK
+from tests.support.typed_results import completed, load, typed
 
 needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
 MB = 10**6
@@ -78,7 +78,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
     monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
-    monkeypatch.setattr("benchmarks.records.result_files.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
     assert run_crossover(CrossoverConfig(**folders)) == 130
     text = (tmp_path / "out" / "crossover.md").read_text()
@@ -191,7 +191,7 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
 
     monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
     monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
-    monkeypatch.setattr("benchmarks.records.result_files.describe_environment", lambda: results_of()["environment"])
+    monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
     assert main() == 3
     assert not any(path.read_text() for path in (tmp_path / "out").iterdir())
@@ -215,17 +215,20 @@ def made(link: str, servers: int, nbytes: int, ring: float, ps: float, *, nranks
 
 def results_of(*cells: Any, repetitions: int = 3) -> dict[str, Any]:
     machine = {"cpu": "<b>CPU</b>", "cores": 2, "memory_bytes": 8 * 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.03}
-    return {
-        "schema": 1,
-        "kind": "crossover",
-        "created": "2026-11-21T08:30:00+00:00",
-        "command": "python -m benchmarks crossover",
-        "environment": {**machine, "kernel": "6", "python": "3.11", "versions": {"numpy": "2"}, "commit": None},
-        "congestion_control": "cubic",
-        "repetitions": repetitions,
-        "interrupted": False,
-        "cells": list(cells),
-    }
+    return completed(
+        {
+            "schema": 1,
+            "kind": "crossover",
+            "created": "2026-11-21T08:30:00+00:00",
+            "command": "python -m benchmarks crossover",
+            "environment": {**machine, "kernel": "6", "python": "3.11", "versions": {"numpy": "2"}, "commit": None},
+            "congestion_control": "cubic",
+            "repetitions": repetitions,
+            "interrupted": False,
+            "cells": list(cells),
+        },
+        "crossover",
+    )
 
 
 def sample() -> dict[str, Any]:
@@ -249,7 +252,7 @@ def results() -> dict[str, Any]:
 
 
 def test_the_verdict_says_who_wins_where_and_by_how_much(results: dict[str, Any]) -> None:
-    assert problem(results) == ""
+    assert plain(typed(results)) == results
     assert verdict(results) == [
         "A whole step of SGD between emulated hosts: the ring is faster in 6 of 9 cases, the parameter server in 2, "
         "1 is within noise.",

@@ -15,9 +15,18 @@ from benchmarks.records.result_files import check_history, write_results
 from benchmarks.stats.agreement import Figure
 from benchmarks.verbs.diff import Change, DiffConfig, changes, check_alike, diff, figures, job_of, load, remarks
 from common.errors import DataError, GradSyncError, UsageError
+from tests.support.typed_results import completed, typed
 
+CLUSTER = {
+    "words": "4 hosts, 1gbit",
+    "hosts": 4,
+    "links_bytes_per_s": [125e6] * 4,
+    "delay_s": 0.0,
+    "cores_per_host": None,
+    "congestion_control": "cubic",
+}
 MACHINE = {"cpu": "Some CPU", "cores": 2}
-TOP = {"schema": 1, "created": "2026-01-01T00:00:00+00:00", "command": "c", "environment": MACHINE}
+TOP = {"environment": MACHINE}
 
 
 def row(backend: str, time: float, low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -33,7 +42,7 @@ def row(backend: str, time: float, low: float, high: float, **more: Any) -> dict
 
 
 def sweep(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {**TOP, "absent": {}, "rows": list(rows)}
+    return completed({**TOP, "op": "all_reduce", "rows": list(rows)}, "sweep")
 
 
 def compare(*rates: tuple[str, float, float, float], model: str = "mlp") -> dict[str, Any]:
@@ -41,7 +50,7 @@ def compare(*rates: tuple[str, float, float, float], model: str = "mlp") -> dict
     job |= {"scheme": "ps", "nranks": 2}
     runs = [{**job, "contestant": c, "samples_per_s": s, "samples_per_s_interval": [a, b]} for c, s, a, b in rates]
     certificate = {"identical": bool(runs), "steps": 5, "schemes": {}, "groups": [], "differences": []}
-    return {**TOP, "certificate": certificate, "runs": runs}
+    return completed({**TOP, "certificate": certificate, "runs": runs}, "compare")
 
 
 @pytest.mark.parametrize(
@@ -73,20 +82,20 @@ def test_verdicts(after: tuple[float, float, float], verdict: str, factor: str) 
 def test_two_machines_are_told(change: dict[str, Any], told: list[str]) -> None:
     before, after = sweep(), sweep()
     after["environment"] = {**MACHINE, **change}
-    assert remarks(before, after, []) == told
+    assert remarks(typed(before), typed(after), []) == told
 
 
 def test_figures_of_each_kind() -> None:
-    found = figures(sweep(row("tcp", 10, 9, 11), row("gloo", 5, 4, 6), row("link", 5, 4, 6)))
+    found = figures(typed(sweep(row("tcp", 10, 9, 11), row("gloo", 5, 4, 6), row("link", 5, 4, 6))))
     race = "N=4 100 MB"
     assert found == {
         "tcp N=4 100 MB": Figure(10, 9, 11, race=race),
         "gloo N=4 100 MB": Figure(5, 4, 6, ours=False, race=race),
         "link N=4 100 MB": Figure(5, 4, 6, ours=False, race=race),
     }
-    assert figures(compare(("ps N=2", 1000, 500, 2000))) == {"ps N=2": Figure(1000, 500, 2000, race="N=2")}
+    assert figures(typed(compare(("ps N=2", 1000, 500, 2000)))) == {"ps N=2": Figure(1000, 500, 2000, race="N=2")}
     run = {"contestant": "ps N=2", "nranks": 2, "scheme": "ps", "step_ms": 7, "step_ms_interval": [6, 8]}
-    assert figures({**TOP, "runs": [run]}) == {"ps N=2": Figure(7, 6, 8, race="N=2")}
+    assert figures(typed({**TOP, "runs": [run]}, "script")) == {"ps N=2": Figure(7, 6, 8, race="N=2")}
 
 
 def accuracy(*seconds: float | None, target: float = 0.97) -> dict[str, Any]:
@@ -96,23 +105,21 @@ def accuracy(*seconds: float | None, target: float = 0.97) -> dict[str, Any]:
     job |= {"batch_size": 32, "optimizer": "sgd", "lr": 0.1, "steps": 60, "eval_every": 10}
     certificate = {"passed": True, "contestants": [], "sha256": {}}
     runs = [{**run, "target_s": each} for each in seconds]
-    return {**TOP, "kind": "accuracy", "job": job, "certificate": certificate, "runs": runs}
+    return completed({**TOP, "job": job, "certificate": certificate, "runs": runs}, "accuracy")
 
 
 def test_of_accuracy_the_time_to_the_target_counts_where_every_seed_reached_it() -> None:
     expected = Figure(3000, 2000, 4000, race="rank 1 slowed 3x")
-    assert figures(accuracy(2.0, 4.0, 3.0)) == {"ps/shm async, rank 1 slowed 3x": expected}
-    assert figures(accuracy(2.0, None, 3.0)) == {}
+    assert figures(typed(accuracy(2.0, 4.0, 3.0))) == {"ps/shm async, rank 1 slowed 3x": expected}
+    assert figures(typed(accuracy(2.0, None, 3.0))) == {}
 
 
 def test_with_strong_scaling_one_job_is_one_batch_of_all_ranks() -> None:
     whole = {**compare(("ps N=2", 2, 1, 3), ("ps N=4", 2, 1, 3)), "scaling": "strong"}
     for run, nranks in zip(whole["runs"], (2, 4), strict=True):
         run.update(nranks=nranks, batch_size=64 // nranks)
-    assert job_of(whole) == "model mlp, dataset digits, batch_size 64, optimizer adam; strong scaling"
-    assert job_of({**whole, "runs": whole["runs"][:1]}) == job_of(whole)
-    weak = compare(("ps N=2", 2, 1, 3))
-    assert job_of({**weak, "scaling": "weak"}) == job_of(weak)
+    assert job_of(typed(whole)) == "model mlp, dataset digits, batch_size 64, optimizer adam; strong scaling"
+    assert job_of(typed({**whole, "runs": whole["runs"][:1]})) == job_of(typed(whole))
 
 
 def test_only_what_both_have_is_compared() -> None:
@@ -128,18 +135,11 @@ def crossover(ring: tuple[float, float, float], ps: tuple[float, float, float]) 
     place = {"link": "1gbit", "link_bytes_per_s": 125e6, "nranks": 4, "servers": 2, "bytes": 10**6}
     stream = {"stream_bytes_per_s": 1e8, "stream_bytes_per_s_interval": [0.5e8, 2e8]}
     cell = {**place, **stream, **sides, "ratio": ring[0] / ps[0]}
-    return {
-        **TOP,
-        "kind": "crossover",
-        "congestion_control": "cubic",
-        "repetitions": 3,
-        "interrupted": False,
-        "cells": [cell],
-    }
+    return completed({**TOP, "congestion_control": "cubic", "repetitions": 3, "cells": [cell]}, "crossover")
 
 
 def test_figures_of_a_crossover_map() -> None:
-    assert figures(crossover((10, 9, 11), (5, 4, 6))) == {
+    assert figures(typed(crossover((10, 9, 11), (5, 4, 6)))) == {
         "ring N=4 1gbit 1 MB": Figure(10, 9, 11, race="N=4 1gbit 1 MB"),
         "ps N=4 S=2 1gbit 1 MB": Figure(5, 4, 6, race="N=4 1gbit 1 MB"),
         "plain stream N=4 1gbit 1 MB": Figure(10, 5, 20, ours=False),
@@ -209,18 +209,18 @@ def test_a_regression_is_exit_code_1_and_other_changes_are_0(write: Callable[[st
         (
             accuracy(1.0),
             accuracy(1.0, target=0.9),
-            "they measured different things: target 0.97, factor 3.0, nranks 2, model mlp",
+            "optimizer sgd, lr 0.1, nranks 2, steps 60, target 0.97, eval_every 10, factor 3.0 / model mlp",
         ),
         (
             sweep(),
-            {**sweep(), "cluster": {"words": "4 hosts, 1gbit"}},
+            {**sweep(), "cluster": CLUSTER},
             "different things: all_reduce / all_reduce; on 4 hosts, 1gbit",
         ),
         (sweep(), {**sweep(), "op": "broadcast"}, "they measured different things: all_reduce / broadcast"),
         (
             {**sweep(), "op": "push_pull", "servers": 1},
             {**sweep(), "op": "push_pull", "servers": 4},
-            "they measured different things: servers 1 / servers 4",
+            "they measured different things: push_pull; servers 1 / push_pull; servers 4",
         ),
     ],
 )
@@ -231,25 +231,25 @@ def test_results_that_cannot_be_compared(before: Any, after: Any, text: str, wri
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_of_older_results_it_is_not_known_with_how_many_servers() -> None:
-    check_alike(sweep(), {**sweep(), "servers": 4})
-    check_alike({**sweep(), "program": "train.py"}, {**sweep(), "program": "train.py"})
+def test_two_programs_are_not_compared() -> None:
+    one, other = (typed({"program": name}, "script") for name in ("train.py", "other.py"))
+    check_alike(one, one)
     with pytest.raises(UsageError, match=r"^they measured different things: program train.py / program other.py$"):
-        check_alike({**sweep(), "program": "train.py"}, {**sweep(), "program": "other.py"})
+        check_alike(one, other)
 
 
 @pytest.mark.parametrize(
     ("content", "kind", "text"),
     [
         ("{", DataError, "is not JSON: "),
-        ([1], DataError, "holds no results of compare, script, sweep, crossover, accuracy, suite"),
-        ({"schema": 1}, DataError, "holds no results of compare, script, sweep, crossover, accuracy, suite"),
+        ([1], DataError, "holds no results of python -m benchmarks"),
+        ({"schema": 1}, DataError, "holds no results of python -m benchmarks"),
         (
             {**sweep(), "schema": 2},
             DataError,
-            "has schema 2, this version reads 1; use the version of GradSync that",
+            "has schema 2, this version reads 1; use the one that wrote it",
         ),
-        (sweep({"backend": "tcp", "nranks": 2}), DataError, r"breaks the schema of its kind: $.rows[0]: '"),
+        (sweep(row("tcp", -1, 1, 1)), DataError, "breaks the schema of its kind: Expected `float` > 0"),
         (
             sweep(row("tcp", 1, 1, 1, wrong=3)),
             GradSyncError,
@@ -272,7 +272,7 @@ def test_runs_of_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check_history(history)
     for day, time in ((2, 20), (1, 10)):
         results = {**sweep(row("tcp", time, time - 1, time + 1)), "created": f"2026-01-0{day}T00:00:00+00:00"}
-        write_results(results, tmp_path / "sweep.json", history)
+        write_results(typed(results), tmp_path / "sweep.json", history)
     first, last = sorted(history.iterdir())  # the names begin with the time
     assert diff(DiffConfig(before=first, after=last)) == 1
     assert "2.00x slower" in capsys.readouterr().out
@@ -290,11 +290,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_two_jobs_part_by_part(write: Callable[[str, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
     def job(*parts: tuple[str, str, Any]) -> dict[str, Any]:
-        return {
-            **TOP,
-            "kind": "suite",
-            "parts": [dict(zip(("name", "status", "results"), p, strict=True)) for p in parts],
-        }
+        return completed({"parts": [dict(zip(("name", "status", "results"), p, strict=True)) for p in parts]}, "suite")
 
     def rows(shm: float, tcp: float, wait: float) -> dict[str, Any]:
         return sweep(row("shm", shm, shm - 1, shm + 1), row("tcp", tcp, tcp - 1, tcp + 1), row("mpi", wait, wait, wait))

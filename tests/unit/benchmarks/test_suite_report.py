@@ -15,6 +15,7 @@ from benchmarks.reports.writing import to_html, to_markdown
 from common.errors import UsageError
 from tests.support.compare_samples import Page, a_run, results_of
 from tests.support.sweep_samples import sample as a_sweep
+from tests.support.typed_results import completed
 
 
 def a_script() -> dict[str, Any]:
@@ -36,7 +37,8 @@ def a_script() -> dict[str, Any]:
         "schemes": {run["contestant"]: "a" * 64 for run in runs},
     }
     head = {key: a_sweep()[key] for key in ("created", "environment", "command")}
-    return {"schema": 1, **head, "certificate": certificate, "failed": {}, "runs": runs}
+    whole = {**head, "certificate": certificate, "failed": {}, "runs": runs}
+    return completed(whole, "script")
 
 
 def test_one_rank_is_no_race_between_schemes() -> None:
@@ -62,16 +64,19 @@ def a_part(name: str, results: dict[str, Any] | None, status: str = "done", reas
 
 
 def a_suite(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "kind": "suite",
-        "title": "A <job>",
-        "created": "2026-11-21T08:30:00+00:00",
-        "command": "python -m benchmarks compare --preset quick",
-        "synthetic": False,
-        "environment": a_compare()["environment"],
-        "parts": list(parts),
-    }
+    return completed(
+        {
+            "schema": 1,
+            "kind": "suite",
+            "title": "A <job>",
+            "created": "2026-11-21T08:30:00+00:00",
+            "command": "python -m benchmarks compare --preset quick",
+            "synthetic": False,
+            "environment": a_compare()["environment"],
+            "parts": list(parts),
+        },
+        "suite",
+    )
 
 
 @pytest.fixture
