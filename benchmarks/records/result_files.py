@@ -70,7 +70,7 @@ def _look_at(path: Path) -> tuple[bytes, Sort | None]:
 
 def plain(results: msgspec.Struct) -> dict[str, Any]:
     """As whoever reads the file with a JSON parser has it."""
-    found: dict[str, Any] = msgspec.to_builtins(results, str_keys=True)
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(results))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ STRUCTS: dict[str, type] = {
     "accuracy": AccuracyResults,
     "suite": SuiteResults,
 }
+NAMED = {"mode": "sync"}
 PLAIN: tuple[tuple[type, Any], ...] = (
     (inspect.StrType, ""),
     (inspect.FloatType, 1.0),
@@ -39,7 +41,7 @@ PLAIN: tuple[tuple[type, Any], ...] = (
 def completed(content: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """`content` with a value for every field that it lacks and that results of its kind must have."""
     found: dict[str, Any] = complete(inspect.type_info(STRUCTS[kind or content["kind"]]), content)
-    return {"kind": kind or content["kind"], **found}
+    return {"schema": 1, "kind": kind or content["kind"], **found}
 
 
 def typed(content: dict[str, Any], kind: str = "") -> Any:
@@ -64,7 +66,8 @@ def complete(wanted: Any, content: Any) -> Any:
         return complete(chosen[0], content) if chosen and content is not None else content
     if isinstance(wanted, inspect.StructType) and isinstance(content, dict):
         fields = {each.encode_name: each for each in wanted.fields}
-        more = {name: made(each.type) for name, each in fields.items() if each.required and name not in content}
+        lacking = {name: each.type for name, each in fields.items() if each.required and name not in content}
+        more = {name: NAMED.get(name, made(kind)) for name, kind in lacking.items()}
         return more | {
             key: complete(fields[key].type, value) if key in fields else value for key, value in content.items()
         }
@@ -88,4 +91,4 @@ def made(wanted: Any) -> Any:
         return wanted.values[0]
     if isinstance(wanted, inspect.TupleType):
         return [made(each) for each in wanted.item_types]
-    return next(value for kind, value in PLAIN if isinstance(wanted, kind))
+    return copy(next(value for kind, value in PLAIN if isinstance(wanted, kind)))

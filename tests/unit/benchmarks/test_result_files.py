@@ -8,108 +8,98 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from benchmarks.records.result_files import check_history, kind_of, problem, write_results
+from benchmarks.records.result_files import check_history, plain, read, sort_of, write_results
 from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown, verdict
 from common.errors import DataError, GradSyncError, UsageError
 from tests.support.groups import ROOT
+from tests.support.typed_results import completed, typed
 
+Results = dict[str, Any]
 MACHINE = {"cpu": "Some CPU", "cores": 2, "commit": "f8074a6e05"}
-TOP = {"schema": 1, "created": "2026-11-21T08:30:05+00:00", "command": "python -m benchmarks", "environment": MACHINE}
+TOP = {"created": "2026-11-21T08:30:05+00:00", "command": "python -m benchmarks", "environment": MACHINE}
 ROW = {"backend": "tcp", "nranks": 4, "bytes": 10**8, "time_ms": 9.5, "time_ms_interval": [9, 11], "wrong": 0}
 ROWS = [{**ROW, "of_limit": 0.9}, {**ROW, "backend": "gloo", "time_ms": 5, "of_limit": None}]
-SWEEP = {**TOP, "op": "all_reduce", "absent": {}, "rows": ROWS}
+SWEEP = completed({**TOP, "op": "all_reduce", "rows": ROWS}, "sweep")
 RUN = {"contestant": "ps N=2", "scheme": "ps", "nranks": 2, "step_ms": 7, "step_ms_interval": [6, 8]}
-SCRIPT = {
-    **TOP,
-    "certificate": {
-        "identical": True,
-        "passed": True,
-        "ours": ["ps", "ring"],
-        "against_paddle": {},
-        "schemes": {},
-        "bounds": {},
-    },
-    "runs": [RUN],
-    "failed": {"paddle N=2": {"reason": "exit code 1"}},
-}
-COMPARE = {
-    **TOP,
-    "certificate": {"identical": True, "steps": 5, "schemes": {}, "groups": [], "differences": []},
-    "runs": [],
-}
-LATER = {**TOP, "kind": "later", "seconds": 7}
+CERTIFICATE = {"identical": True, "passed": True, "ours": ["ps", "ring"]}
+FAILED = {"paddle N=2": {"reason": "exit code 1"}}
+SCRIPT = completed({**TOP, "certificate": CERTIFICATE, "runs": [RUN], "failed": FAILED}, "script")
+COMPARE = completed({**TOP, "certificate": {"identical": True, "passed": True, "steps": 5}}, "compare")
 
 
-@pytest.mark.parametrize(
-    ("results", "kind"),
-    [
-        (SWEEP, "sweep"),
-        (SCRIPT, "script"),
-        (COMPARE, "compare"),
-        (LATER, "later"),
-        ({**SWEEP, "kind": "sweep"}, "sweep"),
-        (TOP, ""),
-        ({"traceEvents": []}, ""),
-        ({**TOP, "runs": [], "certificate": 7}, ""),
-        ([1], ""),
-        (None, ""),
-    ],
-)
-def test_kinds(results: Any, kind: str) -> None:
-    assert kind_of(results) == kind
-    assert not kind or problem(results) == ""
+def test_the_kind_of_a_file_is_what_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for results in (SWEEP, SCRIPT, COMPARE):
+        file.write_text(json.dumps(results))
+        assert sort_of(file) == results["kind"] == read(file).kind
+    for other in ({"traceEvents": []}, [1], None, {**SWEEP, "kind": 3}):
+        file.write_text(json.dumps(other))
+        assert sort_of(file) == ""
+        with pytest.raises(DataError, match=r"x.json holds no results of python -m benchmarks$"):
+            read(file)
+
+
+@pytest.mark.parametrize("results", [SWEEP, SCRIPT, COMPARE])
+def test_what_is_written_is_what_was_read(results: Results, tmp_path: Path) -> None:
+    write_results(typed(results), tmp_path / "x.json", None)
+    assert json.loads((tmp_path / "x.json").read_text()) == plain(typed(results))
+    assert read(tmp_path / "x.json") == typed(results)
 
 
 @pytest.mark.parametrize(
     ("good", "path", "bad", "text"),
     [
-        (SWEEP, ("rows", 1, "time_ms"), "5", "$.rows[1].time_ms: '5' is not of type 'number'"),
-        (SWEEP, ("rows", 0, "time_ms_interval"), [1], "$.rows[0].time_ms_interval: [1] is too short"),
-        (SWEEP, ("rows", 0), {}, "$.rows[0]: '"),
-        (SCRIPT, ("certificate", "ours"), None, "$.certificate.ours: None is not of type 'array'"),
-        (COMPARE, ("runs",), [{"contestant": "x" * 999}], "$.runs[0]: '"),
-        (LATER, ("created",), "yesterday", "$.created: 'yesterday' does not match"),
-        (LATER, ("schema",), 2, "$.schema: 1 was expected"),
-        (LATER, ("environment", "cores"), 0, "$.environment.cores: 0 is less than the minimum of 1"),
-        (LATER, ("kind",), "../sweep", "$.kind: '../sweep' does not match"),
+        (SWEEP, ("rows", 1, "time_ms"), "5", "Expected `float`, got `str` - at `$.rows[1].time_ms`"),
+        (SWEEP, ("rows", 0, "time_ms"), -1, "Expected `float` > 0.0 - at `$.rows[0].time_ms`"),
+        (SWEEP, ("rows", 0, "time_ms_interval"), [1], "Expected `array` of length 2 - at `$.rows[0].time_ms_interval`"),
+        (SWEEP, ("rows", 0), {}, "missing required field `backend` - at `$.rows[0]`"),
+        (SCRIPT, ("certificate", "ours"), None, "Expected `array`, got `null` - at `$.certificate.ours`"),
+        (COMPARE, ("created",), "yesterday", "at `$.created`"),
+        (COMPARE, ("schema",), 2, "x.json has schema 2, this version reads 1"),
+        (COMPARE, ("environment", "cores"), 0, "Expected `int` >= 1 - at `$.environment.cores`"),
+        (COMPARE, ("kind",), "later", "Invalid value 'later' - at `$.kind`"),
     ],
 )
-def test_what_breaks_a_schema_is_one_line(good: Any, path: tuple[Any, ...], bad: Any, text: str) -> None:
+def test_what_breaks_a_schema_is_one_line(
+    good: Results, path: tuple[Any, ...], bad: Any, text: str, tmp_path: Path
+) -> None:
     results = copy.deepcopy(good)
-    place = results
+    place: Any = results
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = bad
-    found = problem(results)
-    assert text in found
-    assert "\n" not in found
-    assert len(found) < 300
+    (tmp_path / "x.json").write_text(json.dumps(results))
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "x.json")
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_run_is_added_to_the_history_and_nothing_overwritten(tmp_path: Path) -> None:
     history = tmp_path / "a" / "history"
     check_history(history)
     for time in (1.0, 2.0):
-        write_results({**SWEEP, "rows": [{**ROW, "time_ms": time}]}, tmp_path / "sweep.json", history)
-    write_results({**LATER, "environment": {**MACHINE, "commit": None}}, tmp_path / "later.json", history)
-    write_results(COMPARE, tmp_path / "results.json", None)
+        write_results(typed({**SWEEP, "rows": [{**ROW, "time_ms": time}]}), tmp_path / "sweep.json", history)
+    unknown = {**COMPARE, "environment": {**COMPARE["environment"], "commit": None}}
+    write_results(typed(unknown), tmp_path / "results.json", history)
+    write_results(typed(SCRIPT), tmp_path / "script.json", None)
     names = [
-        "20261121T083005Z-later-unknown",
+        "20261121T083005Z-compare-unknown",
         "20261121T083005Z-sweep-f8074a6e05",
         "20261121T083005Z-sweep-f8074a6e05-2",
     ]
     assert sorted(path.name for path in history.iterdir()) == sorted(f"{name}.json" for name in names)
     times = [json.loads((history / f"{name}.json").read_text())["rows"][0]["time_ms"] for name in names[1:]]
     assert times == [1.0, 2.0]
-    assert json.loads((tmp_path / "results.json").read_text()) == COMPARE
 
 
 def test_results_that_break_their_schema_are_kept_but_not_as_history(tmp_path: Path) -> None:
-    with pytest.raises(
-        GradSyncError, match=r"sweep.json breaks the schema of its kind and is not for use: \$.rows\[0\]"
-    ):
-        write_results({**SWEEP, "rows": [{**ROW, "nranks": 0}]}, tmp_path / "sweep.json", tmp_path)
+    wrong = replace(typed(SWEEP), rows=[replace(typed(SWEEP).rows[0], nranks=0)])
+    text = r"sweep.json breaks the schema of its kind and is not for use: .* at `\$.rows\[0\]"
+    with pytest.raises(GradSyncError, match=text):
+        write_results(wrong, tmp_path / "sweep.json", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
 
 
@@ -125,7 +115,7 @@ def folder(tmp_path: Path) -> Path:
     """benchmarks/results of a checkout."""
     found = tmp_path / "benchmarks" / "results"
     files = {"one/sweep.json": SWEEP, "two/script.json": SCRIPT, "history/20261121T083005Z-sweep-f80.json": SWEEP}
-    files |= {"three/results.json": COMPARE, "four/later.json": LATER, "four/trace.json": {"traceEvents": []}}
+    files |= {"three/results.json": COMPARE, "four/trace.json": {"traceEvents": []}}
     for name, results in files.items():
         (found / name).parent.mkdir(parents=True, exist_ok=True)
         (found / name).write_text(json.dumps(results))
@@ -137,13 +127,12 @@ def folder(tmp_path: Path) -> Path:
 def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: Path) -> None:
     text = to_markdown(folder, tmp_path / "docs")
     heads = [line for line in text.splitlines() if line.startswith("## ")]
-    names = ("four: later", "one: sweep", "three: compare", "two: script")
+    names = ("one: sweep", "three: compare", "two: script")
     assert heads == [*(f"## {name}, 2026-11-21" for name in names), "## History"]
     assert "`benchmarks/results`" in text
     assert "- N=4: ours reaches 90% at 100 MB of what the machine allows." in text
     assert "- paddle N=2 failed: exit code 1.\n" in text
     assert "- No two of ours have the same number of ranks" in text
-    assert "- This version has no words for results of kind later." in text
     machine = "Some CPU, 2 cores; 2026-11-21 08:30 UTC; commit f8074a6e05; "
     at = "../benchmarks/results"
     assert f"{machine}[sweep.md]({at}/one/sweep.md), [sweep.json]({at}/one/sweep.json)\n" in text
@@ -153,12 +142,12 @@ def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: P
 
 
 def test_wrong_results_have_no_speed() -> None:
-    assert verdict({**SWEEP, "rows": [{**ROW, "wrong": 1}]}) == ["The sums are WRONG from tcp N=4; no speed is shown."]
+    wrong = typed({**SWEEP, "rows": [{**ROW, "wrong": 1}]})
+    assert verdict(wrong) == ["The sums are WRONG from tcp N=4; no speed is shown."]
     for key, text in (("identical", "NOT the same"), ("passed", "too far from paddle.DataParallel")):
-        first, *_ = verdict({**SCRIPT, "certificate": {**SCRIPT["certificate"], "passed": False, key: False}})  # type: ignore[dict-item]
+        first, *_ = verdict(typed({**SCRIPT, "certificate": {**SCRIPT["certificate"], "passed": False, key: False}}))
         assert text in first
         assert "no speed is shown" in first
-    assert verdict({**SWEEP, "schema": 2}) == ["This version reads schema 1, not 2."]
 
 
 def test_writing_and_checking_the_list(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +162,7 @@ def test_writing_and_checking_the_list(folder: Path, tmp_path: Path, capsys: pyt
     with pytest.raises(DataError, match=r"one/sweep.json is not JSON: "):
         list_results(ResultsConfig(folder=folder, out=out))
     (folder / "one" / "sweep.json").write_text(json.dumps({**SWEEP, "rows": [{}]}))
-    with pytest.raises(DataError, match=r"one/sweep.json breaks the schema of its kind: \$.rows\[0\]"):
+    with pytest.raises(DataError, match=r"one/sweep.json breaks the schema of its kind: .* - at `\$.rows\[0\]`"):
         list_results(ResultsConfig(folder=folder, out=out))
 
 
