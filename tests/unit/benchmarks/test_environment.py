@@ -12,10 +12,10 @@ from benchmarks.records.environment import describe_environment, installed, open
 
 def test_it_describes_this_machine() -> None:
     found = describe_environment()
-    assert found["cores"] == len(os.sched_getaffinity(0))
-    assert found["memory_bytes"] > 100_000_000
-    assert found["cpu"]
-    assert set(found["versions"]) >= {"gradsync", "numpy", "grpcio"}
+    assert found.cores == len(os.sched_getaffinity(0))
+    assert found.memory_bytes > 100_000_000
+    assert found.cpu
+    assert set(found.versions) >= {"gradsync", "numpy", "grpcio"}
 
 
 def test_bandwidth_is_plausible() -> None:
