@@ -34,11 +34,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Put our pictures into the page, where they take its colours."""
-    return IMAGE.sub(lambda found: _inline(found[1], found[2]), html)
+    return IMAGE.sub(lambda found: _inline(found[1], Path("docs/assets") / found[2], config.theme["language"]), html)
 
 
-def _inline(words: str, name: str) -> str:
-    text = STYLE.sub("", (Path("docs/assets") / name).read_text("utf-8"))
+def _inline(words: str, file: Path, language: str) -> str:
+    translated = file.with_suffix(f".{language}.svg")
+    text = STYLE.sub("", (translated if translated.exists() else file).read_text("utf-8"))
     return text.replace("role='img'", f"role='img' aria-label=\"{words}\"", 1)
 
 
