@@ -16,6 +16,7 @@ __all__ = ["on_page_content", "on_page_markdown", "on_post_build", "on_post_page
 
 ONLY_ENGLISH = '!!! info ""\n    本页只有英文。\n\n'
 IMAGE = re.compile(r'<img alt="([^"]*)" src="[./]*assets/((?:charts|diagrams)/[^"]+\.svg)"\s*/?>')
+ALTERNATE = re.compile(r"<link rel=\"alternate\"[^>]*>\s*")
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
@@ -44,10 +45,11 @@ def _inline(words: str, file: Path, language: str) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Let Chinese pages search in the Chinese index."""
+    """Let Chinese pages search in the Chinese index, and no page ask for a map of the site, which it has not."""
+    output = ALTERNATE.sub("", output)
     if config.theme["language"] != "zh":
         return output
-    return re.sub(r'("base": ")([^"]*)(", "features")', r"\1\2/zh\3", output, count=1)
+    return re.sub(r'("base": ")([^"]*)(", "features")', r"\1\2/zh/\3", output, count=1)
 
 
 @event_priority(-100)  # when both languages are built

@@ -65,9 +65,13 @@ class Browser:
         os.close(self._from)
 
     def open(self, page: Path) -> None:
+        """Load a file, to its end."""
+        self.visit(f"file://{page}")
+
+    def visit(self, address: str) -> None:
         """Load a page, to its end."""
         self.events.clear()
-        self.call("Page.navigate", url=f"file://{page}")
+        self.call("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
