@@ -34,7 +34,10 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
     environment = {**place.variables(), **variables_of(RingSettings, config)}
     check_one_host(config.trace, script, node)
-    with collecting(config.trace if node.nnodes == 1 else None) as traced, Job(config.log_dir) as job:
+    with (
+        collecting(config.trace if node.nnodes == 1 else None) as traced,
+        Job(config.log_dir, all_ranks_here=node.nnodes == 1) as job,
+    ):
         start_ranks(job, node, script=script, trainer=trainer, environment={**environment, **traced})
         job.wait()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from common.errors import GradSyncError, PeerError, UsageError
 from common.system.addresses import address_of
-from common.system.process import LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
+from common.system.process import JOB_SECRET_VARIABLE, LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
 
 __all__ = [
     "FOLDER",
@@ -71,13 +71,15 @@ class Job:
     Args:
         log_dir: where `workerlog.N` and `serverlog.N` go; None: a temporary folder, removed at the end.
         patience: seconds that children have between SIGTERM and SIGKILL; None: TERMINATE_S.
-        all_ranks_here: whether no other host has ranks of this job.
+        all_ranks_here: whether no other host has ranks of this job, so that all of them have its secret, by which they
+            prove to one another that they belong to it.
     """
 
     log_dir: Path | None = None
     patience: float | None = None
     all_ranks_here: bool = True
     children: list[Child] = field(default_factory=list)
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _not_now: bool = False  # a SIGTERM is only noted
     _terminated: bool = False
     _told_of_others: bool = False
@@ -162,6 +164,7 @@ class Job:
                     "PYTHONUNBUFFERED": "1",
                     **(environment or {}),
                     PARENT_VARIABLE: str(os.getpid()),
+                    JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
                     LAST_WORDS_VARIABLE: str(words) if inherit else "",
                 },
             )

@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import PeerError
 from common.launch.launch import Job, ProcessFailed, abstract_address, endpoints_of, paddle_environment, start_servers
 from common.launch.settings import Placement
-from common.system.process import PARENT_VARIABLE, prepare_process
+from common.system.process import JOB_SECRET_VARIABLE, PARENT_VARIABLE, prepare_process
 
 __all__ = ["Spawned", "spawn"]
 
@@ -71,6 +71,7 @@ class Spawned:
             else:
                 place = Placement(rendezvous=abstract_address("spawn"))
             shared |= place.variables()
+            shared[JOB_SECRET_VARIABLE] = job.secret
             endpoints = endpoints_of(["127.0.0.1"], nranks)
             for rank in range(nranks):
                 mine, theirs = context.Pipe(duplex=False)

@@ -19,6 +19,7 @@ from common.system.memory import tune_malloc
 from common.system.mkl import set_cpu_type
 
 __all__ = [
+    "JOB_SECRET_VARIABLE",
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
     "Terminated",
@@ -29,6 +30,7 @@ __all__ = [
     "prepare_process",
 ]
 
+JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 

@@ -38,7 +38,7 @@ from common.network.gradsync_pb2 import (
     TraceRequest,
     TrainerMessage,
 )
-from common.network.rendezvous import GRACE
+from common.network.rendezvous import GRACE, job_secret, proof_of
 from common.sync.trace import NO_TRACE, ServerAnswer, Trace
 from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool, Unreachable
@@ -650,6 +650,7 @@ class Client:
             backend="grpc",
             timeout=self.timeout,
         )
+        request.proof = proof_of(request, job_secret())
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:

@@ -26,7 +26,7 @@ from common.network.gradsync_pb2 import (
     TraceRequest,
     TrainerMessage,
 )
-from common.network.rendezvous import Roster
+from common.network.rendezvous import Roster, job_secret
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.system.memory import SegmentPool
@@ -52,7 +52,7 @@ class ParameterServer:
 
     def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
         self._shard, self._timeout = shard, timeout
-        self._roster = Roster(nranks)
+        self._roster = Roster(nranks, secret=job_secret())
         self._tokens = [secrets.token_bytes(16) for _ in range(nranks)]  # by which ranks take their seats
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
         self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
@@ -143,8 +143,8 @@ class ParameterServer:
         try:
             members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
-            if not self._roster.complete:  # a stray caller does not harm a group that is there
-                self._group.fail(exc)
+            if self._roster.failure:  # a stray caller does not harm the group
+                self._group.fail(self._roster.failure)
             rpc.abort_with(context, exc)
         if not members:
             return JoinReply()  # it has left: nobody hears this

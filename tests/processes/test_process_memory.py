@@ -13,6 +13,7 @@ import pytest
 
 from common.launch.launch import Job, start_servers
 from common.system.memory import Segment, segment_name
+from common.system.process import JOB_SECRET_VARIABLE
 from common.system.process_memory import ProcessMemory, added_since, leave_memory, memory_of, pss_bytes
 from common.tensors.optimizers import Adam
 from ps.connection import connect
@@ -86,11 +87,14 @@ MARGIN = 54_000_000  # less than an array, so that none can be superfluous; the 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("plane", "least", "most"), [("grpc", 1 + 2, 1 + 2 + 2), ("shm", 2, 2)])
-def test_a_server_needs_its_data_and_little_more(plane: str, least: int, most: int) -> None:
+def test_a_server_needs_its_data_and_little_more(
+    plane: str, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parameters, Adam's two moments, and of the trainers' gradients what one is ahead of the other; or the moments
     alone, where the rest lies in the trainers' memory."""
     pytest.importorskip("paddle")
     with Job() as job:
+        monkeypatch.setenv(JOB_SECRET_VARIABLE, job.secret)
         (address,) = start_servers(job, 1, nranks=2, timeout=60.0)
         server = job.children[0].process.pid
         before = memory_of(server)
