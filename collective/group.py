@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithms.base import Algorithm, Label
-from collective.algorithms.direct import DirectAlgorithm
-from collective.algorithms.exchange import ExchangeAlgorithm
-from collective.algorithms.hierarchy import HierarchicalAlgorithm, neighbours, ranks_each
-from collective.algorithms.ring import RingAlgorithm
+from collective.algorithm import Algorithm
+from collective.build import build, build_alone
+from collective.calls import Array, Label
+from collective.choice import Place, choose_backend, lay_out
+from collective.membership.liveness import Mesh
+from collective.membership.meeting import Meeting
 from collective.nccl.seat import NcclSeat, check_device
-from collective.transports.base import Array
-from collective.transports.board import Board
-from collective.transports.links import CHECKSUMS, Links
-from collective.transports.memory import make_memory_ring
-from collective.transports.mesh import Listener, Mesh, build_mesh
-from collective.transports.tcp import TcpTransport
+from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
-from common.network.rendezvous import RendezvousServer, join
-from common.system.addresses import host_identity, own_host, parse_address
+from common.system.addresses import own_host, parse_address
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
-__all__ = ["ALGORITHMS", "BACKENDS", "Group", "connect"]
-
-BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
-ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
+__all__ = ["Group", "connect"]
 
 
 class Group:
@@ -143,7 +130,7 @@ class Group:
         with self._one_call():
             self._algorithm.barrier(self._label(None, 0))
 
-    def have_in_common(self, array: Array) -> bool:
+    def share(self, array: Array) -> bool:
         """Make an array whose elements are equal on all ranks one memory of them all: what one rank writes, all have,
         once they have met (`barrier`). No other call may be given it then. When the group is closed, each rank has its
         elements to itself.
@@ -154,7 +141,7 @@ class Group:
         """
         with self._one_call():
             _, flat, scattered = self._prepared(array, "sum")
-            return scattered is None and self._algorithm.have_in_common(flat, self._label(None, 0))
+            return scattered is None and self._algorithm.share(flat, self._label(None, 0))
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
@@ -244,100 +231,39 @@ def connect(
     parse_address(rendezvous)
     if not timeout > 0:
         raise UsageError(f"timeout must be positive, in seconds (got {timeout})")
-    choose("backend", backend, BACKENDS)
-    choose("algorithm", algorithm, ALGORITHMS)
     choose("checksum", checksum, CHECKSUMS)
     check_device(device)
-    host = rendezvous.rpartition(":")[0].strip("[]")
-    local = rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1")
-    on_gpu = device.startswith("gpu:")
-    by_place = "nccl" if on_gpu else "shm" if local and algorithm != "ring" else "tcp"
-    kind = by_place if backend == "auto" else backend
-    if kind == "shm" and not local:
-        raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {host}; use tcp")
-    if kind == "shm" and algorithm == "hierarchical":
-        raise UsageError("algorithm hierarchical is for ranks of several hosts (backend is shm); use direct")
-    if kind == "shm" and algorithm == "ring":
-        raise UsageError("algorithm ring is for tcp and nccl (backend is shm); use direct")
-    if kind.startswith("nccl") and algorithm not in ("auto", "ring"):
-        raise UsageError(f"algorithm {algorithm} is for the host's memory (backend is {kind}); use auto or ring")
-    if kind in ("shm", "tcp") and on_gpu:
-        raise UsageError(f"backend {kind} works on the host's memory, not on {device}; use nccl or nccl-ring")
-    seat = NcclSeat(rank, device, nccl_binding, local=local) if kind.startswith("nccl") else None
+    place = Place.of(rendezvous)
+    backend = choose_backend(backend, algorithm, device, place)
+    seat = NcclSeat(rank, device, nccl_binding, local=place.local) if backend.startswith("nccl") else None
     if nranks == 1:
-        if seat:
-            return Group(
-                seat.join(
-                    Mesh(0, {}, timeout=timeout), [seat.note], ring="ring" in (kind.partition("-")[2], algorithm)
-                ),
-                backend=kind,
-            )
-        return Group(RingAlgorithm(make_memory_ring(1)[0]), backend=kind)
-    with ExitStack() as until_connected:
-        if rank == 0:
-            server = until_connected.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
-            rendezvous = server.address
-        own = "" if local and kind != "tcp" else "127.0.0.1" if local else own_host(host)
-        listener = until_connected.enter_context(Listener(own, f"gradsync-{secrets.token_hex(8)}"))
-        plan = kind if algorithm == "auto" else f"{kind} with algorithm {algorithm}"  # the ranks' must be equal
-        plan += "" if checksum == "auto" else f" with checksum {checksum}"
-        plan += f" {seat.plan}" if seat else ""
-        address = "|".join((listener.address, listener.local_address, host_identity(own)))
-        note = seat.note if seat else b""
-        joined = join(rendezvous, rank=rank, nranks=nranks, backend=plan, address=address, timeout=timeout, note=note)
-        members = [member.split("|") for member in joined.addresses]
-        layout = lay_out(kind, algorithm, rank, [identity for _, _, identity in members])
-        addresses = tuple(m[1] if r in layout.local else m[0] for r, m in enumerate(members))
-        mesh, connections = build_mesh(rank, addresses, listener, joined.token, data=layout.linked, timeout=timeout)
+        return Group(alone(backend, algorithm, seat, timeout), backend=backend)
+    with Meeting(rendezvous, rank, nranks, host=reached_at(place, backend), timeout=timeout) as meeting:
+        met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
+        layout = lay_out(backend, algorithm, rank, met.hosts)
+        mesh, connections = meeting.connect(met, near=layout.local, data=layout.linked)
     if seat:
-        return Group(seat.join(mesh, joined.notes, ring=layout.algorithm == "ring"), backend=kind)
-    return Group(make_algorithm(layout, mesh, connections, checksum=checksum), backend=kind)
+        return Group(seat.join(mesh, met.notes, ring=layout.algorithm == "ring"), backend=backend)
+    return Group(build(backend, layout, mesh, connections, checksum=checksum), backend=backend)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """With whom a rank is connected, and how."""
-
-    backend: str
-    algorithm: str
-    local: Sequence[int]  # ranks, itself among them, with which it shares memory
-    linked: Sequence[int]  # ranks with which it exchanges data over TCP
+def alone(backend: str, algorithm: str, seat: NcclSeat | None, timeout: float) -> Algorithm:
+    """The algorithm of a group of one rank."""
+    if not seat:
+        return build_alone()
+    ring = lay_out(backend, algorithm, 0, [""]).algorithm == "ring"
+    return seat.join(Mesh(0, {}, timeout=timeout), [seat.note], ring=ring)
 
 
-def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Layout:
-    """The same choice on every rank, from every rank's host.
-
-    Raises:
-        UsageError: the hierarchical algorithm does not fit.
-    """
-    everyone, each = range(len(hosts)), ranks_each(hosts)
-    if backend.startswith("nccl"):
-        on_one_host = len(set(hosts)) == 1
-        return Layout(backend, "ring" if backend == "nccl-ring" else algorithm, everyone if on_one_host else (), ())
-    if backend == "shm":
-        return Layout(backend, "direct" if algorithm == "auto" else algorithm, everyone, ())
-    if algorithm in ("ring", "direct") or (algorithm == "auto" and each < 2):
-        others = [r for r in everyone if r != rank]
-        return Layout(backend, "ring" if algorithm == "ring" else "direct", (), others)
-    if not each:
-        counts = ", ".join(str(hosts.count(host)) for host in dict.fromkeys(hosts))
-        raise UsageError(
-            "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
-            f"(ranks on each host here: {counts}); use direct"
-        )
-    first = rank // each * each
-    return Layout(backend, "hierarchical", range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
+def reached_at(place: Place, backend: str) -> str:
+    """This host's address as the other ranks reach it; "" if they do through Unix sockets."""
+    if not place.local:
+        return own_host(place.host)
+    return "127.0.0.1" if backend == "tcp" else ""
 
 
-def make_algorithm(
-    layout: Layout, mesh: Mesh, connections: dict[int, socket.socket], *, checksum: str = "auto"
-) -> Algorithm:
-    """The algorithm over a mesh that was built by this layout, and over its data connections."""
-    nranks = len(mesh.peers) + 1
-    if layout.backend == "shm":
-        return DirectAlgorithm(Board(mesh, layout.local))
-    links = Links(mesh, connections, checksum=checksum)
-    if layout.algorithm == "hierarchical":
-        return HierarchicalAlgorithm(Board(mesh, layout.local), links, nranks)
-    transport = TcpTransport(links, nranks)
-    return RingAlgorithm(transport) if layout.algorithm == "ring" else ExchangeAlgorithm(transport)
+def plan_of(backend: str, algorithm: str, checksum: str, seat: NcclSeat | None) -> str:
+    """What the group is to be, in words that must be equal on all ranks."""
+    plan = backend if algorithm == "auto" else f"{backend} with algorithm {algorithm}"
+    plan += "" if checksum == "auto" else f" with checksum {checksum}"
+    return plan + (f" {seat.plan}" if seat else "")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collective.group import ALGORITHMS, BACKENDS, Group, connect
+from collective.choice import ALGORITHMS, BACKENDS
+from collective.group import Group, connect
 from collective.nccl.binding import BINDINGS
 from collective.nccl.seat import check_device
-from collective.transports.links import CHECKSUMS
+from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import Settings
 from common.network.rpc import check_bind_host, host_of

@@ -28,7 +28,7 @@ class RingSynchronizer(Synchronizer):
 
     Args:
         shard_optimizer: each bucket is only reduce-scattered; a rank updates its chunk of every bucket, and then the
-            chunks are gathered; ranks that can have one copy of the parameters in common need not gather them. The
+            chunks are gathered; ranks that can share one copy of the parameters need not gather them. The
             same bits; optimizer time and state divided by nranks.
     """
 
@@ -47,7 +47,7 @@ class RingSynchronizer(Synchronizer):
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
-        self._common = self._sharded and optimizer is not None and self._group.have_in_common(arena.parameters)
+        self._shared = self._sharded and optimizer is not None and self._group.share(arena.parameters)
         self._arena = arena
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         if self._sharded and optimizer is None:
@@ -68,7 +68,7 @@ class RingSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
             self._attached().finish()
-            if self._common:
+            if self._shared:
                 self._group.barrier()  # nobody's backward reads parameters any longer
             if self._updaters:
                 with self.trace.span("update"):
@@ -93,7 +93,7 @@ class RingSynchronizer(Synchronizer):
         return self._runner
 
     def _gather_parameters(self) -> None:
-        if self._common:
+        if self._shared:
             self._group.barrier()
             return
         for number, bucket in enumerate(self._arena.buckets):

@@ -12,7 +12,7 @@ from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.contestants import Contestant, line_up
 from benchmarks.training.watched import STRAGGLERS, Straggler
-from collective.group import BACKENDS
+from collective.choice import BACKENDS
 from common.errors import UsageError, choose
 from common.launch.config import TrainingConfig
 from common.launch.settings import check_rank

@@ -12,7 +12,7 @@ from benchmarks.netlab.cluster import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.training.torch_training import why_absent
-from collective.group import BACKENDS
+from collective.choice import BACKENDS
 from common.errors import UsageError, choose
 from common.launch.config import TrainingConfig
 from common.launch.settings import check_rank

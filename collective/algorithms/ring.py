@@ -7,25 +7,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithms.base import (
+from collective.algorithm import Algorithm
+from collective.algorithms.schedule import all_gather_steps, pipeline, reduce_scatter_steps
+from collective.calls import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
     GATHER_CHUNKS,
+    GATHERING,
     OPERATIONS,
     REDUCE_SCATTER,
-    Algorithm,
+    Array,
     Label,
+    Tag,
 )
-from collective.algorithms.schedule import all_gather_steps, pipeline, reduce_scatter_steps
-from collective.transports.base import Array, Tag, Transport
+from collective.transports.base import Transport
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
 __all__ = ["RingAlgorithm"]
 
 BURST = 8  # messages sent before as many are received: a rank that is a little late holds nobody up
-GATHERING = 5  # the second half of an all-reduce; beyond the operations' own numbers
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Step:
 
 
 class RingAlgorithm(Algorithm):
-    """Moves chunks in pieces of at most the transport's `segment_bytes`, all steps of the schedule side by side: what
+    """Moves chunks in pieces of at most the transport's `piece_bytes`, all steps of the schedule side by side: what
     has come is added and sent on from the cache.
 
     An all-reduce sends and receives 2(N-1)/N of the array on every rank, a reduce-scatter or all-gather half of it.
@@ -52,6 +54,8 @@ class RingAlgorithm(Algorithm):
     def __init__(self, transport: Transport) -> None:
         self.rank, self.nranks = transport.rank, transport.nranks
         self.transport = transport
+        self._next, self._previous = (self.rank + 1) % self.nranks, (self.rank - 1) % self.nranks
+        self._arrived = np.empty(transport.piece_bytes, np.uint8)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         return self.transport.empty(count, dtype)
@@ -66,27 +70,27 @@ class RingAlgorithm(Algorithm):
         self._gather(list(rows), label, ALL_GATHER)
 
     def gather_chunks(self, flat: Array, label: Label) -> None:
-        self._gather([flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)], label, GATHER_CHUNKS)
+        self._gather(self._chunks(flat), label, GATHER_CHUNKS)
 
     def broadcast(self, flat: Array, root: int, label: Label) -> None:
-        for k, part in enumerate(self._cut(flat)):
-            tag = Tag(*label, BROADCAST + OPERATIONS * flat.dtype.num, root, k)
+        for number, piece in enumerate(self._pieces(flat)):
+            tag = Tag(*label, BROADCAST + OPERATIONS * flat.dtype.num, root, number)
             if self.rank != root:
-                self.transport.receive_into(part, tag)
-            if (self.rank + 1) % self.nranks != root:
-                self.transport.send(part, tag)
+                self.transport.receive(self._previous, piece, tag)
+            if self._next != root:
+                self.transport.send(self._next, piece, tag)
         self.transport.flush()
-
-    def _cut(self, flat: Array) -> list[Array]:
-        """In messages; an empty array in one, for its tag must be compared too."""
-        length = self.transport.segment_bytes // flat.itemsize
-        return [flat[at : at + length] for at in range(0, flat.size, length)] or [flat]
-
-    def barrier(self, label: Label) -> None:
-        self.all_gather(np.zeros((self.nranks, 1), np.uint8), label)
 
     def close(self, reason: str = "") -> None:
         self.transport.close(reason)
+
+    def _chunks(self, flat: Array) -> list[Array]:
+        return [flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)]
+
+    def _pieces(self, flat: Array) -> list[Array]:
+        """One of an empty array too, for its tag must be compared as well."""
+        length = self.transport.piece_bytes // flat.itemsize
+        return [flat[at : at + length] for at in range(0, flat.size, length)] or [flat]
 
     def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int, *, gathers: bool) -> None:
         """N-1 times send a chunk of partial results on and combine another, which arrives, with one's own; then, with
@@ -108,13 +112,10 @@ class RingAlgorithm(Algorithm):
         schedule = all_gather_steps(self.rank, self.nranks)
         return [Step(phase, i, chunks[send], chunks[receive]) for i, (send, receive) in enumerate(schedule)]
 
-    def _chunks(self, flat: Array) -> list[Array]:
-        return [flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)]
-
     def _travel(self, steps: list[Step], label: Label) -> None:
         """Take the chunks through all steps, piece by piece."""
         widest = max((step.arriving.itemsize for step in steps), default=1)
-        length = self.transport.segment_bytes // widest
+        length = self.transport.piece_bytes // widest
         longest = max((step.arriving.size for step in steps), default=0)
         for under_way in pipeline(len(steps), max(1, -(-longest // length))):
             for at in range(0, len(under_way), BURST):
@@ -123,7 +124,7 @@ class RingAlgorithm(Algorithm):
                     for i, k in under_way[at : at + BURST]
                 ]
                 for step, piece, tag in burst:
-                    self.transport.send(step.leaving[piece], tag)
+                    self.transport.send(self._next, step.leaving[piece], tag)
                 for step, piece, tag in burst:
                     self._receive(step, piece, tag)
         self.transport.flush()
@@ -131,9 +132,11 @@ class RingAlgorithm(Algorithm):
     def _receive(self, step: Step, piece: slice, tag: Tag) -> None:
         own, reduction = step.arriving[piece], step.reduction
         if reduction is None:
-            self.transport.receive_into(own, tag)
+            self.transport.receive(self._previous, own, tag)
             return
-        reduction.combine(self.transport.receive(own, tag), own, out=own)
+        arrived: Array = self._arrived[: own.nbytes].view(own.dtype)
+        self.transport.receive(self._previous, arrived, tag)
+        reduction.combine(arrived, own, out=own)
         if step.result is not None:
             if reduction.scale is not None:
                 np.multiply(own, reduction.scale, out=own)

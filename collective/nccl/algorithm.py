@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithms.base import (
+from collective.algorithm import Algorithm
+from collective.algorithms.schedule import all_gather_steps, reduce_scatter_steps
+from collective.calls import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,
@@ -29,15 +31,14 @@ from collective.algorithms.base import (
     GATHER_CHUNKS,
     OPERATIONS,
     REDUCE_SCATTER,
-    Algorithm,
+    Array,
     Label,
+    Tag,
 )
-from collective.algorithms.schedule import all_gather_steps, reduce_scatter_steps
+from collective.membership.liveness import Mesh
 from collective.nccl.binding import NcclBinding
 from collective.nccl.cuda import Gpu
 from collective.nccl.watchdog import Watchdog, end_process
-from collective.transports.base import Array, Tag
-from collective.transports.mesh import Mesh
 from common.errors import GradSyncError, NcclFailed, PeerError
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collective.calls import Array
 from collective.nccl.binding import INSTALL
-from collective.transports.base import Array
 from common.errors import NcclFailed, UsageError
 from common.system.memory import ALIGNMENT_BYTES
 

@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 
+from collective.membership.liveness import Mesh
 from collective.nccl.algorithm import NcclAlgorithm, NcclRingAlgorithm
 from collective.nccl.binding import load_binding, words
 from collective.nccl.cuda import Gpu, count_gpus, pick_gpu
-from collective.transports.mesh import Mesh
 from common.errors import UsageError
 
 __all__ = ["DEVICES", "SHARING", "NcclSeat", "check_device", "gpus_for", "require_nccl"]

@@ -1,3 +1,3 @@
-"""How bytes move between ranks, and who is alive."""
+"""How arrays move between ranks: over TCP, or between threads."""
 
 __all__: list[str] = []

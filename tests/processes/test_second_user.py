@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from collective.transports.mesh import MESH, Listener, dial
+from collective.membership.connections import MESH, Listener, dial
 from common.system.memory import Segment, Unreachable
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of
@@ -57,7 +57,7 @@ def test_another_user_neither_hands_in_nor_gets_anything() -> None:
 
 AS_A_RANK = """
 import sys, time
-from collective.transports.mesh import HELLO, MESH, Listener, build_mesh, dial
+from collective.membership.connections import HELLO, MESH, Listener, build_mesh, dial
 from common.errors import RendezvousError
 from common.system.memory import Unreachable
 import os, socket

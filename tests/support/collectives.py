@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 
-from collective.algorithms.direct import SHORT_BYTES
-from collective.transports.base import SEGMENT_BYTES
+from collective.shared_memory.barrier import SHORT_BYTES
+from collective.transports.base import PIECE_BYTES
 from common.tensors.reduction import DTYPES, OPS
 from tests.support.groups import CANONICAL, sample
 from tests.support.pairwise import LONG
@@ -17,7 +17,7 @@ __all__ = [
     "BIG",
     "CASES",
     "NRANKS",
-    "SEGMENT",
+    "PIECE",
     "backends",
     "filled",
     "ones",
@@ -28,15 +28,15 @@ __all__ = [
 
 NRANKS = (1, 2, 3, 4, 5)
 CASES = [(dtype, op) for dtype in DTYPES for op in OPS if op != "mean" or dtype.startswith("float")]
-SEGMENT = SEGMENT_BYTES // 4  # float32 elements
+PIECE = PIECE_BYTES // 4  # float32 elements
 BIG = 10_000_001 if LONG else 1_000_003
 
 
 def sizes_of(nranks):
-    """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several segments."""
+    """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several pieces."""
     short = SHORT_BYTES // 4
     around = {short - 1, short, short + 1}
-    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, SEGMENT * nranks + 4099, *around})
+    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, PIECE * nranks + 4099, *around})
 
 
 backends = pytest.mark.parametrize("backend", CANONICAL)

@@ -24,10 +24,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from collective.algorithms.ring import RingAlgorithm
-from collective.group import Group, connect, lay_out, make_algorithm
+from collective.build import build
+from collective.choice import lay_out
+from collective.group import Group, connect
+from collective.membership.connections import Listener, build_mesh
 from collective.nccl.algorithm import NcclAlgorithm, NcclRingAlgorithm
-from collective.transports.memory import make_memory_ring
-from collective.transports.mesh import Listener, build_mesh
+from collective.transports.memory import connect_threads
 from common.launch.launch import abstract_address
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
@@ -150,7 +152,7 @@ def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
         return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
         return [
-            Group(RingAlgorithm(transport), backend=backend) for transport in make_memory_ring(nranks, timeout=timeout)
+            Group(RingAlgorithm(transport), backend=backend) for transport in connect_threads(nranks, timeout=timeout)
         ]
     if backend == "tcp-hierarchical":  # this is one host
         return mesh_groups(backend, nranks, timeout=timeout)
@@ -181,7 +183,7 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
             layout = lay_out(kind, algorithm or "direct", rank, hosts_of(nranks))
             addresses = [x.local_address if r in layout.local else x.address for r, x in enumerate(listeners)]
             mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=layout.linked, timeout=timeout)
-            return Group(make_algorithm(layout, mesh, connections), backend=kind)
+            return Group(build(kind, layout, mesh, connections), backend=kind)
 
         return on_threads(nranks, join)
 
@@ -250,7 +252,7 @@ def limit_waits(groups: Sequence[Group], seconds: float) -> None:
     for group in groups:
         parts: list[Any] = [group._algorithm]
         for part in parts:
-            names = ("transport", "links", "_links", "_board", "mesh", "_mesh")
+            names = ("transport", "_transport", "_barrier", "_mesh")
             parts += [vars(part)[n] for n in names if hasattr(vars(part).get(n), "__dict__")]  # some are plain lists
             part.timeout = seconds
 
@@ -261,10 +263,10 @@ def transport_of(group: Group) -> Any:
     return algorithm.transport
 
 
-def board_of(group: Group) -> Any:
-    """Where the ranks of a direct group meet."""
+def barrier_of(group: Group) -> Any:
+    """Where the ranks of a host meet."""
     algorithm: Any = group._algorithm
-    return algorithm._board
+    return algorithm._barrier
 
 
 # Ranks as processes

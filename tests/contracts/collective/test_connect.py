@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import collective
-from collective.group import ALGORITHMS
-from collective.group import BACKENDS as CONNECT_BACKENDS
+from collective.choice import ALGORITHMS
+from collective.choice import BACKENDS as CONNECT_BACKENDS
 from common.errors import PeerUnreachable, PortInUse, RendezvousError, UsageError
 from common.launch.launch import abstract_address
 from tests.support.groups import assert_same_bits, free_port, on_threads, outcomes_of, sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import collective
-from collective.algorithms.exchange import SHORT_BYTES as EXCHANGED_BYTES
-from collective.group import lay_out
+from collective.algorithms.by_size import SHORT_BYTES
+from collective.choice import lay_out
 from common.errors import PeerError, ProtocolError, UsageError
 from tests.support.collectives import ones
 from tests.support.groups import assert_same_bits, errors_on, opened, reduced, sample
@@ -45,7 +45,7 @@ def test_a_hierarchy_that_does_not_fit_is_refused(hosts, counts):
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_over_tcp_short_and_long_arrays_agree(groups, nranks):
     """One goes straight to its reducers, the other round the ring."""
-    limit = EXCHANGED_BYTES // nranks // 4
+    limit = SHORT_BYTES // nranks // 4
 
     def body(group):
         array = sample(group.rank, limit + 1, "float32")
@@ -65,7 +65,7 @@ def test_over_tcp_short_and_long_arrays_agree(groups, nranks):
 
 def test_over_tcp_a_short_array_and_a_long_one_do_not_mix():
     def body(group):
-        group.all_reduce(ones(EXCHANGED_BYTES // 3 // 4 + (group.rank == 1)), "sum")
+        group.all_reduce(ones(SHORT_BYTES // 3 // 4 + (group.rank == 1)), "sum")
 
     with opened("tcp", 3) as every:
         errors = errors_on(every, body)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from common.tensors.buckets import chunk_bounds
-from tests.support.collectives import SEGMENT, backends, filled, ranks
+from tests.support.collectives import PIECE, backends, filled, ranks
 from tests.support.groups import (
     BACKENDS,
     assert_same_bits,
-    board_of,
+    barrier_of,
     cuts_of,
     on_ranks,
     opened,
@@ -29,7 +29,7 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "broadcast", "all_gather")
 @backends
 @ranks
 def test_all_gather_stacks_in_rank_order(groups, backend, nranks):
-    cases = [((0,), "float32"), ((1,), "uint8"), ((3, 5), "float64"), ((2, SEGMENT + 17), "float32")]
+    cases = [((0,), "float32"), ((1,), "uint8"), ((3, 5), "float64"), ((2, PIECE + 17), "float32")]
 
     def mine(rank, shape, dtype, k):
         return sample(rank, shape, dtype, seed=k)
@@ -60,14 +60,14 @@ def test_broadcast_copies_each_root(groups, backend, nranks):
     def body(group):
         results = []
         for root in range(nranks):
-            for size in (0, 1, 17, 2 * SEGMENT + 5):
+            for size in (0, 1, 17, 2 * PIECE + 5):
                 array = sample(group.rank, size, "float32", seed=root)
                 group.broadcast(array, root)
                 results.append(array)
         return results
 
     expected = [
-        sample(root, size, "float32", seed=root) for root in range(nranks) for size in (0, 1, 17, 2 * SEGMENT + 5)
+        sample(root, size, "float32", seed=root) for root in range(nranks) for size in (0, 1, 17, 2 * PIECE + 5)
     ]
     for results in groups.run(backend, nranks, body):
         for result, right in zip(results, expected, strict=True):
@@ -92,12 +92,9 @@ def test_nobody_leaves_a_barrier_before_everyone_has_come(groups, backend, nrank
 def late(group, until):
     """Let this rank read late what others sent: once the event is set, or after a moment."""
     if hasattr(group._algorithm, "transport"):
-        transport = transport_of(group)
-        transport = getattr(transport, "links", transport)
-        for name in {"receive", "receive_into"} & {*dir(transport)}:
-            setattr(transport, name, partial(wait_and_call, until, getattr(transport, name)))
+        transport_of(group).receive = partial(wait_and_call, until, transport_of(group).receive)
     else:
-        board_of(group).meet = partial(call_and_wait, until, board_of(group).meet)
+        barrier_of(group).meet = partial(call_and_wait, until, barrier_of(group).meet)
 
 
 def wait_and_call(until, method, *args):
@@ -143,14 +140,14 @@ def test_a_rank_that_is_quick_may_post_for_the_next_short_call(operation):
 
     def body(group):
         if group.rank == 0:
-            exchange = board_of(group).exchange
+            exchange = barrier_of(group).exchange
 
             def exchange_and_tell(note):
                 if group._calls == 2:  # all chunks of the second call are posted
                     posted.set()
                 return exchange(note)
 
-            board_of(group).exchange = exchange_and_tell
+            barrier_of(group).exchange = exchange_and_tell
         arrays = [inputs[group.rank].copy() for inputs in (first, second)]
         results = [getattr(group, operation)(array, "sum") for array in arrays]
         return arrays if operation == "all_reduce" else results
@@ -183,7 +180,7 @@ def test_an_array_is_had_in_common_by_all_or_by_none():
         whole, other = group.empty(1000), np.zeros(1000, np.float32)
         part = group.empty(1000 + 16)[:1000]
         kinds = [whole, other, part]
-        found = [group.have_in_common(kinds[kind if group.rank == 1 else 0]) for kind in (1, 2, 0)]
+        found = [group.share(kinds[kind if group.rank == 1 else 0]) for kind in (1, 2, 0)]
         whole[group.rank] = 7 + group.rank
         group.barrier()
         return found, whole[:2].tolist()

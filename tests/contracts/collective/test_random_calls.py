@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tensors.buckets import chunk_bounds
-from tests.support.collectives import CASES, SEGMENT, backends, filled, sizes_of
+from tests.support.collectives import CASES, PIECE, backends, filled, sizes_of
 from tests.support.groups import BACKENDS, CANONICAL, assert_same_bits, reduced, sample
 from tests.support.pairwise import LONG, combined
 
@@ -59,7 +59,7 @@ def test_chunks_of_some_in_shared_memory_and_some_not_are_gathered(groups, backe
 
 random_calls = given(
     nranks=st.integers(1, 5),
-    size=st.one_of(st.integers(0, 300), st.integers(1000, 5000), st.integers(SEGMENT - 20, 2 * SEGMENT)),
+    size=st.one_of(st.integers(0, 300), st.integers(1000, 5000), st.integers(PIECE - 20, 2 * PIECE)),
     case=st.sampled_from(CASES),
     seed=st.integers(0, 2**32),
 )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from collective.transports.base import SEGMENT_BYTES, Tag
+from collective.calls import Tag
+from collective.transports.base import PIECE_BYTES
 from common.errors import PeerLost, PeerStalled, ProtocolError, StaleEpoch
 from tests.support.groups import (
     DEADLINE_S,
@@ -22,7 +23,7 @@ from tests.support.groups import (
     transport_of,
 )
 
-FULL = SEGMENT_BYTES // 4  # float32 elements of the largest message
+FULL = PIECE_BYTES // 4  # float32 elements of the largest message
 SIZES = (0, 1, 2, 15, 16, 17, 101, FULL - 1, FULL)  # N-1 is 1 or 2
 DTYPES = ("bool", "int8", "uint8", "float16", "int32", "float32", "int64", "float64")
 LIMIT_S = 0.3
@@ -48,8 +49,24 @@ def ring(request, nranks):
         yield Ring(groups, nranks, request.param)
 
 
-def tag(segment=0, *, epoch=7, step=3, bucket=2, phase=1, chunk=4):
-    return Tag(epoch, step, bucket, phase, chunk, segment)
+def tag(piece=0, *, epoch=7, step=3, bucket=2, phase=1, chunk=4):
+    return Tag(epoch, step, bucket, phase, chunk, piece)
+
+
+def left_of(transport):
+    return (transport.rank - 1) % transport.nranks
+
+
+def send_on(transport, array, its_tag):
+    """To the right neighbour."""
+    transport.send((transport.rank + 1) % transport.nranks, array, its_tag)
+
+
+def take(transport, like, its_tag):
+    """What the left neighbour sent."""
+    out = np.empty_like(like)
+    transport.receive(left_of(transport), out, its_tag)
+    return out
 
 
 def private(transport, values):
@@ -101,11 +118,11 @@ def test_messages_arrive_in_order_with_what_was_sent(ring, kind):
     def body(group):
         transport = transport_of(group)
         for k, size in enumerate(SIZES):
-            transport.send(kind(transport, sample(group.rank, size, "float32", seed=k)), tag(k))
+            send_on(transport, kind(transport, sample(group.rank, size, "float32", seed=k)), tag(k))
         for k, size in enumerate(SIZES):
             out = np.full(size, np.nan, np.float32)
-            transport.receive_into(out, tag(k))
-            assert_same_bits(out, sample(transport.left, size, "float32", seed=k))
+            transport.receive(left_of(transport), out, tag(k))
+            assert_same_bits(out, sample(left_of(transport), size, "float32", seed=k))
         transport.flush()
 
     on_ranks(ring.groups, body)
@@ -119,8 +136,8 @@ def test_every_dtype_arrives_whole(ring, kind):
     def body(group):
         transport = transport_of(group)
         for k, dtype in enumerate(DTYPES):
-            transport.send(kind(transport, values(group.rank, dtype)), tag(k))
-            assert_same_bits(transport.receive(np.empty(1001, dtype), tag(k)), values(transport.left, dtype))
+            send_on(transport, kind(transport, values(group.rank, dtype)), tag(k))
+            assert_same_bits(take(transport, np.empty(1001, dtype), tag(k)), values(left_of(transport), dtype))
         transport.flush()
 
     on_ranks(ring.groups, body)
@@ -130,10 +147,10 @@ def test_a_slice_in_the_middle_of_shared_memory_arrives(ring):
     def body(group):
         transport = transport_of(group)
         array = shared(transport, sample(group.rank, 1000, "float32"))
-        transport.send(array[17:617], tag(0))
-        transport.send(array[999:], tag(1))
-        assert_same_bits(transport.receive(array[:600], tag(0)), sample(transport.left, 1000, "float32")[17:617])
-        assert_same_bits(transport.receive(array[:1], tag(1)), sample(transport.left, 1000, "float32")[999:])
+        send_on(transport, array[17:617], tag(0))
+        send_on(transport, array[999:], tag(1))
+        assert_same_bits(take(transport, array[:600], tag(0)), sample(left_of(transport), 1000, "float32")[17:617])
+        assert_same_bits(take(transport, array[:1], tag(1)), sample(left_of(transport), 1000, "float32")[999:])
         transport.flush()
 
     on_ranks(ring.groups, body)
@@ -156,13 +173,13 @@ def test_many_messages_may_be_under_way(ring, kind):
     def send(transport):
         whole = kind(transport, sample(0, 101 * count, "float32"))
         for k in range(count):
-            transport.send(whole[101 * k : 101 * (k + 1)], tag(k))
+            send_on(transport, whole[101 * k : 101 * (k + 1)], tag(k))
         transport.flush()
 
     def receive(transport):
         out = np.empty(101 * count, np.float32)
         for k in range(count):
-            transport.receive_into(out[101 * k : 101 * (k + 1)], tag(k))
+            transport.receive(left_of(transport), out[101 * k : 101 * (k + 1)], tag(k))
         transport.flush()
         return out
 
@@ -178,7 +195,7 @@ def test_after_flush_the_sender_may_overwrite(ring, kind, count):
     def send(transport):
         whole = kind(transport, np.arange(FULL * count, dtype=np.float32))
         for k in range(count):
-            transport.send(whole[FULL * k : FULL * (k + 1)], tag(k))
+            send_on(transport, whole[FULL * k : FULL * (k + 1)], tag(k))
         transport.flush()
         whole.fill(np.nan)
         overwritten.set()
@@ -187,48 +204,44 @@ def test_after_flush_the_sender_may_overwrite(ring, kind, count):
         out = np.empty(FULL * count, np.float32)
         overwritten.wait(0.05)  # set by then only where flush need not wait for the receiver
         for k in range(count):
-            transport.receive_into(out[FULL * k : FULL * (k + 1)], tag(k))
+            transport.receive(left_of(transport), out[FULL * k : FULL * (k + 1)], tag(k))
         transport.flush()
         return out
 
     assert_same_bits(one_way(ring, send, receive)[1], np.arange(FULL * count, dtype=np.float32))
 
 
-@pytest.mark.parametrize("field", ["step", "bucket", "phase", "chunk", "segment"])
+@pytest.mark.parametrize("field", ["step", "bucket", "phase", "chunk", "piece"])
 def test_a_message_of_another_step_or_place_is_refused(ring, field):
     wrong = replace(tag(), **{field: 9})
     got = errors(
         ring,
-        lambda transport: transport.send(np.ones(5), wrong),
-        lambda transport: transport.receive(np.ones(5), tag()),
+        lambda transport: send_on(transport, np.ones(5), wrong),
+        lambda transport: take(transport, np.ones(5), tag()),
     )
     assert type(got[1]) is ProtocolError
-    place = (
-        f"rank 0 sent chunk {wrong.chunk}, segment {wrong.segment} in phase {wrong.phase} of {tag()}, expected chunk"
-    )
+    place = f"rank 0 sent chunk {wrong.chunk}, piece {wrong.piece} in phase {wrong.phase} of {tag()}, expected chunk"
     call = f"rank 0 called {wrong}, this rank {tag()}; all ranks must make the same calls"
-    assert str(got[1]).startswith(place if field in ("chunk", "segment") else call)
+    assert str(got[1]).startswith(place if field in ("chunk", "piece") else call)
 
 
-@pytest.mark.parametrize("method", ["receive", "receive_into"])
 @pytest.mark.parametrize("epoch", [6, 8])
-def test_a_message_of_another_epoch_is_refused(ring, method, epoch):
+def test_a_message_of_another_epoch_is_refused(ring, epoch):
     got = errors(
         ring,
-        lambda transport: transport.send(np.ones(5), tag(epoch=epoch)),
-        lambda transport: getattr(transport, method)(np.ones(5), tag()),
+        lambda transport: send_on(transport, np.ones(5), tag(epoch=epoch)),
+        lambda transport: take(transport, np.ones(5), tag()),
     )
     assert type(got[1]) is StaleEpoch
     assert str(got[1]) == f"rank 0 sent a message of epoch {epoch}, this is epoch 7"
 
 
-@pytest.mark.parametrize("method", ["receive", "receive_into"])
 @pytest.mark.parametrize(("sent", "expected"), [(16, 17), (17, 16), (0, 1), (1, 0)])
-def test_a_message_of_another_size_is_refused(ring, method, sent, expected):
+def test_a_message_of_another_size_is_refused(ring, sent, expected):
     got = errors(
         ring,
-        lambda transport: transport.send(np.ones(sent, np.float32), tag()),
-        lambda transport: getattr(transport, method)(np.ones(expected, np.float32), tag()),
+        lambda transport: send_on(transport, np.ones(sent, np.float32), tag()),
+        lambda transport: take(transport, np.ones(expected, np.float32), tag()),
     )
     assert type(got[1]) is ProtocolError
     sizes = f"rank 0 has {4 * sent} bytes where this rank has {4 * expected}, in {tag()}"
@@ -236,7 +249,7 @@ def test_a_message_of_another_size_is_refused(ring, method, sent, expected):
 
 
 def receives(transport):
-    transport.receive(np.ones(5), tag())
+    take(transport, np.ones(5), tag())
 
 
 def test_a_rank_that_does_not_take_part_is_named_by_all_others(ring):
@@ -256,7 +269,7 @@ def test_a_rank_that_does_not_take_part_is_named_by_all_others(ring):
 
     got = errors_on(ring.groups, body)
     for rank in set(range(ring.nranks)) - {absent}:
-        blamed = transport_of(ring.groups[rank]).left if ring.backend == "memory" else absent
+        blamed = left_of(transport_of(ring.groups[rank])) if ring.backend == "memory" else absent
         assert type(got[rank]) is PeerStalled
         assert str(got[rank]).startswith(f"rank {blamed} did not take part for {LIMIT_S} s")
 
@@ -269,7 +282,7 @@ def test_a_neighbour_that_takes_nothing_is_named(ring):
     def send(transport):
         try:
             for k in range(64):
-                transport.send(shared(transport, np.ones(FULL, np.float32)), tag(k))
+                send_on(transport, shared(transport, np.ones(FULL, np.float32)), tag(k))
             transport.flush()
         finally:
             gave_up.set()
@@ -308,14 +321,14 @@ def test_a_rank_that_finished_while_it_is_needed_is_named(ring):
 def test_what_was_sent_before_leaving_in_good_order_still_arrives(ring, kind):
     def send(transport):
         for k in range(3):
-            transport.send(kind(transport, sample(0, 101, "float32", seed=k)), tag(k))
+            send_on(transport, kind(transport, sample(0, 101, "float32", seed=k)), tag(k))
         transport.flush()
         transport.close()
 
     def receive(transport):
         for k in range(3):
-            assert_same_bits(transport.receive(np.empty(101, np.float32), tag(k)), sample(0, 101, "float32", seed=k))
-        transport.receive(np.empty(101, np.float32), tag(3))
+            assert_same_bits(take(transport, np.empty(101, np.float32), tag(k)), sample(0, 101, "float32", seed=k))
+        take(transport, np.empty(101, np.float32), tag(3))
 
     got = errors(ring, send, receive)
     assert got[0] is None
@@ -335,7 +348,15 @@ def test_the_first_reason_counts(ring):
         receives(transport_of(ring.groups[1]))
 
 
-def test_neighbours_wrap_around(ring):
-    last = ring.nranks - 1
-    assert [transport_of(g).left for g in ring.groups] == [last, *range(last)]
-    assert [transport_of(g).right for g in ring.groups] == [*range(1, last + 1), 0]
+def test_every_rank_reaches_every_other(ring):
+    def body(group):
+        transport, others = transport_of(group), {*range(ring.nranks)} - {group.rank}
+        for rank in others:
+            transport.send(rank, sample(group.rank, 101, "float32", seed=rank), tag(chunk=rank))
+        for rank in others:
+            out = np.empty(101, np.float32)
+            transport.receive(rank, out, tag(chunk=group.rank))
+            assert_same_bits(out, sample(rank, 101, "float32", seed=group.rank))
+        transport.flush()
+
+    on_ranks(ring.groups, body)

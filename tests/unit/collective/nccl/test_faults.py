@@ -150,7 +150,7 @@ def test_a_group_that_does_not_come_together_in_nccl_is_given_up():
 
         unique_id = group_start = group_end = check = destroy = _enqueue = abort
 
-    from collective.transports.mesh import Mesh
+    from collective.membership.liveness import Mesh
 
     with pytest.raises(NcclFailed):
         NcclAlgorithm(LonelyNccl(), FakeGpu(), Mesh(0, {}, timeout=LIMIT_S), 1, b"", end=ended.append)

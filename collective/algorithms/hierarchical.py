@@ -12,13 +12,12 @@ where they lie, onto what arrives:
 
 So a host sends (N-1)/N + (H-1)/H of the array, where a ring sends 2(N-1)/N, and nothing inside a host is sent at all.
 
-Every operation begins and ends with a meeting of the host's ranks (collective/transports/board.py). An array that
-is not from `empty`, or whose partial sums are wider, is copied into shared memory and back.
+Every call begins and ends with a meeting of the host's ranks (collective/shared_memory/barrier.py). An array that is
+not from `empty`, or whose partial sums are wider, is copied into shared memory and back.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,30 +25,29 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithms.base import (
+from collective.algorithm import Algorithm
+from collective.algorithms.schedule import pipeline
+from collective.calls import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
     GATHER_CHUNKS,
+    GATHERING,
     OPERATIONS,
     REDUCE_SCATTER,
-    Algorithm,
+    Array,
     Label,
+    Tag,
 )
-from collective.algorithms.ring import GATHERING
-from collective.algorithms.schedule import pipeline
-from collective.transports.base import Array, Tag
-from collective.transports.board import Board
-from collective.transports.links import Links
+from collective.shared_memory.agreement import ELSEWHERE, agree, array_at, place_of
+from collective.shared_memory.barrier import SharedMemoryBarrier
+from collective.transports.base import Transport
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
 __all__ = ["HierarchicalAlgorithm", "neighbours", "ranks_each"]
 
 PIECE_BYTES = 256 * 1024  # of a chunk; it and the values of a host's ranks stay in L2 while they are added
-NOTE = struct.Struct(
-    "<IQIHHIQQQ"
-)  # the fields of a tag; elements of the array, its segment number and offset of the array
 Parts = list[list[Array]]  # [chunk][rank of this host] -> its elements in that rank's array
 
 
@@ -83,17 +81,17 @@ def neighbours(rank: int, nranks: int, each: int) -> tuple[int, int]:
 class HierarchicalAlgorithm(Algorithm):
     name = "hierarchical"
 
-    def __init__(self, board: Board, links: Links, nranks: int) -> None:
-        self.rank, self.nranks = links.mesh.rank, nranks
-        self._board, self._links = board, links
-        self._each, self._index = board.nranks, board.rank
-        self._hosts, self._host = nranks // self._each, self.rank // self._each
-        self._next, self._previous = neighbours(self.rank, nranks, self._each)
-        self._payload = np.empty(PIECE_BYTES, np.uint8)
+    def __init__(self, barrier: SharedMemoryBarrier, transport: Transport) -> None:
+        self.rank, self.nranks = transport.rank, transport.nranks
+        self._barrier, self._transport = barrier, transport
+        self._each, self._index = barrier.nranks, barrier.rank
+        self._hosts, self._host = self.nranks // self._each, self.rank // self._each
+        self._next, self._previous = neighbours(self.rank, self.nranks, self._each)
+        self._arrived = np.empty(PIECE_BYTES, np.uint8)
         self._staging = self.empty(0, np.uint8)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        return self._board.empty(count, dtype)
+        return self._barrier.empty(count, dtype)
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, ALL_REDUCE, gathers=True)
@@ -113,7 +111,7 @@ class HierarchicalAlgorithm(Algorithm):
         """Each of a host's ranks passes on its own part of the array."""
         phase = BROADCAST + OPERATIONS * flat.dtype.num
         shared = self._place(flat, flat.dtype)
-        arrays = self._meet(shared, label, phase, root)
+        arrays = self._meet(flat, shared, label, phase, root)
         host, index = divmod(root, self._each)
         source = index if self._host == host else 0
         parts = [array[slice(*chunk_bounds(flat.size, self._each)[self._index])] for array in arrays]
@@ -121,24 +119,21 @@ class HierarchicalAlgorithm(Algorithm):
         for k, at in enumerate(range(0, max(1, parts[0].size), length)):
             piece, tag = parts[source][at : at + length], Tag(*label, phase, root, k)
             if self._host != host:
-                self._links.receive(self._previous, piece, tag)
+                self._transport.receive(self._previous, piece, tag)
             if (self._host + 1) % self._hosts != host:
-                self._links.send(self._next, piece, tag)
+                self._transport.send(self._next, piece, tag)
         spread(parts, source)
         self._leave(flat, shared)
 
-    def barrier(self, label: Label) -> None:
-        self.all_gather(np.zeros((self.nranks, 1), np.uint8), label)
-
     def close(self, reason: str = "") -> None:
-        self._links.close(reason)
-        self._board.close(reason)
+        self._transport.close(reason)
+        self._barrier.close(reason)
 
     # Meetings of the host's ranks
 
     def _place(self, flat: Array, dtype: npt.DTypeLike) -> Array:
         """The array itself if the host's ranks can reach it and it is of that dtype, else a copy that they can."""
-        if flat.dtype == dtype and self._board.locate(flat):
+        if flat.dtype == dtype and place_of(self._barrier, flat) != ELSEWHERE:
             return flat
         nbytes = flat.size * np.dtype(dtype).itemsize
         if self._staging.size < nbytes or not nbytes:
@@ -147,25 +142,19 @@ class HierarchicalAlgorithm(Algorithm):
         copy[...] = flat
         return copy
 
-    def _meet(self, shared: Array, label: Label, phase: int, root: int = 0) -> list[Array]:
+    def _meet(self, flat: Array, shared: Array, label: Label, phase: int, root: int = 0) -> list[Array]:
         """Compare what the host's ranks are about to do; returns their arrays."""
-        where = self._board.locate(shared) or (0, 0)  # an empty array lies nowhere
-        everyones = self._board.exchange(NOTE.pack(*label, phase, root, 0, shared.size, *where))
-        notes = [*NOTE.iter_unpack(everyones)]
-        first = self.rank - self._index
-        for index, note in enumerate(notes):
-            check(notes[self._index], note, first + index)
-        if not shared.size:
-            return [shared] * self._each
+        place = place_of(self._barrier, shared)
+        places = agree(self._barrier, label, phase, flat.nbytes, root=root, place=place)
         return [
-            shared if index == self._index else self._board.array_of(index, number, offset, shared.size, shared.dtype)
-            for index, (*_, number, offset) in enumerate(notes)
+            shared if index == self._index or place == ELSEWHERE else array_at(self._barrier, index, there, shared)
+            for index, there in enumerate(places)
         ]
 
     def _leave(self, flat: Array, shared: Array) -> None:
         """Wait until the host's ranks have done with each other's arrays."""
-        self._links.flush()
-        self._board.meet()
+        self._transport.flush()
+        self._barrier.meet()
         if shared is not flat:
             flat[...] = shared
 
@@ -174,7 +163,7 @@ class HierarchicalAlgorithm(Algorithm):
     def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int, *, gathers: bool) -> None:
         kind = OPERATIONS * reduction.number
         shared = self._place(flat, reduction.partial)
-        arrays = self._meet(shared, label, operation + kind)
+        arrays = self._meet(flat, shared, label, operation + kind)
         parts = [[array[a:b] for array in arrays] for a, b in chunk_bounds(flat.size, self.nranks)]
         steps = self._reducing(parts, reduction, operation + kind, to_all=gathers)
         steps += self._gathering(parts, GATHERING + kind) if gathers else []
@@ -184,7 +173,7 @@ class HierarchicalAlgorithm(Algorithm):
     def _gather(self, flat: Array, bounds: Sequence[tuple[int, int]], label: Label, operation: int) -> None:
         phase = operation + OPERATIONS * flat.dtype.num
         shared = self._place(flat, flat.dtype)
-        arrays = self._meet(shared, label, phase)
+        arrays = self._meet(flat, shared, label, phase)
         parts = [[array[a:b] for array in arrays] for a, b in bounds]
         spread(parts[self.rank], self._index)
         self._travel(self._gathering(parts, phase), longest_of(parts), label)
@@ -228,7 +217,7 @@ class HierarchicalAlgorithm(Algorithm):
             ]
             for step, piece, tag in jobs:
                 if step.leaving is not None:
-                    self._links.send(self._next, step.leaving(piece), tag)
+                    self._transport.send(self._next, step.leaving(piece), tag)
             for step, piece, tag in jobs:
                 step.arriving(piece, tag)
 
@@ -245,25 +234,16 @@ class HierarchicalAlgorithm(Algorithm):
         """Add the values of this host's ranks onto what arrives."""
         inputs = [array[piece] for array in values]
         if arrives:
-            incoming: Array = self._payload[: inputs[0].nbytes].view(inputs[0].dtype)
-            self._links.receive(self._previous, incoming, tag)
+            incoming: Array = self._arrived[: inputs[0].nbytes].view(inputs[0].dtype)
+            self._transport.receive(self._previous, incoming, tag)
             inputs.insert(0, incoming)
         if len(inputs) > 1:  # else one rank's own values begin the sum, where they lie
             reduction.reduce(inputs, [array[piece] for array in results], inputs[0])
 
     def _replace(self, arrays: list[Array], piece: slice, tag: Tag) -> None:
         """Write the complete chunk that arrives into the arrays of all this host's ranks."""
-        self._links.receive(self._previous, arrays[0][piece], tag)
+        self._transport.receive(self._previous, arrays[0][piece], tag)
         spread([array[piece] for array in arrays], 0)
-
-
-def check(mine: tuple[int, ...], theirs: tuple[int, ...], rank: int) -> None:
-    """Raise StaleEpoch or ProtocolError if `rank`, on this host, is about to do something else."""
-    *expected, size, _, _ = mine
-    *found, their_size, _, _ = theirs
-    tag = Tag(*expected)
-    tag.check(Tag(*found), rank)
-    tag.check_size(their_size, size, rank)
 
 
 def spread(arrays: Sequence[Array], source: int) -> None:

@@ -1,4 +1,5 @@
-"""A board between processes of one host: every rank posts a note and some bytes, meets the others, reads theirs.
+"""A barrier in shared memory, between processes of one host: every rank posts a note and some bytes, meets the others,
+and reads theirs.
 
 Each rank owns a control segment that all others map:
 
@@ -8,7 +9,7 @@ Each rank owns a control segment that all others map:
 
 rank 0's besides, which all write to:
 
-    common    2 x COMMON_BYTES for each rank
+    short     2 x SHORT_BYTES for each rank
     notes     2 x NOTE_BYTES for each rank
 
 and as many data segments as `empty` made, mapped by the others when first needed. Nothing has a name.
@@ -32,17 +33,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from collective.transports.base import Array
-from collective.transports.mesh import Mesh
-from collective.transports.segments import CONTROL, SharedSegments
+from collective.calls import Array
+from collective.membership.liveness import Mesh
+from collective.shared_memory.segments import CONTROL, SharedSegments
 from common.system.memory import Segment
 from common.system.semaphore import SEMAPHORE_BYTES, Semaphore
 
-__all__ = ["COMMON_BYTES", "HALF_BYTES", "NOTE_BYTES", "Board"]
+__all__ = ["HALF_BYTES", "NOTE_BYTES", "SHORT_BYTES", "SharedMemoryBarrier"]
 
 NOTE_BYTES = 48
 HALF_BYTES = 1 << 20
-COMMON_BYTES = 1 << 14
+SHORT_BYTES = 1 << 14
 MEETINGS_AT = 2 * SEMAPHORE_BYTES
 HALVES_AT = 4096
 CONTROL_BYTES = HALVES_AT + 2 * HALF_BYTES
@@ -58,27 +59,27 @@ class Control:
         self.halves = [segment.array(HALVES_AT + i * HALF_BYTES, HALF_BYTES, np.uint8) for i in range(2)]
 
 
-class Board:
-    """One rank's place at the board. Blocking methods raise PeerLost or PeerStalled, naming the rank at fault.
+class SharedMemoryBarrier:
+    """One rank's part in it. Blocking methods raise PeerLost or PeerStalled, naming the rank at fault.
 
     Args:
-        ranks: of the group, those that share the board. Here they are counted from 0: `rank` of `nranks`.
+        ranks: of the group, those that meet here. Here they are counted from 0: `rank` of `nranks`.
 
     `halves[turn][rank]`: what each rank posts for the coming meeting; write to one's own only.
     `halves[1 - turn][r]`: what rank r posted for the last one; to be read until the next.
-    `common[turn]`, `common[1 - turn]`: likewise, but any rank may write to any part of it, as they have agreed.
+    `short[turn]`, `short[1 - turn]`: likewise, but any rank may write to any part of it, as they have agreed.
     """
 
     def __init__(self, mesh: Mesh, ranks: Sequence[int]) -> None:
         self.rank, self.nranks = ranks.index(mesh.rank), len(ranks)
         self._mesh = mesh
-        self._ranks = ranks
+        self.ranks = ranks
         self._others = [r for r in range(self.nranks) if r != self.rank]
         self._segments = SharedSegments(mesh, [ranks[r] for r in self._others])
-        common, notes = self.nranks * COMMON_BYTES, self.nranks * NOTE_BYTES
-        nbytes = CONTROL_BYTES if self.rank else CONTROL_BYTES + 2 * common + 2 * notes
+        short, notes = self.nranks * SHORT_BYTES, self.nranks * NOTE_BYTES
+        nbytes = CONTROL_BYTES if self.rank else CONTROL_BYTES + 2 * short + 2 * notes
         self._mine = Control(self._segments.create(nbytes), create=True)
-        self._segments.share(CONTROL)
+        self._segments.offer(CONTROL)
         everyone = [
             self._mine if r == self.rank else Control(self._segments.of(ranks[r], CONTROL), create=False)
             for r in range(self.nranks)
@@ -86,8 +87,8 @@ class Board:
         self._everyone = everyone
         self._posts = [[everyone[r].arrived[i].post for r in self._others] for i in range(2)]
         first = self._segments.of(ranks[0], CONTROL)
-        notes_at = CONTROL_BYTES + 2 * common
-        self.common = [first.array(CONTROL_BYTES + i * common, common, np.uint8) for i in range(2)]
+        notes_at = CONTROL_BYTES + 2 * short
+        self.short = [first.array(CONTROL_BYTES + i * short, short, np.uint8) for i in range(2)]
         self._notes = [first.array(notes_at + i * notes, notes, np.uint8).data for i in range(2)]
         self._my_note = slice(self.rank * NOTE_BYTES, (self.rank + 1) * NOTE_BYTES)
         self.halves = [[control.halves[i] for control in everyone] for i in range(2)]
@@ -102,21 +103,21 @@ class Board:
         """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`."""
         where = self._segments.locate(array)
         if where is not None:
-            self._segments.share(where[0])
+            self._segments.offer(where[0])
         return where
 
     def array_of(self, rank: int, number: int, offset: int, count: int, dtype: npt.DTypeLike) -> Array:
         """The memory that `rank` located so, as a 1-D array; waits until it is mapped."""
-        return self._segments.of(self._ranks[rank], number).array(offset, count, dtype)
+        return self._segments.of(self.ranks[rank], number).array(offset, count, dtype)
 
     def whole_segment(self, array: Array) -> int | None:
         """The number of the segment that this array is; None if it lies elsewhere, or beside something."""
         where = self.locate(array)
         return where[0] if where and where[1] == 0 and self._segments.size_of(where[0]) == array.nbytes else None
 
-    def have_in_common(self, number: int, rank: int, theirs: int) -> None:
+    def share(self, number: int, rank: int, theirs: int) -> None:
         """See SharedSegments."""
-        self._segments.have_in_common(number, self._ranks[rank], theirs)
+        self._segments.share(number, self.ranks[rank], theirs)
 
     def exchange(self, note: bytes) -> bytes:
         """Meet, and return all ranks' notes, of NOTE_BYTES each, in rank order."""
@@ -157,4 +158,4 @@ class Board:
                 raise self._mesh.stalled(late[0], "waiting for it")
 
     def _late(self) -> list[int]:
-        return [self._ranks[r] for r in self._others if self._everyone[r].meetings[0] < self._meetings]
+        return [self.ranks[r] for r in self._others if self._everyone[r].meetings[0] < self._meetings]

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import collective
-from collective.transports.base import Tag
-from collective.transports.links import FRAME, HEADER_BYTES, Links, checksum_of
-from collective.transports.mesh import Mesh
+from collective.calls import Tag
+from collective.membership.liveness import Mesh
+from collective.transports.tcp import FRAME, HEADER_BYTES, TcpTransport, checksum_of
 from common.errors import ProtocolError, RendezvousError, UsageError
 from common.launch.launch import abstract_address
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
-TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, segment=0)
+TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, piece=0)
 VALUES = np.arange(25_000, dtype=np.float32)
 CHECKSUM_AT = 8
 
 
 @pytest.fixture
 def wire():
-    """Two ranks' links, and the ends of what lies between them: from rank 0, and to rank 1."""
+    """Two ranks' transports, and the ends of what lies between them: from rank 0, and to rank 1."""
     with ExitStack() as opened:
 
         def pair():
@@ -32,9 +32,9 @@ def wire():
         control, here, there = pair(), pair(), pair()
         for number, choice in ((0, "on"), (1, "on")):
             mesh = Mesh(number, {1 - number: control[number]}, timeout=5.0)
-            links = Links(mesh, {1 - number: (here[0], there[1])[number]}, checksum=choice)
-            opened.callback(links.close)
-            control[number] = links
+            transport = TcpTransport(mesh, {1 - number: (here[0], there[1])[number]}, checksum=choice)
+            opened.callback(transport.close)
+            control[number] = transport
         yield *control, here[1], there[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collective.transports.mesh import Mesh
+from collective.membership.liveness import Mesh
 from common.errors import ProtocolError
 from common.system.memory import Segment, SegmentPool, Unreachable
 
@@ -17,7 +17,7 @@ class SharedSegments:
     """A rank's segments, numbered in the order of creation. Descriptors travel over the mesh's Unix sockets.
 
     Args:
-        readers: the ranks that map what is shared.
+        readers: the ranks that map what is offered.
 
     Memory returns to the system when the group is closed and no array views it any longer.
     """
@@ -28,19 +28,19 @@ class SharedSegments:
         self._mine = SegmentPool()
         self.create, self.empty, self.locate = self._mine.create, self._mine.empty, self._mine.locate
         self._theirs: dict[tuple[int, int], Segment] = {}
-        self._shared: set[int] = set()  # numbers of mine
-        self._common: list[tuple[Segment, int]] = []  # and where it is mapped
+        self._offered: set[int] = set()  # numbers of mine
+        self._shared: list[tuple[Segment, int]] = []  # and where it is mapped
 
-    def share(self, number: int) -> None:
+    def offer(self, number: int) -> None:
         """Let the readers map a segment of this rank; sent once."""
-        if number not in self._shared:
-            self._shared.add(number)
+        if number not in self._offered:
+            self._offered.add(number)
             segment = self._mine.segments[number]
             for rank in self._readers:
-                self._mesh.share(rank, number, segment.nbytes, segment.descriptor)
+                self._mesh.offer(rank, number, segment.nbytes, segment.descriptor)
 
     def of(self, rank: int, number: int) -> Segment:
-        """A segment of this rank or another one, mapped at the first call; waits until its owner has shared it.
+        """A segment of this rank or another one, mapped at the first call; waits until its owner has offered it.
 
         Raises:
             PeerLost, PeerStalled: the owner did not.
@@ -60,24 +60,24 @@ class SharedSegments:
         """Of a segment of this rank, in bytes."""
         return self._mine.segments[number].nbytes
 
-    def have_in_common(self, number: int, rank: int, theirs: int) -> None:
+    def share(self, number: int, rank: int, theirs: int) -> None:
         """Map a segment of `rank` (perhaps this one) in the place of this rank's `number`, of the same size: what views
         that has the other's memory from now on. `locate` no longer finds it.
 
         Raises:
-            PeerLost, PeerStalled: the owner did not share it.
+            PeerLost, PeerStalled: the owner did not offer it.
         """
         segment, address = self.of(rank, theirs), self._mine.segments[number].address
         if rank != self._mesh.rank:
             segment.lay_over(address)
         self._mine.forget(number)
-        self._common.append((segment, address))
+        self._shared.append((segment, address))
 
     def close(self) -> None:
-        """Give all descriptors back; arrays that are still used keep their memory, and what was in common is this
-        process's own from now on."""
-        while self._common:
-            segment, address = self._common.pop()
+        """Give all descriptors back. Arrays that are still used keep their memory; what was shared is now this
+        process's own."""
+        while self._shared:
+            segment, address = self._shared.pop()
             segment.lay_over(address, private=True)
         self._mine.close()
         for segment in self._theirs.values():

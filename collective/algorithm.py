@@ -1,4 +1,4 @@
-"""What an algorithm is: how all ranks together carry out a collective operation, over a transport of its own."""
+"""What an algorithm is: how all ranks together carry out the calls of a group."""
 
 from __future__ import annotations
 
@@ -8,37 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collective.transports.base import CALLS, OPERATIONS, Array
+from collective.calls import Array, Label
 from common.tensors.reduction import Reduction
 
-__all__ = [
-    "ALL_GATHER",
-    "ALL_REDUCE",
-    "BARRIER",
-    "BROADCAST",
-    "GATHER_CHUNKS",
-    "HAVE_IN_COMMON",
-    "OPERATIONS",
-    "REDUCE_SCATTER",
-    "Algorithm",
-    "Label",
-]
-
-Label = tuple[int, int, int]  # epoch, step, bucket: what a call is about; ranks that differ must not be mixed up
-
-# A message says what it is part of: one of these, plus OPERATIONS times the number of the reduction or dtype.
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, BARRIER, _, GATHER_CHUNKS, HAVE_IN_COMMON = range(len(CALLS))
+__all__ = ["Algorithm"]
 
 
 class Algorithm(ABC):
-    """One rank's part in the group's operations. Group has checked the arguments; arrays are contiguous.
+    """One rank's part in the group's calls. Group has checked the arguments; arrays are contiguous.
 
     Every method is called by all ranks in the same order. It blocks until this rank's part is done and its arrays
     may be used again; each wait lasts at most the group's timeout.
 
-    Raises (every operation):
+    Raises (every call):
         PeerLost, PeerStalled: a rank died, left or did not take part; it is named.
-        StaleEpoch, ProtocolError: the ranks' labels, operations, sizes, dtypes or ops differ.
+        StaleEpoch, ProtocolError: the ranks' labels, calls, sizes, dtypes or ops differ.
     """
 
     name: str
@@ -83,11 +67,11 @@ class Algorithm(ABC):
     def broadcast(self, flat: Array, root: int, label: Label) -> None:
         """Replace the 1-D array, on every rank, by rank `root`'s."""
 
-    @abstractmethod
     def barrier(self, label: Label) -> None:
         """Block until every rank has called it."""
+        self.all_gather(np.zeros((self.nranks, 1), np.uint8), label)
 
-    def have_in_common(self, flat: Array, label: Label) -> bool:  # noqa: ARG002 - those that can use them
+    def share(self, flat: Array, label: Label) -> bool:  # noqa: ARG002 - those that can use them
         """Map rank 0's memory in the place of every rank's 1-D array, whose elements are equal; whether that was done,
         on all ranks or on none."""
         return False

@@ -1,0 +1,112 @@
+"""Which backend and algorithm a group takes: pure functions of what is asked for and where the ranks are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collective.algorithms.hierarchical import neighbours, ranks_each
+from common.errors import UsageError, choose
+
+__all__ = ["ALGORITHMS", "BACKENDS", "Layout", "Place", "choose_backend", "lay_out"]
+
+BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
+ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
+
+# What a backend takes for what is asked for. The first is taken that fits: a hierarchy needs hosts that are alike.
+TAKEN: dict[tuple[str, str], tuple[str, ...]] = {
+    ("shm", "auto"): ("direct",),
+    ("shm", "direct"): ("direct",),
+    ("tcp", "auto"): ("hierarchical", "direct"),
+    ("tcp", "direct"): ("direct",),
+    ("tcp", "ring"): ("ring",),
+    ("tcp", "hierarchical"): ("hierarchical",),
+    ("nccl", "auto"): ("nccl",),  # NCCL's own
+    ("nccl", "ring"): ("ring",),
+    ("nccl-ring", "auto"): ("ring",),
+    ("nccl-ring", "ring"): ("ring",),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks meet: the host's part of a rendezvous, and whether that is this host."""
+
+    host: str
+    local: bool
+
+    @classmethod
+    def of(cls, rendezvous: str) -> Place:
+        """
+        >>> Place.of("[::1]:8600"), Place.of("unix-abstract:x").local
+        (Place(host='::1', local=True), True)
+        """
+        host = rendezvous.rpartition(":")[0].strip("[]")
+        return cls(host, rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """With whom a rank is connected, and how."""
+
+    algorithm: str
+    local: Sequence[int] = ()  # ranks, itself among them, with which it shares memory
+    linked: Sequence[int] = ()  # ranks with which it exchanges data over TCP
+
+
+def choose_backend(backend: str, algorithm: str, device: str, place: Place) -> str:
+    """What `auto` means, or the backend itself.
+
+    Raises:
+        UsageError: backend, algorithm, device and place do not go together.
+    """
+    choose("backend", backend, BACKENDS)
+    choose("algorithm", algorithm, ALGORITHMS)
+    on_gpu = device.startswith("gpu:")
+    if backend == "auto":
+        backend = "nccl" if on_gpu else "shm" if place.local and algorithm != "ring" else "tcp"
+    if backend == "shm" and not place.local:
+        raise UsageError(f"backend shm needs all ranks on one host, the rendezvous is at {place.host}; use tcp")
+    if (backend, algorithm) not in TAKEN:
+        raise UsageError(refusal(backend, algorithm))
+    if backend in ("shm", "tcp") and on_gpu:
+        raise UsageError(f"backend {backend} works on the host's memory, not on {device}; use nccl or nccl-ring")
+    return backend
+
+
+def refusal(backend: str, algorithm: str) -> str:
+    """Why the two do not go together."""
+    if backend != "shm":
+        return f"algorithm {algorithm} is for the host's memory (backend is {backend}); use auto or ring"
+    what = "for ranks of several hosts" if algorithm == "hierarchical" else "for tcp and nccl"
+    return f"algorithm {algorithm} is {what} (backend is {backend}); use direct"
+
+
+def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Layout:
+    """The same choice on every rank, from every rank's host.
+
+    Raises:
+        UsageError: the hierarchical algorithm does not fit.
+    """
+    everyone, each = range(len(hosts)), ranks_each(hosts)
+    fitting = [taken for taken in TAKEN[backend, algorithm] if fits(taken, asked=algorithm, ranks_each_host=each)]
+    if not fitting:
+        counts = ", ".join(str(hosts.count(host)) for host in dict.fromkeys(hosts))
+        raise UsageError(
+            "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
+            f"(ranks on each host here: {counts}); use direct"
+        )
+    taken = fitting[0]
+    if backend.startswith("nccl"):
+        return Layout(taken, local=everyone if len(set(hosts)) == 1 else ())
+    if backend == "shm":
+        return Layout(taken, local=everyone)
+    if taken == "hierarchical":
+        first = rank // each * each
+        return Layout(taken, range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
+    return Layout(taken, linked=[r for r in everyone if r != rank])
+
+
+def fits(algorithm: str, *, asked: str, ranks_each_host: int) -> bool:
+    """Whether the hosts suit it: a hierarchy of one rank each is only taken if it is asked for."""
+    return algorithm != "hierarchical" or ranks_each_host >= (1 if asked == "hierarchical" else 2)

@@ -1,0 +1,58 @@
+"""How ranks of one host begin a call: they meet, compare what all are about to do, and learn where the arrays lie."""
+
+from __future__ import annotations
+
+import struct
+
+from collective.calls import Array, Label, Tag
+from collective.shared_memory.barrier import SharedMemoryBarrier
+
+__all__ = ["ELSEWHERE", "agree", "array_at", "place_of", "segment_at"]
+
+NOTE = struct.Struct("<IQIHHIQ16s")  # the fields of a tag, and bytes: these must agree; place of the array
+PLACE = struct.Struct("<QQ")  # segment number, offset in bytes
+ELSEWHERE = PLACE.pack(0, 0)  # of an array that is not from `empty`: data segments count from 1
+
+
+def place_of(barrier: SharedMemoryBarrier, array: Array) -> bytes:
+    """By which the others find this rank's contiguous array; ELSEWHERE if they cannot reach it."""
+    where = barrier.locate(array)
+    return PLACE.pack(*where) if where else ELSEWHERE
+
+
+def agree(
+    barrier: SharedMemoryBarrier, label: Label, phase: int, nbytes: int, *, root: int = 0, place: bytes = ELSEWHERE
+) -> list[bytes]:
+    """Meet the other ranks; returns the place of everyone's array.
+
+    Raises:
+        StaleEpoch, ProtocolError: a rank is about to do something else.
+    """
+    mine = NOTE.pack(*label, phase, root, 0, nbytes, place)
+    everyones = barrier.exchange(mine)
+    if everyones == mine * barrier.nranks:
+        return [place] * barrier.nranks
+    notes = [everyones[at : at + NOTE.size] for at in range(0, len(everyones), NOTE.size)]
+    for rank, note in zip(barrier.ranks, notes, strict=True):
+        check(mine, note, rank)
+    return [note[-PLACE.size :] for note in notes]
+
+
+def array_at(barrier: SharedMemoryBarrier, rank: int, place: bytes, like: Array) -> Array:
+    """The array of `rank` (counted as the barrier does) at its place, of the size and dtype that all have."""
+    number, offset = PLACE.unpack(place)
+    return barrier.array_of(rank, number, offset, like.size, like.dtype)
+
+
+def segment_at(place: bytes) -> int:
+    """The number of the segment that a place is in."""
+    number: int = PLACE.unpack(place)[0]
+    return number
+
+
+def check(mine: bytes, theirs: bytes, rank: int) -> None:
+    *expected, expected_bytes, _ = NOTE.unpack(mine)
+    *got, got_bytes, _ = NOTE.unpack(theirs)
+    tag = Tag(*expected)
+    tag.check(Tag(*got), rank)
+    tag.check_size(got_bytes, expected_bytes, rank)

@@ -1,0 +1,101 @@
+"""The direct algorithm for ranks of one host: they reduce straight out of each other's memory, in one of three ways.
+
+    short      up to SHORT_BYTES                 short.py
+    in place   all ranks' arrays are `empty`'s   in_place.py
+    staged     some are not                      staged.py
+
+Every call begins with a meeting where the ranks compare what they are about to do (agreement.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from collective.algorithm import Algorithm
+from collective.calls import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    GATHER_CHUNKS,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    SHARE,
+    Array,
+    Label,
+)
+from collective.shared_memory.agreement import ELSEWHERE, agree, place_of, segment_at
+from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
+from collective.shared_memory.in_place import BLOCK_BYTES, InPlaceReduction
+from collective.shared_memory.short import ShortReduction
+from collective.shared_memory.staged import StagedCopies, StagedReduction, section_bytes
+from common.tensors.buckets import chunk_bounds
+from common.tensors.reduction import Reduction
+
+__all__ = ["SharedMemoryAlgorithm"]
+
+
+class SharedMemoryAlgorithm(Algorithm):
+    name = "direct"
+
+    def __init__(self, barrier: SharedMemoryBarrier) -> None:
+        self.rank, self.nranks = barrier.rank, barrier.nranks
+        self._barrier = barrier
+        scratch = np.empty(max(BLOCK_BYTES, section_bytes(self.nranks)) // 2, np.float32)  # so many float16 fit
+        self._short = ShortReduction(barrier, scratch)
+        self._in_place = InPlaceReduction(barrier, scratch)
+        self._staged = StagedReduction(barrier, scratch)
+        self._copies = StagedCopies(barrier)
+
+    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
+        return self._barrier.empty(count, dtype)
+
+    def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        self._reduce(flat, reduction, label, ALL_REDUCE)
+
+    def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
+        self._reduce(flat, reduction, label, REDUCE_SCATTER)
+
+    def all_gather(self, rows: Array, label: Label) -> None:
+        agree(self._barrier, label, ALL_GATHER + OPERATIONS * rows.dtype.num, rows[0].nbytes)
+        self._copies.gather(list(rows))
+
+    def gather_chunks(self, flat: Array, label: Label) -> None:
+        phase, place = GATHER_CHUNKS + OPERATIONS * flat.dtype.num, place_of(self._barrier, flat)
+        places = agree(self._barrier, label, phase, flat.nbytes, place=place)
+        if ELSEWHERE in places:
+            self._copies.gather([flat[a:b] for a, b in chunk_bounds(flat.size, self.nranks)])
+        else:
+            self._in_place.gather(flat, places)
+
+    def broadcast(self, flat: Array, root: int, label: Label) -> None:
+        agree(self._barrier, label, BROADCAST + OPERATIONS * flat.dtype.num, flat.nbytes, root=root)
+        self._copies.broadcast(flat, root)
+
+    def barrier(self, label: Label) -> None:
+        agree(self._barrier, label, BARRIER, 0)
+
+    def share(self, flat: Array, label: Label) -> bool:
+        number = self._barrier.whole_segment(flat)
+        place = ELSEWHERE if number is None else place_of(self._barrier, flat)
+        places = agree(self._barrier, label, SHARE + OPERATIONS * flat.dtype.num, flat.nbytes, place=place)
+        if number is None or ELSEWHERE in places:
+            return False
+        self._barrier.share(number, 0, segment_at(places[0]))
+        return True
+
+    def close(self, reason: str = "") -> None:
+        self._barrier.close(reason)
+
+    def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
+        if flat.nbytes <= SHORT_BYTES:
+            self._short.reduce(flat, reduction, label, operation)
+            return
+        place = place_of(self._barrier, flat)
+        if place == ELSEWHERE:
+            self._staged.post_first(flat)
+        phase = operation + OPERATIONS * reduction.number
+        places = agree(self._barrier, label, phase, flat.nbytes, place=place)
+        way = self._staged if ELSEWHERE in places else self._in_place
+        way.reduce(flat, reduction, operation, places)

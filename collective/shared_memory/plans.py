@@ -1,0 +1,18 @@
+"""Plans of reductions, kept from call to call: views of memory that lives as long as the group anyway."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+__all__ = ["MAX_PLANS", "remember"]
+
+MAX_PLANS = 128
+T = TypeVar("T")
+
+
+def remember(kept: dict[tuple[object, ...], T], key: tuple[object, ...], value: T) -> T:
+    """Keep a plan, but not too many."""
+    if len(kept) >= MAX_PLANS:
+        kept.clear()
+    kept[key] = value
+    return value

@@ -1,0 +1,164 @@
+"""The barrier between ranks of one host: nobody passes it early, all read what was posted, the late are named."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from collective.shared_memory.barrier import HALF_BYTES, NOTE_BYTES
+from common.errors import PeerLost, PeerStalled
+from tests.support.groups import (
+    DEADLINE_S,
+    assert_same_bits,
+    barrier_of,
+    errors_on,
+    limit_waits,
+    on_ranks,
+    opened,
+    sample,
+)
+
+LIMIT_S = 0.3
+
+
+@pytest.fixture(params=[2, 3, 4], ids="N{}".format)
+def barriers(request):
+    """The groups of all ranks; `barrier_of` each is what is tested here."""
+    with opened("shm", request.param) as groups:
+        yield groups
+
+
+def test_nobody_leaves_a_meeting_before_everyone_has_come(barriers):
+    came = []
+
+    def body(group):
+        for i in range(50):
+            came.append(i)
+            barrier_of(group).meet()
+            assert came.count(i) == len(barriers)
+            barrier_of(group).meet()
+
+    on_ranks(barriers, body)
+
+
+def test_notes_halves_and_the_area_for_short_arrays_are_everyones_of_this_meeting(barriers):
+    """Though ranks that are quick have posted for the next one."""
+
+    def note(rank, i):
+        return bytes([rank, i]) * (NOTE_BYTES // 2)
+
+    def body(group):
+        barrier = barrier_of(group)
+        everyones = range(len(barriers))
+        for i in range(20):
+            barrier.halves[barrier.turn][group.rank][:] = sample(group.rank, HALF_BYTES, "uint8", seed=i)
+            barrier.short[barrier.turn][group.rank :: len(barriers)] = 10 * i + group.rank
+            assert barrier.exchange(note(group.rank, i)) == b"".join(note(r, i) for r in everyones)
+            assert all((barrier.short[1 - barrier.turn][r :: len(barriers)] == 10 * i + r).all() for r in everyones)
+            for r in everyones:
+                if (i + r) % 5 == group.rank:  # not all, for speed
+                    assert_same_bits(barrier.halves[1 - barrier.turn][r], sample(r, HALF_BYTES, "uint8", seed=i))
+
+    on_ranks(barriers, body)
+
+
+def test_an_array_is_found_by_its_place_in_every_rank(barriers):
+    def body(group):
+        barrier = barrier_of(group)
+        assert barrier.locate(np.zeros(5)) is None
+        arrays = [barrier.empty(1000 + i, np.float64) for i in range(5)]
+        for i, array in enumerate(arrays):
+            array[...] = 100 * group.rank + i
+        places = [barrier.locate(array[i:]) for i, array in enumerate(arrays)]
+        assert len(set(places)) == 5
+        assert [offset for _, offset in places] == [0, 8, 16, 24, 32]
+        barrier.meet()
+        for r in range(len(barriers)):
+            for i, place in enumerate(places):
+                assert set(barrier.array_of(r, *place, 1000, np.float64).tolist()) == {100 * r + i}
+        barrier.meet()
+        barrier.array_of((group.rank + 1) % len(barriers), *places[0], 1, np.float64)[0] = group.rank
+        barrier.meet()
+        assert arrays[0][0] == (group.rank - 1) % len(barriers)
+
+    on_ranks(barriers, body)
+
+
+def test_whoever_does_not_come_is_named_by_all(barriers):
+    absent, others_gave_up = len(barriers) - 1, threading.Barrier(len(barriers))
+    limit_waits(barriers, LIMIT_S)
+
+    def body(group):
+        try:
+            if group.rank != absent:
+                barrier_of(group).meet()
+        finally:
+            others_gave_up.wait(DEADLINE_S)
+
+    errors = errors_on(barriers, body)
+    assert errors[absent] is None
+    for error in errors[:absent]:
+        assert type(error) is PeerStalled
+        assert str(error).startswith(f"rank {absent} did not take part for {LIMIT_S} s")
+
+
+def test_whoever_is_frozen_while_it_comes_is_named_by_all(barriers):
+    """It was stopped inside `meet`, before it has told a single one."""
+    frozen, others_gave_up = len(barriers) - 1, threading.Barrier(len(barriers))
+    limit_waits(barriers, LIMIT_S)
+
+    def body(group):
+        barrier = barrier_of(group)
+        if group.rank == frozen:
+            barrier._posts[barrier.turn].insert(0, lambda: others_gave_up.wait(DEADLINE_S))
+            return barrier.meet()
+        try:
+            return barrier.meet()
+        finally:
+            others_gave_up.wait(DEADLINE_S)
+
+    for error in errors_on(barriers, body)[:frozen]:
+        assert type(error) is PeerStalled
+        assert str(error).startswith(f"rank {frozen} did not take part for {LIMIT_S} s")
+
+
+def test_whoever_left_before_a_meeting_is_named_by_all(barriers):
+    def body(group):
+        barrier_of(group).meet()
+        if group.rank != 0:
+            barrier_of(group).meet()
+
+    errors = errors_on(barriers, body)
+    assert errors[0] is None
+    for error in errors[1:]:
+        assert type(error) is PeerLost
+        assert "rank 0 finished while rank" in str(error) or "left with PeerLost" in str(error)
+
+
+def test_whoever_leaves_after_a_meeting_holds_nobody_up(barriers):
+    """The others come to know that it has come, though they look when it has gone."""
+    gone = threading.Event()
+
+    def body(group):
+        barrier = barrier_of(group)
+        if group.rank == 0:
+            for post in barrier._posts[barrier.turn]:  # as `meet` does, without waiting
+                post()
+            barrier._mine.meetings[0] = 1
+            barrier.close()
+            gone.set()
+        else:
+            gone.wait(DEADLINE_S)
+            time.sleep(0.1)
+            barrier.meet()
+
+    assert on_ranks(barriers, body) == [None] * len(barriers)
+
+
+def test_close_is_idempotent_and_silent(barriers):
+    for group in barriers:
+        for reason in ("", "ValueError: too late", ""):
+            barrier_of(group).close(reason)
