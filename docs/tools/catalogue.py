@@ -18,6 +18,7 @@ RING_4_HOSTS = "epyc-2026-11-22/all-reduce-4-hosts/sweep.json"
 ONE_SERVER = "epyc-2026-11-22/push-pull-5-hosts/sweep.json"
 FOUR_SERVERS = "epyc-2026-11-22/push-pull-8-hosts/sweep.json"
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
+EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
 
 SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "100 MB": 100_000_000}
@@ -162,6 +163,8 @@ def _round_ratio(other: str, size: int = 100_000_000) -> Callable[[], str]:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
+    "example-rate": lambda: f"{_example()['samples_per_s']:,.0f}",
+    "example-step": lambda: f"{_example()['step_ms']['p50']:.1f}",
     "mlp-servers-over-paddle-2": _faster("mlp-25m", "ps", "paddle", 2),
     "mlp-servers-over-paddle-4": _faster("mlp-25m", "ps", "paddle", 4),
     "mlp-servers-ahead": lambda: f"{best('mlp-25m', 'ps', 4) / best('mlp-25m', 'ring', 4) - 1:.0%}".replace("%", ""),
@@ -178,6 +181,12 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mpi-waiting": lambda: f"{_waiting('mpi', 2) * 100:.0f}",
     "shm-waiting": lambda: f"{_waiting('shm', 2) * 100:.1f}",
 }
+
+
+def _example() -> dict[str, Any]:
+    """The line that the pages explain."""
+    found: dict[str, Any] = next(run for run in read(EXAMPLE)["runs"] if run["contestant"] == "ps/shm N=2")
+    return found
 
 
 def _waiting(backend: str, nranks: int) -> float:
