@@ -5,7 +5,7 @@ from __future__ import annotations
 from collective.settings import RingSettings, connect_with
 from collective.synchronizer import RingSynchronizer
 from common.launch.settings import Placement, settings_from
-from common.paddle_api.surface import Surface
+from common.paddle_api.fleet_api import FleetApi
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["join", "surface"]
@@ -17,4 +17,4 @@ def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchroniz
     return synchronizer(group, overlap=settings.overlap)
 
 
-surface = Surface("collective", join)
+surface = FleetApi("collective", join)

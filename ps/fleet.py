@@ -12,7 +12,7 @@ from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder
 from common.network.rpc import check_bind_host, host_of
-from common.paddle_api.surface import Surface
+from common.paddle_api.fleet_api import FleetApi
 from common.sync.synchronizer import Synchronizer
 from common.system.memory import limit_malloc_arenas
 from ps.client.session import Client
@@ -60,7 +60,7 @@ class UserDefinedRoleMaker:
         self.placement = replace(placement_from(), rank=rank, nranks=worker_num, servers=servers)
 
 
-class ServerSurface(Surface):
+class ServerFleetApi(FleetApi):
     """The surface with a server side."""
 
     def __init__(self) -> None:
@@ -140,4 +140,4 @@ def join(place: Placement) -> Synchronizer:
     return ServerSynchronizer(client, overlap=settings.overlap, update=settings.update)
 
 
-surface = ServerSurface()
+surface = ServerFleetApi()

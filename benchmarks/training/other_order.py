@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from collective.fleet import join
 from collective.synchronizer import RingSynchronizer
-from common.paddle_api.surface import Surface
+from common.paddle_api.fleet_api import FleetApi
 from common.tensors.reduction import reduce_bucket
 
 __all__ = ["OtherOrder", "surface"]
@@ -28,4 +28,4 @@ class OtherOrder(RingSynchronizer):
         reduce_bucket([*others, first], gradients, bucket_start=0, bucket_length=size, start=0, stop=size)
 
 
-surface = Surface("collective", partial(join, synchronizer=OtherOrder))
+surface = FleetApi("collective", partial(join, synchronizer=OtherOrder))

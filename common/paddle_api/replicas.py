@@ -12,7 +12,25 @@ from xxhash import xxh3_64
 
 from common.sync.synchronizer import Synchronizer
 
-__all__ = ["replicas_agree"]
+__all__ = ["ReplicaCheck", "replicas_agree"]
+
+COMPARED = (2, 10, 100, 1000)  # soon after the start, for that shows most mistakes
+
+
+class ReplicaCheck:
+    """Compares, after some of the backwards, what the ranks have made of the same gradients so far."""
+
+    def __init__(self, synchronizer: Synchronizer) -> None:
+        self._synchronizer = synchronizer
+        self._averagings = 0  # backwards whose mean gradients this rank updates with by itself
+        self._agree = True  # the last time that they were compared
+
+    def after_average(self, parameters: Iterable[Any]) -> None:
+        """Of Paddle's parameters, which the model computes with; after every backward that averages."""
+        self._averagings += 1
+        if self._averagings in COMPARED and self._agree:
+            when = f"in averaging backward {self._averagings:,}"
+            self._agree = replicas_agree((p.numpy() for p in parameters), self._synchronizer, when)
 
 
 def replicas_agree(parameters: Iterable[npt.NDArray[Any]], synchronizer: Synchronizer, when: str) -> bool:

@@ -8,52 +8,38 @@ and step; otherwise the ranks do, as under the collective scheme, and one line s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle.optimizer import Optimizer as PaddleOptimizer
 
 from common.errors import UsageError
+from common.paddle_api.gradient_average import GradientAverage
+from common.paddle_api.used_mask import USED
+from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
-from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
-from common.tensors.parts import slot_of_key
 
-__all__ = ["Steps", "UpdateByServers", "describe_optimizer", "listen_to_steps", "stop_listening"]
-
-
-class Steps(Protocol):
-    """What `UpdateByServers` needs of the model's gradients; GradientAverage has it."""
-
-    slot_names: list[str]  # of the layout's slots, equal on all ranks; "" where a slot is no parameter
-    parameter_names: list[str]  # Paddle's names of the same, which may differ between ranks
-
-    def gradients_changed(self) -> bool: ...  # by the program, since backward
-
-    def parameters_changed(self) -> bool: ...  # by the program, since the last update
-
-    def parameters_updated(self) -> None: ...  # take note of that
-
-    def leave_to_servers(self) -> None: ...  # from now on backward does not wait for the average
-
-    def used(self) -> bytes: ...  # a byte for each slot
-
-    def push(self) -> bool: ...  # what no step has used; False: the servers have it already, as an average
+__all__ = ["UpdateByServers", "listen_to_steps", "stop_listening"]
 
 
 class UpdateByServers:
-    """Decides who updates, and makes the servers do it.
+    """Decides who updates, and has the servers do it.
 
     Args:
-        steps: the model's gradients.
+        synchronizer: has `server_updates`.
+        average: the model's gradients, in an arena that the synchronizer is attached to.
     """
 
-    def __init__(self, synchronizer: Synchronizer, steps: Steps) -> None:
-        if synchronizer.server_updates is None:
+    def __init__(self, synchronizer: Synchronizer, average: GradientAverage) -> None:
+        if synchronizer.server_updates is None or average.steps_by_servers is None:
             raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
         self._servers, self._rank = synchronizer.server_updates, synchronizer.rank
-        self._steps = steps
+        self._steps = average.steps_by_servers
+        named, slots = average.binding.named, average.binding.arena.layout.slots
+        paddle_names = {name: p.name for name, p in named}
+        self._paddle_names = [paddle_names.get(slot.name, "") for slot in slots]  # which may differ between ranks
+        self._slot_names = ["" if slot.name == USED else slot.name for slot in slots]
         self._optimizer: Any = None  # the one whose updates servers make
         self._by_trainers = self._servers.choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
@@ -75,17 +61,8 @@ class UpdateByServers:
             )
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
-            self._servers.load(
-                {self._on_the_wire(k): np.asarray(v) for k, v in state.items()}  # of tensors or arrays
-            )
-        pushed = self._steps.push()
-        self._servers.update(
-            optimizer.get_lr(),
-            used=self._steps.used(),
-            again=not pushed,
-            replaced=self._steps.parameters_changed(),
-        )
-        self._steps.parameters_updated()
+            self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
+        self._steps.update(optimizer.get_lr())
         return True
 
     def state(self, optimizer: Any) -> dict[str, Any] | None:
@@ -94,8 +71,7 @@ class UpdateByServers:
             return None
         if self._loaded is not None:
             return dict(self._loaded)
-        served = self._servers.state()
-        return {self._in_paddle(k): paddle.to_tensor(v) for k, v in served.items()}
+        return {self._in_paddle(k): paddle.to_tensor(v) for k, v in self._servers.state().items()}
 
     def load(self, optimizer: Any, state: dict[str, Any]) -> bool:
         """Take a state that the program gives the optimizer, for the next step; False: it is Paddle's affair."""
@@ -105,17 +81,17 @@ class UpdateByServers:
         return True
 
     def _on_the_wire(self, key: str) -> str:
-        return renamed(key, self._steps.parameter_names, self._steps.slot_names)
+        return renamed(key, self._paddle_names, self._slot_names)
 
     def _in_paddle(self, key: str) -> str:
-        return renamed(key, self._steps.slot_names, self._steps.parameter_names)
+        return renamed(key, self._slot_names, self._paddle_names)
 
     def _concerns(self, optimizer: Any) -> bool:
-        mine = set(self._steps.parameter_names)
+        mine = set(self._paddle_names)
         return any(getattr(p, "name", None) in mine for p in parameters_of(optimizer))
 
     def _decide(self, optimizer: Any) -> bool:
-        found = describe_optimizer(optimizer, self._steps.parameter_names)
+        found = describe_optimizer(optimizer, self._paddle_names)
         if self._steps.gradients_changed():
             found = "the program changes gradients between backward and step"
         if isinstance(found, str):
@@ -127,111 +103,13 @@ class UpdateByServers:
             return False
         state = tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
-        self._servers.configure(found, self._steps.slot_names)
-        self._steps.leave_to_servers()
+        self._servers.configure(found, self._slot_names)
+        self._steps.update_by_servers = True
         if state:
             self._loaded = state
             optimizer._accumulators.clear()
             optimizer._accumulators_holder = {}
         return True
-
-
-def describe_optimizer(optimizer: Any, names: Sequence[str]) -> Optimizer | str:
-    """What servers need to know of a Paddle optimizer, or why they cannot make its update.
-
-    Args:
-        names: Paddle's names of the model's trainable parameters; "" are left out.
-    """
-    describe = DESCRIPTIONS.get(type(optimizer))
-    kind = type(optimizer).__name__
-    if describe is None:
-        return f"servers know {', '.join(d.__name__ for d in DESCRIPTIONS)}, not {kind}"
-    parameters = parameters_of(optimizer)
-    if any(isinstance(p, dict) for p in optimizer._parameter_list):
-        return "the optimizer has parameter groups"
-    if optimizer._grad_clip is not None:
-        return f"the optimizer clips gradients ({type(optimizer._grad_clip).__name__})"
-    theirs = {p.name for p in parameters if not p.stop_gradient}
-    mine = {name for name in names if name}
-    if theirs != mine:
-        return f"the optimizer has {len(theirs & mine)} of the model's {len(mine)} parameters" + (
-            f", and {len(theirs - mine)} others" if theirs - mine else ""
-        )
-    if len({p.dtype for p in parameters if not p.stop_gradient}) > 1:
-        return "the model has parameters of several dtypes"
-    for p in parameters:
-        if p.optimize_attr.get("learning_rate", 1.0) != 1.0 or getattr(p, "regularizer", None) is not None:
-            return f"parameter {p.name} has a learning rate or regularizer of its own"
-    for attribute, usual in UNUSUAL.items():
-        if getattr(optimizer, attribute, usual) != usual:
-            return f"{kind} has {attribute.lstrip('_')} set"
-    decay = weight_decay_of(optimizer)
-    if isinstance(decay, str):
-        return decay
-    return describe(optimizer, decay)
-
-
-# What servers do not know, and its usual value.
-UNUSUAL: dict[str, Any] = {
-    "_lazy_mode": False,
-    "_amsgrad": False,
-    "_apply_decay_param_fun": None,
-    "_lr_ratio": None,
-    "_rescale_grad": 1.0,
-}
-
-DESCRIPTIONS: dict[type[Any], Callable[[Any, float], Optimizer]] = {
-    paddle.optimizer.SGD: lambda _, decay: SGD(weight_decay=decay),
-    paddle.optimizer.Momentum: lambda o, decay: Momentum(
-        momentum=o._momentum, use_nesterov=o._use_nesterov, weight_decay=decay
-    ),
-    paddle.optimizer.Adagrad: lambda o, decay: Adagrad(
-        epsilon=o._epsilon, initial_accumulator_value=o.initial_accumulator_value, weight_decay=decay
-    ),
-    paddle.optimizer.RMSProp: lambda o, decay: RMSProp(
-        rho=o._rho, epsilon=o._epsilon, momentum=o._momentum, centered=o._centered, weight_decay=decay
-    ),
-    paddle.optimizer.Adam: lambda o, decay: Adam(
-        beta1=o._beta1, beta2=o._beta2, epsilon=o._epsilon, weight_decay=decay
-    ),
-    paddle.optimizer.AdamW: lambda o, decay: AdamW(
-        beta1=o._beta1, beta2=o._beta2, epsilon=o._epsilon, weight_decay=decay
-    ),
-}
-
-
-def weight_decay_of(optimizer: Any) -> float | str:
-    """The coefficient of L2 (AdamW: of decoupled) decay, or why it is none."""
-    if isinstance(optimizer, paddle.optimizer.AdamW):
-        return float(optimizer._weight_decay)
-    if isinstance(optimizer, paddle.optimizer.Momentum) and optimizer._regularization_method == "l2_decay":
-        return float(optimizer._regularization_coeff)
-    found = optimizer.regularization
-    if found is None:
-        return 0.0
-    if isinstance(found, paddle.regularizer.L2Decay):
-        return float(found._coeff)
-    return f"the optimizer has {type(found).__name__}"
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    found: list[Any] = []
-    for each in optimizer._parameter_list or []:
-        found += each["params"] if isinstance(each, dict) else [each]
-    return found
-
-
-def renamed(key: str, names: Sequence[str], others: Sequence[str]) -> str:
-    """The key of an optimizer's state with its parameter's name replaced by that of the same number in `others`."""
-    index = slot_of_key(key, names)
-    if index is None:
-        raise UsageError(f"the optimizer state has {key}, which belongs to no parameter of this model")
-    return others[index] + key[len(names[index]) :]
-
-
-def tensors_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The accumulators in an optimizer's state_dict, without the scheduler's state."""
-    return {k: v for k, v in state.items() if k not in ("LR_Scheduler", "master_weights")}
 
 
 _listener: UpdateByServers | None = None

@@ -15,7 +15,7 @@ from paddle.nn import functional
 
 from common.errors import LayoutMismatch, PeerError
 from common.launch.config import TrainingConfig
-from common.paddle_api.binding import ModelArena, digest_of_model, layout_of
+from common.paddle_api.binding import Binding, digest_of_model, layout_of, trainable
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
@@ -68,7 +68,9 @@ def train(
     )
     model = make_model(config.model, seed=config.seed)
     arena = Arena(layout_of(model), empty=synchronizer.empty)
-    bound = ModelArena(model, arena, synchronizer.mark_ready)
+    bound = Binding(trainable(model), arena, synchronizer.mark_ready)
+    bound.fill_arena()
+    bound.bind_parameters()
     synchronizer.attach(arena, config.make_optimizer())
     check_same_flags(config, synchronizer)
     compare_clocks(synchronizer)
@@ -82,9 +84,9 @@ def train(
             loss = functional.cross_entropy(model(images), labels)
             timeline.forward_done.append(time.monotonic())
             synchronizer.announce(config.lr)
-            bound.before_backward()
+            bound.begin()
             loss.backward()
-            bound.after_backward()
+            bound.complete_rest()
             timeline.ready.append(time.monotonic())
             timeline.tell(synchronizer.trace)
             synchronizer.finish(config.lr)

@@ -15,7 +15,7 @@ import pytest
 paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
-from common.paddle_api.server_updates import describe_optimizer  # noqa: E402
+from common.paddle_api.user_optimizer import describe_optimizer  # noqa: E402
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 

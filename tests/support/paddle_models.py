@@ -13,7 +13,7 @@ paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
 from common.paddle_api import backward  # noqa: E402
-from common.paddle_api.data_parallel import GradientAverage  # noqa: E402
+from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
 from common.paddle_api.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.sync.synchronizer import ServerUpdates, Synchronizer  # noqa: E402

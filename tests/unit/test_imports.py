@@ -22,12 +22,14 @@ MAY_IMPORT = {
 }
 PADDLE_AT_THE_TOP = {
     "common/paddle_api/backward.py",
+    "common/paddle_api/refusals.py",
+    "common/paddle_api/user_optimizer.py",
     "common/paddle_api/data_parallel.py",
     "common/tensors/flat_optimizer.py",
     "common/paddle_api/server_updates.py",
     "common/paddle_api/binding.py",
     "common/trainer/models.py",
-    "common/paddle_api/surface.py",
+    "common/paddle_api/fleet_api.py",
     "common/trainer/training.py",
     "ps/optimizer.py",
 }

@@ -1,4 +1,4 @@
-"""A model bound to an arena trains as without one, whoever clears its gradients, and tells when buckets are final."""
+"""A model bound to an arena trains as without one, whoever clears its gradients, and tells of complete buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddle import nn  # noqa: E402
 from paddle.nn import functional  # noqa: E402
 
 from common.errors import UsageError  # noqa: E402
-from common.paddle_api.binding import ModelArena, digest_of_model, layout_of  # noqa: E402
+from common.paddle_api.binding import Binding, digest_of_model, layout_of, trainable  # noqa: E402
 from common.tensors.arena import Arena, sha256_of_parameters  # noqa: E402
 from common.tensors.buckets import plan_buckets  # noqa: E402
 from common.tensors.flat_optimizer import FlatOptimizer  # noqa: E402
@@ -83,19 +83,22 @@ def batches(kind: str) -> Iterator[tuple[Any, Any]]:
         yield paddle.to_tensor(images), paddle.to_tensor(rng.integers(0, 3, 5))
 
 
-def bind(model: Any, on_final: Callable[[int], None] = lambda bucket: None) -> tuple[Arena, ModelArena]:
+def bind(model: Any, on_complete: Callable[[int], None] = lambda bucket: None) -> tuple[Arena, Binding]:
     """An arena of many small buckets, and the model bound to it."""
     layout = layout_of(model)
     starts = [slot.start for slot in layout.slots]
     arena = Arena(layout, buckets=plan_buckets(starts, layout.length, first_bytes=64, bucket_bytes=192))
-    return arena, ModelArena(model, arena, on_final)
+    bound = Binding(trainable(model), arena, on_complete)
+    bound.fill_arena()
+    bound.bind_parameters()
+    return arena, bound
 
 
-def backward(bound: ModelArena, model: Any, batch: tuple[Any, Any]) -> None:
+def backward(bound: Binding, model: Any, batch: tuple[Any, Any]) -> None:
     loss = functional.cross_entropy(model(batch[0]), batch[1])
-    bound.before_backward()
+    bound.begin()
     loss.backward()
-    bound.after_backward()
+    bound.complete_rest()
 
 
 def digests_of_ordinary_training(kind: str) -> list[str]:
@@ -166,12 +169,12 @@ def test_each_bucket_is_final_once_a_step_with_its_gradients_complete(kind: str)
     told: list[int] = []
     seen: dict[int, np.ndarray] = {}
 
-    def on_final(bucket: int) -> None:
+    def on_complete(bucket: int) -> None:
         told.append(bucket)
         seen[bucket] = arena.gradients[arena.buckets[bucket].start : arena.buckets[bucket].stop].copy()
 
     model = make(kind)
-    arena, bound = bind(model, on_final)
+    arena, bound = bind(model, on_complete)
     assert len(arena.buckets) >= 2
     for batch in batches(kind):
         told.clear()
@@ -189,12 +192,12 @@ def test_buckets_are_told_during_backward() -> None:
     model = make("conv")
     arena, bound = bind(model, told.append)
     loss = model(next(batches("conv"))[0]).sum()
-    bound.before_backward()
+    bound.begin()
     assert told == []
     loss.backward()
     assert told[0] == 0
     assert len(told) == len(arena.buckets)
-    bound.after_backward()
+    bound.complete_rest()
     assert len(told) == len(arena.buckets)
     bound.close()
 
@@ -214,18 +217,18 @@ def test_an_unused_parameter_counts_as_final_with_a_zero_gradient() -> None:
     bound.close()
 
 
-def test_an_error_in_on_final_is_raised_as_itself_once() -> None:
+def test_an_error_in_on_complete_is_raised_as_itself_once() -> None:
     class Odd(Exception):
         pass
 
     error: Exception | None = Odd("bucket 1")
 
-    def on_final(bucket: int) -> None:
+    def on_complete(bucket: int) -> None:
         if bucket == 1 and error:
             raise error
 
     model = make("conv")
-    _, bound = bind(model, on_final)
+    _, bound = bind(model, on_complete)
     first, second, *_ = batches("conv")
     with pytest.raises(Odd) as caught:
         backward(bound, model, first)
@@ -261,7 +264,7 @@ def test_closing_within_a_step_leaves_nobody_to_tell() -> None:
     told: list[int] = []
     model = make("branches")
     _, bound = bind(model, told.append)
-    bound.before_backward()
+    bound.begin()
     bound.close()
     functional.cross_entropy(*through(model, "branches")).backward()
     assert told == []

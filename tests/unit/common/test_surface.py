@@ -189,9 +189,9 @@ class TwoRanks(LocalSynchronizer):
 
 
 def surface() -> Any:
-    from common.paddle_api.surface import Surface
+    from common.paddle_api.fleet_api import FleetApi
 
-    return Surface("test", lambda placement: TwoRanks())
+    return FleetApi("test", lambda placement: TwoRanks())
 
 
 SHAPES = [(), (1,), (4,), (2, 3)]  # a loss has none: []

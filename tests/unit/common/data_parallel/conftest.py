@@ -12,7 +12,7 @@ def wrapped() -> Any:
     """(model, its average over a Twice with tiny buckets, the synchronizer), unhooked at the end."""
     paddle = pytest.importorskip("paddle")
     from common.paddle_api import backward
-    from common.paddle_api.data_parallel import GradientAverage
+    from common.paddle_api.gradient_average import GradientAverage
     from tests.support.paddle_models import Branches, Twice
 
     paddle.seed(3)

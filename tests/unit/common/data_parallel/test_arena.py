@@ -123,7 +123,10 @@ def test_buckets_not_shared_are_marked_early_beside_those_that_are() -> None:
     with averaging(model, synchronizer) as average:
         for _ in range(2):
             model(batch()).sum().backward()
-        names = [{s.name for s in average._arena.layout.slots_between(b.start, b.stop)} for b in average._arena.buckets]
+        names = [
+            {s.name for s in average.binding.arena.layout.slots_between(b.start, b.stop)}
+            for b in average.binding.arena.buckets
+        ]
         marked = [names[bucket] for bucket in synchronizer.marked]
         assert {"blocks.2.bias"} in marked
         assert not any("blocks.0.weight" in each for each in marked)

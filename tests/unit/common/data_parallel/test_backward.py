@@ -12,7 +12,8 @@ from paddle import nn  # noqa: E402
 
 from common.errors import PeerLost, UsageError  # noqa: E402
 from common.paddle_api import backward  # noqa: E402
-from common.paddle_api.data_parallel import GradientAverage, share_buffers  # noqa: E402
+from common.paddle_api.data_parallel import share_buffers  # noqa: E402
+from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from tests.support.paddle_models import Branches, batch, gradients  # noqa: E402
 
@@ -115,7 +116,7 @@ def test_buckets_are_marked_during_backward_last_layer_first(wrapped: Any) -> No
     for _ in range(2):
         synchronizer.marked.clear()
         model(batch()).sum().backward()
-    layout, buckets = average._arena.layout, average._arena.buckets
+    layout, buckets = average.binding.arena.layout, average.binding.arena.buckets
     order = [layout.slots_between(buckets[b].start, buckets[b].stop)[0].name for b in synchronizer.marked]
     assert order.index("left.weight") < order.index("body.weight")
 

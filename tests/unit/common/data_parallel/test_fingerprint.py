@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 paddle = pytest.importorskip("paddle")
 
-from common.paddle_api.data_parallel import FINGERPRINT, fingerprint  # noqa: E402
 from common.tensors.arena import FloatArray  # noqa: E402
+from common.tensors.fingerprint import FINGERPRINT, fingerprint  # noqa: E402
 
 ROWS, WIDTH = FINGERPRINT
 EDGES = [n + d for n in (2 * WIDTH, 2 * WIDTH * ROWS, 5 * WIDTH * ROWS) for d in (-16, 0, 16)]

@@ -16,7 +16,7 @@ paddle = pytest.importorskip("paddle")
 
 from common.paddle_api.replicas import replicas_agree  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
-from tests.support.paddle_models import batch  # noqa: E402
+from tests.support.paddle_models import batch, life  # noqa: E402
 from tests.support.traces import check_trace, read_trace, spans  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"
@@ -143,7 +143,7 @@ def test_a_rank_that_trains_on_parameters_of_its_own_is_named_once(
     assert done.stderr.count("\n") == bool(backward)
 
 
-def test_parameters_are_compared_seldom_and_only_where_ranks_update(wrapped: Any) -> None:
+def test_parameters_are_compared_seldom(wrapped: Any) -> None:
     model, average, synchronizer = wrapped
     gathered = []
 
@@ -162,12 +162,17 @@ def test_parameters_are_compared_seldom_and_only_where_ranks_update(wrapped: Any
     model.body.weight.set_value(model.body.weight + 1)
     replicas_agree((p.numpy() for p in model.parameters()), synchronizer, "")
     assert gathered[-1][1] != after
-    average.leave_to_servers()
-    del gathered[:]
-    average._averagings = 98
-    for _ in range(3):
-        model(batch()).sum().backward()
-    assert gathered == []
+
+
+@pytest.mark.parametrize("serves_updates", [True, False])
+def test_parameters_are_compared_only_where_ranks_update(serves_updates: bool) -> None:
+    gathered = []
+    with life(serves_updates=serves_updates) as each:
+        each.synchronizer.all_gather = lambda values: gathered.append(values.size) or np.stack([values, values])
+        for _ in range(11):
+            each.backward()
+            each.step()
+    assert gathered.count(1) == (0 if serves_updates else 2)
 
 
 @pytest.mark.processes

@@ -1,6 +1,6 @@
 """What `ps` and `collective` export for Paddle programs: Fleet's and paddle.distributed's names, written once.
 
-A scheme makes one `Surface` with the function that connects it; `import ps as fleet` and `import collective as fleet`
+A scheme makes one `FleetApi` with the function that connects it; `import ps as fleet` and `import collective as fleet`
 then differ in nothing else.
 """
 
@@ -19,14 +19,15 @@ import paddle
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
-from common.paddle_api.data_parallel import DataParallel, GradientAverage
+from common.paddle_api.data_parallel import DataParallel
+from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.server_updates import stop_listening
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
 from common.system.process import end_in_order_on_sigterm
 
-__all__ = ["DistributedStrategy", "ReduceOp", "Surface"]
+__all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
 
 
 class ReduceOp:
@@ -52,7 +53,7 @@ class DistributedStrategy(SimpleNamespace):
     """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
 
 
-class Surface:
+class FleetApi:
     """The functions of one scheme in this process.
 
     Args:
@@ -72,16 +73,16 @@ class Surface:
         self._wrapped: Any = None
         self._average: GradientAverage | None = None
         self.placement = placement_from()
-        surface = self
+        api = self
 
         class BoundDataParallel(DataParallel):
             __doc__ = DataParallel.__doc__
 
             def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
-                surface._claim(layers)
-                synchronizer = surface._joined()
+                api._claim(layers)
+                synchronizer = api._joined()
                 super().__init__(layers, *args, synchronizer=synchronizer, **kwargs)
-                surface._average = self._average
+                api._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel

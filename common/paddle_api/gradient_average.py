@@ -1,0 +1,105 @@
+"""The mean over all ranks of a model's gradients, after every backward; or, where servers update, their push to them.
+
+One bucket's way, from Paddle's backward to the synchronizer: Binding's hook -> GradientAverage -> EarlyBuckets ->
+Synchronizer.mark_ready.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from common.paddle_api.backward import forget
+from common.paddle_api.binding import Binding, trainable
+from common.paddle_api.early_buckets import EarlyBuckets
+from common.paddle_api.refusals import Frozen, check_layers, check_parameters
+from common.paddle_api.replicas import ReplicaCheck
+from common.paddle_api.steps_by_servers import StepsByServers
+from common.paddle_api.used_mask import UsedMask, layout_with_used
+from common.sync.synchronizer import Synchronizer
+from common.tensors.arena import Arena
+
+__all__ = ["GradientAverage"]
+
+
+class GradientAverage:
+    """Averages the gradients of a model's parameters at the end of every backward.
+
+    Args:
+        first_bytes, bucket_bytes: of the bucket plan.
+
+    Raises:
+        UsageError: something of the model cannot be synchronised.
+    """
+
+    def __init__(self, model: Any, synchronizer: Synchronizer, *, first_bytes: int, bucket_bytes: int) -> None:
+        named = trainable(model)
+        check_parameters(named)
+        check_layers(model)
+        self._frozen = Frozen(model, named)
+        layout = layout_with_used(named)
+        buckets = layout.plan(first_bytes=first_bytes, bucket_bytes=bucket_bytes)
+        arena = Arena(layout, buckets=buckets, empty=synchronizer.empty)
+        self._synchronizer = synchronizer
+        self._buckets = EarlyBuckets(synchronizer, len(buckets))
+        self.binding = Binding(named, arena, self._on_complete, self._on_again)
+        self._used = UsedMask(self.binding)
+        self._replicas = ReplicaCheck(synchronizer)
+        self.steps_by_servers: StepsByServers | None = None
+        if servers := synchronizer.server_updates:
+            self.steps_by_servers = StepsByServers(synchronizer, servers, self.binding, self._used, self._buckets)
+        self.enabled = True  # else backward accumulates this rank's gradients only
+
+    def share_parameters(self) -> None:
+        """Give every rank rank 0's parameters, and agree on the layout; from then on they are views of the arena."""
+        self.binding.fill_arena()
+        self._synchronizer.attach(self.binding.arena, None)
+        self.binding.bind_parameters()
+        if self.steps_by_servers:
+            self.steps_by_servers.note_parameters()
+
+    def stop(self) -> None:
+        """Backward is Paddle's own from now on."""
+        self.binding.stop()
+        forget(self)
+
+    def before_backward(self) -> None:
+        """Put lost views back; what was cleared is zero again."""
+        self._began = time.monotonic()
+        self._frozen.check()
+        kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.binding.named]
+        if self.steps_by_servers and self.steps_by_servers.pushed:  # an earlier backward since the last step
+            self.steps_by_servers.take_average(kept)
+        self._buckets.begin()
+        self.binding.begin(kept)
+        self._used.keep(kept)
+
+    def after_backward(self) -> None:
+        """Wait until the gradients are the mean over ranks. A backward of some other model changes nothing."""
+        self._used.reach(self.binding.reached)
+        self.binding.raise_error()
+        if self.binding.reached:
+            self._buckets.learn()
+            self._synchronizer.trace.add("backward", self._began, time.monotonic())
+            if self.enabled:
+                self._synchronise()
+            if self.steps_by_servers:
+                self.steps_by_servers.after_backward(synchronised=self.enabled)
+        self._used.drop_unused()
+
+    def _synchronise(self) -> None:
+        self._used.drop_cleared(self.binding.reached)
+        self._used.tell()
+        if self.steps_by_servers and self.steps_by_servers.update_by_servers:
+            self.steps_by_servers.push()
+            return
+        self._synchronizer.finish(0.0)
+        self._buckets.agree_on_order()
+        self._replicas.after_average(p for _, p in self.binding.named)
+        self._used.take_all()
+
+    def _on_complete(self, bucket: int) -> None:
+        self._buckets.complete(bucket, mark=self.enabled)
+
+    def _on_again(self, index: int) -> None:
+        self._buckets.reached_again(self.binding.bucket_of[index], self.binding.named[index][0])

@@ -1,0 +1,102 @@
+"""What parameter servers have been given of a step, and what the program has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.paddle_api.binding import Binding
+from common.paddle_api.early_buckets import EarlyBuckets
+from common.paddle_api.used_mask import UsedMask
+from common.sync.synchronizer import ServerUpdates, Synchronizer
+from common.tensors.fingerprint import fingerprint
+
+__all__ = ["StepsByServers"]
+
+
+class StepsByServers:
+    """The steps of a model whose update servers can make. A backward's gradients are pushed, and stay with the servers
+    until the optimizer steps or another backward comes; or their mean has come back, of which servers keep a copy."""
+
+    def __init__(
+        self,
+        synchronizer: Synchronizer,
+        servers: ServerUpdates,
+        binding: Binding,
+        used: UsedMask,
+        buckets: EarlyBuckets,
+    ) -> None:
+        self._synchronizer, self._servers = synchronizer, servers
+        self._binding, self._used, self._buckets = binding, used, buckets
+        self.update_by_servers = False  # from then on a backward does not wait for the average
+        self.pushed = False  # the last backward's gradients are with the servers
+        self._averaged = False  # and their mean is in the arena
+        self._gradients = self._parameters = 0  # fingerprints
+
+    def push(self) -> None:
+        """A backward is done."""
+        self._buckets.mark_rest()
+        self.pushed = True
+
+    def after_backward(self, *, synchronised: bool) -> None:
+        """Take note of what the program finds: its own gradients, or the mean."""
+        self._averaged = synchronised and not self.pushed
+        self._gradients = fingerprint(self._binding.arena.gradients)
+
+    def take_average(self, kept: list[bool]) -> None:
+        """End the step that the last backward has pushed with the average, as if its backward had waited for it. What
+        the program has cleared since stays zero; so does what only other ranks have used, if all else was cleared.
+
+        Args:
+            kept: which parameters have a gradient; brought up to date.
+        """
+        binding, mine = self._binding, self._used.has
+        cleared = self._cleared(kept)
+        all_cleared = all(c for c, has in zip(cleared, mine, strict=True) if has)
+        self._synchronizer.finish(0.0)
+        self.pushed, self._averaged = False, True
+        used = self._used.take_all()
+        for index, slot in enumerate(binding.slots):
+            if cleared[index] if mine[index] else all_cleared:
+                binding.arena.gradients[slot.start : slot.stop] = 0
+            elif used[index] and not kept[index]:
+                binding.attach(index)
+                kept[index] = True
+        self._gradients = fingerprint(binding.arena.gradients)
+
+    def gradients_changed(self) -> bool:
+        """By the program, since backward."""
+        lost = any(has and not self._binding.has_view(index) for index, has in enumerate(self._used.has))
+        return lost or fingerprint(self._binding.arena.gradients) != self._gradients
+
+    def update(self, learning_rate: float) -> None:
+        """Have the servers end the step with an update: blocks until the parameters are the new ones."""
+        if not (self.pushed or self._averaged):  # backward under no_sync, or a second step
+            self._used.tell()
+            self._buckets.mark_rest(all_again=True)
+            self.pushed = True
+        self._servers.update(
+            learning_rate,
+            used=self._used.of_slots(),
+            again=not self.pushed,
+            replaced=self.parameters_changed(),
+        )
+        self.note_parameters()
+
+    def note_parameters(self) -> None:
+        """These are the parameters of all ranks; what the program changes of them from now on is new."""
+        self.pushed = self._averaged = False
+        self._parameters = fingerprint(self._binding.arena.parameters)
+
+    def parameters_changed(self) -> bool:
+        """By the program, since the last update; they are views of the arena again."""
+        self._binding.take_replaced_parameters()
+        return fingerprint(self._binding.arena.parameters) != self._parameters
+
+    def _cleared(self, kept: Sequence[bool]) -> list[bool]:
+        """Which parameters' gradients the program has cleared since backward."""
+        gradients = self._binding.arena.gradients
+        touched = fingerprint(gradients) != self._gradients
+        return [
+            not k or (touched and not gradients[slot.start : slot.stop].any())
+            for k, slot in zip(kept, self._binding.slots, strict=True)
+        ]
