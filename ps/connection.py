@@ -13,7 +13,7 @@ from common.errors import UsageError
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
 from common.tensors.buckets import Bucket, align, words
 from common.tensors.optimizers import Optimizer
-from ps.client.session import Client
+from ps.client.client import Client
 
 __all__ = ["Connection", "connect"]
 

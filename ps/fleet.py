@@ -15,7 +15,7 @@ from common.network.rpc import check_bind_host, host_of
 from common.paddle_api.fleet_api import FleetApi
 from common.sync.synchronizer import Synchronizer
 from common.system.memory import limit_malloc_arenas
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.server import stop_on_sigterm
 from ps.settings import ScriptSettings

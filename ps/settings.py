@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import choose
 from common.launch.settings import Settings
-from ps.client.session import DATA_PLANES
+from ps.planes.plane import DATA_PLANES
 
 __all__ = ["ScriptSettings", "ServedSettings"]
 

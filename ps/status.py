@@ -67,7 +67,7 @@ def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel], timeout: flo
 
     from common.network import rpc
     from common.network.gradsync_pb2 import StatusReply, StatusRequest
-    from ps.coordinator.servicer import STATUS
+    from ps.planes.methods import STATUS
 
     found = []
     for address, channel in zip(addresses, channels, strict=True):

@@ -14,7 +14,7 @@ from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from common.tensors.updater import make_updater
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.store.modes import SYNC
 
 __all__ = ["GeoSynchronizer", "ServerSynchronizer", "synchronizer_for"]

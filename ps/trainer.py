@@ -24,7 +24,7 @@ def main(args: list[str] | None = None) -> int:
 def run(config: TrainerConfig) -> None:
     from common.system.addresses import parse_addresses
     from common.trainer.entry import run_training
-    from ps.client.session import Client
+    from ps.client.client import Client
     from ps.synchronizer import ServerSynchronizer, synchronizer_for
 
     def join() -> ServerSynchronizer:

@@ -16,7 +16,7 @@ from collective.choice import BACKENDS
 from common.errors import UsageError, choose
 from common.launch.config import TrainingConfig
 from common.launch.settings import check_rank
-from ps.client.session import DATA_PLANES
+from ps.planes.plane import DATA_PLANES
 
 __all__ = ["CompareConfig"]
 

@@ -188,7 +188,7 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
 
         return LocalSynchronizer()
     if scheme == "ps":
-        from ps.client.session import Client
+        from ps.client.client import Client
         from ps.store.modes import parse_mode
         from ps.synchronizer import synchronizer_for
 

@@ -147,16 +147,18 @@ class Place(_message.Message):
     def __init__(self, memory: _Optional[_Union[Memory, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Plane(_message.Message):
-    __slots__ = ("refusal", "parameters", "in_place", "lanes")
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("kind", "why_not", "parameters", "in_place", "mailboxes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     IN_PLACE_FIELD_NUMBER: _ClassVar[int]
-    LANES_FIELD_NUMBER: _ClassVar[int]
-    refusal: str
+    MAILBOXES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    why_not: str
     parameters: Place
     in_place: bool
-    lanes: Memory
-    def __init__(self, refusal: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., lanes: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
+    mailboxes: Memory
+    def __init__(self, kind: _Optional[str] = ..., why_not: _Optional[str] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., in_place: bool = ..., mailboxes: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Slot(_message.Message):
     __slots__ = ("name", "shape", "start", "dtype")

@@ -31,13 +31,12 @@ from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.system.memory import SegmentPool
 from common.tensors.buckets import segments
-from ps.coordinator.training_group import ServerOutbox, TrainingGroup, tell
+from ps.coordinator.training_group import ServerQueue, TrainingGroup, tell
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
+from ps.planes.methods import SERVICE
 
-__all__ = ["JOIN", "SERVICE", "SESSION", "STATUS", "TRACE", "ParameterServer"]
+__all__ = ["ParameterServer"]
 
-SERVICE = "gradsync.ParameterServer"
-JOIN, SESSION, STATUS, TRACE = (f"/{SERVICE}/{method}" for method in ("Join", "Session", "Status", "Trace"))
 SERVING = HealthCheckResponse.SERVING
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
 ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
@@ -162,23 +161,23 @@ class ParameterServer:
     def _session(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ServerMessage | Outgoing]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
-        outbox = ServerOutbox()
-        reader = threading.Thread(target=self._read, args=(received, outbox), name="gradsync-reader", daemon=True)
+        queue = ServerQueue()
+        reader = threading.Thread(target=self._read, args=(received, queue), name="gradsync-reader", daemon=True)
         reader.start()
-        yield from outbox
+        yield from queue
 
-    def _read(self, received: Iterator[bytes], outbox: ServerOutbox) -> None:
+    def _read(self, received: Iterator[bytes], queue: ServerQueue) -> None:
         """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
         rank = None
         try:
-            rank = self._take_seat(decoded(next(received), "a caller").message, outbox)
+            rank = self._take_seat(decoded(next(received), "a caller").message, queue)
             for data in received:
                 frame = decoded(data, f"rank {rank}")
                 self._group.handle(rank, frame.message, frame.words)
                 del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
             if rank is None:
-                tell(outbox, exc)
+                tell(queue, exc)
             else:
                 self._group.fail(exc)
         except (grpc.RpcError, StopIteration):
@@ -190,9 +189,9 @@ class ParameterServer:
         finally:
             if rank is not None:
                 self._group.lost(rank)
-            outbox.end()
+            queue.end()
 
-    def _take_seat(self, message: TrainerMessage, outbox: ServerOutbox) -> int:
+    def _take_seat(self, message: TrainerMessage, queue: ServerQueue) -> int:
         """Let in who shows the token that its rank was given when it joined; which rank it is.
 
         Raises:
@@ -203,7 +202,7 @@ class ParameterServer:
         rank, token = message.hello.rank, message.hello.token
         if rank >= len(self._tokens) or not secrets.compare_digest(token, self._tokens[rank]):
             raise ProtocolError(f"rank {rank} came without the token that the rank was given when it joined")
-        return self._group.enter(message, outbox)
+        return self._group.enter(message, queue)
 
 
 def decoded(data: bytes, sender: str) -> Frame[TrainerMessage]:

@@ -39,10 +39,10 @@ from common.system.memory import Segment, SegmentPool, Unreachable, aligned_empt
 from common.system.semaphore import Semaphore
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
-from ps.client.outbox import Outbox
 from ps.coordinator.pace import Pace
 from ps.planes.frames import Outgoing, frames
-from ps.planes.lanes import Lane, Lanes, lanes_bytes
+from ps.planes.mailboxes import Mailbox, Mailboxes, mailboxes_bytes
+from ps.planes.send_queue import SendQueue
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of, place_of
 from ps.planes.wire import data_of, layout_of, optimizer_of, pieces, state_of, state_pieces
 from ps.store.ending import Ending
@@ -51,17 +51,17 @@ from ps.store.modes import SYNC, parse_mode
 from ps.store.shards import plan_shards
 from ps.store.store import Progress, Result, Store
 
-__all__ = ["ServerOutbox", "TrainingGroup", "tell"]
+__all__ = ["ServerQueue", "TrainingGroup", "tell"]
 
 WATCH_S = 0.1  # how often the watchdog looks
 SIGN_S = GRACE / 2  # trainers that wait hear so often that others still send
-ServerOutbox = Outbox[ServerMessage | Outgoing]
+ServerQueue = SendQueue[ServerMessage | Outgoing]
 
 
-def tell(outbox: ServerOutbox, error: GradSyncError) -> None:
+def tell(queue: ServerQueue, error: GradSyncError) -> None:
     """The last message of a session that failed."""
-    outbox.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
-    outbox.end()
+    queue.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
+    queue.end()
 
 
 class TrainingGroup:
@@ -93,12 +93,12 @@ class TrainingGroup:
         self._parameters_at: tuple[Segment, int] | None = None  # rank 0's, and where in it, in bytes
         self._average_at: Place | None = None  # in our memory
         self._landings: dict[int, FloatArray] = {}  # trainers' memory, where what is served to them is written
-        self._lanes: Lanes | None = None
-        self._open: dict[int, tuple[Lane, Lane]] = {}  # from and to the trainers that use them
+        self._mailboxes: Mailboxes | None = None
+        self._open: dict[int, tuple[Mailbox, Mailbox]] = {}  # from and to the trainers that use them
         self.steps = 0
         self._mode = SYNC
         self._lock = threading.Condition()
-        self._outboxes: dict[int, ServerOutbox] = {}
+        self._queues: dict[int, ServerQueue] = {}
         self._registered: set[int] = set()
         self._first: Register | None = None
         self._store: Store | None = None
@@ -121,20 +121,20 @@ class TrainingGroup:
         self._watchdog = threading.Thread(target=self._watch, name="gradsync-watchdog", daemon=True)
         self._watchdog.start()
 
-    def enter(self, message: TrainerMessage, outbox: ServerOutbox) -> int:
+    def enter(self, message: TrainerMessage, queue: ServerQueue) -> int:
         """A trainer's first message; returns its rank."""
         hello = message.hello
         with self._lock:
             if message.WhichOneof("kind") != "hello":
                 raise ProtocolError("a trainer did not say hello before it sent anything else")
             self._check_epoch(hello.epoch, hello.rank)
-            if hello.rank in self._outboxes or hello.rank >= self.nranks:
+            if hello.rank in self._queues or hello.rank >= self.nranks:
                 raise ProtocolError(f"rank {hello.rank} came twice or is outside 0..{self.nranks - 1}")
-            self._outboxes[hello.rank] = outbox
-            if len(self._outboxes) == self.nranks:
+            self._queues[hello.rank] = queue
+            if len(self._queues) == self.nranks:
                 self._nobody_waits()
             if self._failure:
-                tell(outbox, self._failure)
+                tell(queue, self._failure)
         return hello.rank
 
     @property
@@ -145,7 +145,7 @@ class TrainingGroup:
     def expect(self) -> None:
         """All trainers have joined, and are about to enter."""
         with self._lock:
-            if len(self._outboxes) < self.nranks:
+            if len(self._queues) < self.nranks:
                 self._someone_waits()
 
     def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
@@ -208,11 +208,11 @@ class TrainingGroup:
             index, count = self.shard
             reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=self.steps, state=state)
             reply.parameters = self._store.shard.length if self._store else 0
-            for rank in sorted(self._outboxes):
+            for rank in sorted(self._queues):
                 plane = self._planes.get(rank)
                 reply.trainers.add(
                     rank=rank,
-                    data_plane="" if plane is None else "grpc" if plane.refusal else "shm",
+                    data_plane="" if plane is None else plane.kind,
                     steps=self._pace.steps[rank],
                     times_last=self._pace.times_last[rank],
                     lag=self._pace.lag(rank),
@@ -278,9 +278,9 @@ class TrainingGroup:
     def _plane_for(self, rank: int, register: Register) -> Plane:
         """Whether data need to be sent between this server and a trainer."""
         if not register.HasField("probe"):
-            return Plane(refusal="the trainer does not offer its memory")
+            return Plane(kind="grpc", why_not="the trainer does not offer its memory")
         if self._pool is None:
-            return Plane(refusal="the server does not offer its memory")
+            return Plane(kind="grpc", why_not="the server does not offer its memory")
         try:
             self._others_memory.segment(register.probe)
             link = self._others_memory.giver_of(register.probe)
@@ -294,11 +294,11 @@ class TrainingGroup:
                 mine = self._others_memory.segment(register.parameters.memory)  # rank 0 may leave before others map it
                 self._parameters_at = mine, register.parameters.offset + 4 * store.shard.start
         except Unreachable as exc:
-            return Plane(refusal=str(exc))
+            return Plane(kind="grpc", why_not=str(exc))
         self._links[rank] = link
-        if self._lanes is None:  # which carry what is small and belongs to a step
-            self._lanes = Lanes(self._pool.create(lanes_bytes(self.nranks)), self.nranks, create=True)
-        return Plane(lanes=memory_of(self._lanes.segment))
+        if self._mailboxes is None:  # which carry what is small and belongs to a step
+            self._mailboxes = Mailboxes(self._pool.create(mailboxes_bytes(self.nranks)), self.nranks, create=True)
+        return Plane(kind="shm", mailboxes=memory_of(self._mailboxes.segment))
 
     def _compare(self, register: Register) -> None:
         """All trainers must be about to do the same."""
@@ -328,24 +328,24 @@ class TrainingGroup:
         results = store.begin(optimizer_of(self._first))
         self._begun = True
         parameters_at = self._hand_out(store)
-        for rank, outbox in self._outboxes.items():
+        for rank, queue in self._queues.items():
             plane = self._planes[rank]
-            if not plane.refusal and self._mode == SYNC:
+            if plane.kind == "shm" and self._mode == SYNC:
                 plane.parameters.CopyFrom(parameters_at)
                 plane.in_place = self._parameters_at is not None
-            outbox.put([ServerMessage(plane=plane)])
+            queue.put([ServerMessage(plane=plane)])
         for result in results:
             self._deliver(result)
         self._nobody_waits()
-        self._open_lanes()
+        self._open_mailboxes()
 
     def _hand_out(self, store: Store) -> Place:
-        """Let the trainers that share memory have the lanes' and, in sync mode, the parameters'; where in it these
+        """Let the trainers that share memory have the mailboxes' and, in sync mode, the parameters'; where in it these
         lie. Nobody else comes."""
         if self._desk:
             self._desk.shut()
-        if self._lanes:
-            self._give(self._lanes.segment)
+        if self._mailboxes:
+            self._give(self._mailboxes.segment)
         if self._mode != SYNC or self._pool is None:
             return Place()
         if self._parameters_at is None:
@@ -365,17 +365,19 @@ class TrainingGroup:
         """Where the trainers that share memory, which are handed it now, find an array of this server."""
         return place_of(array, self._pool, self._give) if self._pool else Place()
 
-    def _open_lanes(self) -> None:
-        """All trainers know now where the lanes are."""
-        if self._lanes is None:
+    def _open_mailboxes(self) -> None:
+        """All trainers know now where the mailboxes are."""
+        if self._mailboxes is None:
             return
         for rank, plane in self._planes.items():
-            if not plane.refusal:
-                self._open[rank] = self._lanes.to_server[rank], self._lanes.to_trainer[rank]
-        threading.Thread(target=self._listen, args=(self._lanes.bell,), name="gradsync-lanes", daemon=True).start()
+            if plane.kind == "shm":
+                self._open[rank] = self._mailboxes.to_server[rank], self._mailboxes.to_trainer[rank]
+        threading.Thread(
+            target=self._listen, args=(self._mailboxes.bell,), name="gradsync-mailboxes", daemon=True
+        ).start()
 
     def _listen(self, bell: Semaphore) -> None:
-        """One thread hears all lanes; it sleeps until somebody rings."""
+        """One thread hears all mailboxes; it sleeps until somebody rings."""
         try:
             while not self._over:
                 if bell.sleep(WATCH_S):
@@ -391,7 +393,7 @@ class TrainingGroup:
     def _answer(self, rank: int, message: ServerMessage) -> None:
         """Tell a trainer what it waits for at the end of a step, after all else that it is told."""
         if rank not in self._open or not self._open[rank][1].put(message.SerializeToString()):
-            self._outboxes[rank].put([message])
+            self._queues[rank].put([message])
 
     def _make_store(self, layout: Layout, buckets: tuple[Bucket, ...]) -> Store:
         index, count = self.shard
@@ -411,7 +413,7 @@ class TrainingGroup:
         """A trainer tells where its gradients lie, all of the arena's."""
         store = self._running(rank)
         assert self._first is not None
-        if rank not in self._planes or self._planes[rank].refusal:
+        if rank not in self._planes or self._planes[rank].why_not:
             raise ProtocolError(
                 f"rank {rank} offered its gradients at step {self.steps}, but its memory is out of reach"
             )
@@ -454,7 +456,7 @@ class TrainingGroup:
         self._go_on(rank, store, progress)
         for each in self._gathered:  # which takes as long as others train; see Gather
             at_work = Gather(epoch=self.epoch, sequence=self._gathers, size=1)
-            self._outboxes[each].put([ServerMessage(gathered=at_work)])
+            self._queues[each].put([ServerMessage(gathered=at_work)])
 
     def _go_on(self, rank: int, store: Store, progress: Progress) -> None:
         """A trainer has pushed or committed: what there is with it is handed out, and the others wait or not."""
@@ -489,12 +491,12 @@ class TrainingGroup:
         for rank in result.ranks:
             if rank in self._landings:
                 self._landings[rank][...] = result.words
-            elif self._planes[rank].refusal:
+            elif self._planes[rank].why_not:
                 self._pace.served[rank] += result.words.nbytes
                 words = result.words if result.lasting else result.words.copy()
                 label = {"epoch": self.epoch, "step": result.step}
                 messages = frames(ServerMessage, "parameters", words, first=result.start, **label)
-                self._outboxes[rank].put(messages)
+                self._queues[rank].put(messages)
             if result.complete:
                 self._answer(rank, ServerMessage(served=served))
 
@@ -549,7 +551,7 @@ class TrainingGroup:
                 f"rank {rank} asked for optimizer state at step {self.steps}, but there is no optimizer"
             )
         answer = state_pieces(state, epoch=self.epoch)
-        self._outboxes[rank].put(ServerMessage(state=piece) for piece in answer)
+        self._queues[rank].put(ServerMessage(state=piece) for piece in answer)
 
     def _gather(self, rank: int, gather: Gather) -> None:
         self._check_epoch(gather.epoch, rank)
@@ -566,9 +568,9 @@ class TrainingGroup:
         self._someone_waits()
         if len(self._gathered) == self.nranks:
             data = b"".join(self._gathering[r] for r in range(self.nranks))
-            for outbox in self._outboxes.values():
+            for queue in self._queues.values():
                 answer = pieces(data, epoch=self.epoch, sequence=gather.sequence)
-                outbox.put(ServerMessage(gathered=piece) for piece in answer)
+                queue.put(ServerMessage(gathered=piece) for piece in answer)
             self._gathering.clear()
             self._gathered.clear()
             self._gathers += 1
@@ -584,7 +586,7 @@ class TrainingGroup:
         if goodbye.reason:
             self._fail(PeerLost(f"rank {rank} left at step {self.steps} with {goodbye.reason}"))
             return
-        self._outboxes[rank].end()
+        self._queues[rank].end()
         if len(self._gone) == self.nranks:
             self._end()
         elif self._waiting_since is not None:
@@ -607,15 +609,15 @@ class TrainingGroup:
         if self._over:
             return
         self._failure = error
-        for outbox in self._outboxes.values():
-            tell(outbox, error)
+        for queue in self._queues.values():
+            tell(queue, error)
         self._end()
 
     def _end(self) -> None:
         self._over = True
         self._lock.notify_all()
-        if self._lanes:
-            self._lanes.bell.post()
+        if self._mailboxes:
+            self._mailboxes.bell.post()
 
     def _someone_waits(self) -> None:
         if self._waiting_since is None:
@@ -629,16 +631,16 @@ class TrainingGroup:
             self._waiting_since = now
         if now - self._sign_at > SIGN_S:
             self._sign_at = now
-            for rank in self._outboxes.keys() - self._gone:
-                self._outboxes[rank].put([ServerMessage()])
+            for rank in self._queues.keys() - self._gone:
+                self._queues[rank].put([ServerMessage()])
 
     def _nobody_waits(self) -> None:
         self._waiting_since = None
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""
-        if len(self._outboxes) < self.nranks:
-            return [rank for rank in range(self.nranks) if rank not in self._outboxes]
+        if len(self._queues) < self.nranks:
+            return [rank for rank in range(self.nranks) if rank not in self._queues]
         if self._gathered:
             return [rank for rank in range(self.nranks) if rank not in self._gathered]
         if self._store is None or len(self._registered) < self.nranks:

@@ -9,7 +9,7 @@ import pytest
 
 from common.tensors.arena import Arena, Layout
 from common.tensors.buckets import plan_buckets
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import SYNC, Mode
 from ps.synchronizer import ServerSynchronizer, synchronizer_for

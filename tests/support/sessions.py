@@ -18,8 +18,9 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
-from ps.coordinator.servicer import SERVICE, SESSION, ParameterServer
+from ps.client.client import Client
+from ps.coordinator.servicer import ParameterServer
+from ps.planes.methods import SERVICE, SESSION
 from tests.support.groups import outcomes_of, reduced, sample
 
 __all__ = [

@@ -26,7 +26,7 @@ from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum, Optimizer
 from common.tensors.parts import Accumulator
-from ps.coordinator.training_group import ServerOutbox, TrainingGroup
+from ps.coordinator.training_group import ServerQueue, TrainingGroup
 from ps.planes.frames import Outgoing, to_bytes
 from ps.planes.wire import data_of, describe, optimizer_message
 
@@ -90,10 +90,10 @@ def expected_after(steps: int, nranks: int) -> FloatArray:
     return parameters
 
 
-def enter(group: TrainingGroup, message: TrainerMessage, outbox: ServerOutbox) -> None:
+def enter(group: TrainingGroup, message: TrainerMessage, queue: ServerQueue) -> None:
     """Say hello and register."""
     hello = Hello(epoch=message.register.epoch, rank=message.register.rank)
-    group.handle(group.enter(TrainerMessage(hello=hello), outbox), message)
+    group.handle(group.enter(TrainerMessage(hello=hello), queue), message)
 
 
 def register_message(
@@ -138,7 +138,7 @@ def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
     return [message for message in parsed if message.WhichOneof("kind")]
 
 
-class Inbox(ServerOutbox):
+class Inbox(ServerQueue):
     """Takes messages at once, as a trainer on a fast line would."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ def update_message(step: int, **fields: object) -> TrainerMessage:
     return TrainerMessage(commit=Commit(step=step, learning_rate=RATE, update=True, **fields))
 
 
-def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerOutbox] = ()) -> Setting:
+def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerQueue] = ()) -> Setting:
     """As `running`, but with the optimizer still to be named."""
     setting = Setting(TrainingGroup(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
     for rank in range(nranks):
@@ -264,7 +264,7 @@ def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerOu
     return setting
 
 
-def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerOutbox] = ()) -> Setting:
+def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerQueue] = ()) -> Setting:
     setting = registered(nranks, timeout=timeout, inboxes=inboxes)
     for rank in reversed(range(nranks)):
         setting.say(rank, configure_message(rank))

@@ -56,7 +56,7 @@ PADDLE_FREE = (
     "ps.run",
     "ps.store.step_store",
     "ps.coordinator.servicer",
-    "ps.client.session",
+    "ps.client.client",
     "ps.config",
     "common",
     "common.network.rendezvous",
@@ -201,7 +201,7 @@ def test_each_can_be_imported_first(first: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("first", ["common", "collective", "ps", "ps.run", "ps.client.session"])
+@pytest.mark.parametrize("first", ["common", "collective", "ps", "ps.run", "ps.client.client"])
 @pytest.mark.parametrize(("said", "expected"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
 def test_grpc_is_told_to_be_silent_before_it_is_imported(first: str, said: dict[str, str], expected: str) -> None:
     code = (

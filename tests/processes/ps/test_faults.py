@@ -20,7 +20,7 @@ from common.tensors.arena import Arena
 from common.tensors.optimizers import Adam
 from common.trainer.models import make_model
 from common.trainer.training import check_same_flags
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.store.modes import SYNC, Mode
 from ps.synchronizer import ServerSynchronizer
 from tests.support.commands import JOB, Started, can_listen, start_server, until
@@ -59,7 +59,7 @@ class Observer:
     def hears_at_once(self) -> GradSyncError:
         """What arrives while it waits; its own step could still complete with what the dead had sent before."""
         with pytest.raises(GradSyncError) as caught, self.client:
-            self.client._wait_for_step(1 << 40, "watching")
+            self.client._servers.wait_for_step(1 << 40, "watching")
         return caught.value
 
 
@@ -143,7 +143,7 @@ def test_a_frozen_trainer_is_named_within_the_limit(start: Callable[..., Started
 def test_a_frozen_server_is_named_within_the_limit(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ps.client.session.GRACE", 0.0)
+    monkeypatch.setattr("ps.client.servers.GRACE", 0.0)
     server, address = start_server(start, 1)
     observer = Observer([address], 1)
     observer.go_to(3)
@@ -151,7 +151,7 @@ def test_a_frozen_server_is_named_within_the_limit(
     server.process.send_signal(signal.SIGSTOP)
     state = Path(f"/proc/{server.process.pid}/stat")  # proc(5): T is stopped
     until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the server to stop")
-    observer.client.timeout = 0.5
+    observer.client._servers.timeout = 0.5
     begin = time.monotonic()
     with pytest.raises(PeerStalled) as caught:
         observer.step()

@@ -29,7 +29,7 @@ from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import FINISH, NO_TRACE, Part, Recorder, ServerAnswer, Trace
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import SYNC, Mode
 from ps.synchronizer import synchronizer_for

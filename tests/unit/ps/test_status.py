@@ -26,11 +26,12 @@ from common.errors import PeerLost, PortInUse
 from common.network.gradsync_pb2 import StatusReply
 from common.tensors.arena import Arena, Layout
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.connection import Connection, connect
 from ps.coordinator.metrics import serve_metrics
 from ps.coordinator.pace import Pace
-from ps.coordinator.servicer import SERVICE, ParameterServer
+from ps.coordinator.servicer import ParameterServer
+from ps.planes.methods import SERVICE
 from ps.status import table_of
 from ps.store.modes import Mode
 from tests.support.groups import DEADLINE_S, on_threads, outcomes_of

@@ -15,8 +15,9 @@ from common.network.gradsync_pb2 import TrainerMessage
 from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
-from ps.planes.lanes import NOTE_BYTES
+from ps.client.client import Client
+from ps.planes.mailboxes import NOTE_BYTES
+from ps.planes.shm_trainer import SharedMemoryTrainerPlane
 from tests.support.groups import assert_same_bits, on_threads, sample
 from tests.support.sessions import (
     DEADLINE_S,
@@ -38,21 +39,22 @@ from tests.support.sessions import (
 
 def overhear(client: Client) -> list[str]:
     """What is sent to the first server from now on, in order: its kind, "note " before it if through shared memory."""
-    session, said = client._sessions[0], []
-    send, lanes = session.send, session.lanes
-    assert lanes
+    session, said = client._servers.sessions[0], []
+    plane = session.plane
+    assert isinstance(plane, SharedMemoryTrainerPlane)
+    send, to_server = session.send, plane.to_server
 
     class ToServer:
         def put(self, note: bytes) -> bool:
             said.append(f"note {TrainerMessage.FromString(note).WhichOneof('kind')}")
-            return lanes[0].put(note)
+            return to_server.put(note)
 
     def overheard(messages: Iterable[Any]) -> None:
         whole = list(messages)
         said.extend(message.WhichOneof("kind") for message in whole)
         send(whole)
 
-    session.lanes, session.send = (ToServer(), lanes[1]), overheard  # type: ignore[assignment, method-assign]
+    plane.to_server, session.send = ToServer(), overheard  # type: ignore[assignment, method-assign]
     return said
 
 
@@ -65,7 +67,7 @@ def test_steps_are_told_through_shared_memory_but_nothing_overtakes_what_went_ov
         take_step(client, arena)
         noted = ["note gradients_at", *(f"note {kind}" for kind in step * 2)]
         assert said == noted
-        client._sessions[0].send([])  # not answered
+        client._servers.sessions[0].send([])  # not answered
         take_step(client, arena)
         assert said[len(noted) :] == step
         client.all_gather(np.zeros(1))  # answered
@@ -77,8 +79,8 @@ def test_steps_are_told_through_shared_memory_but_nothing_overtakes_what_went_ov
 
 
 def test_notes_that_find_no_room_go_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane has one place here; and a mask of used parameters may be too long for any."""
-    monkeypatch.setattr("ps.planes.lanes.SLOTS", 1)
+    """A mailbox has one place here; and a mask of used parameters may be too long for any."""
+    monkeypatch.setattr("ps.planes.mailboxes.SLOTS", 1)
     seen = []
 
     def body(client: Client, arena: Arena) -> None:
@@ -203,7 +205,7 @@ def test_who_vanishes_after_committing_ahead_is_named_within_a_second() -> None:
         client.push(0)
         if client.rank == 1:
             vanished.append(time.monotonic())
-            for session in client._sessions:
+            for session in client._servers.sessions:
                 session._call.cancel()  # what the kernel does to a dead process's connections
             return
         try:
@@ -242,12 +244,12 @@ def test_leaving_while_parameters_are_held_takes_no_time_and_changes_none() -> N
     def body(rank: int) -> bool:
         client, arena = Client([server.address], rank, 2, data_plane="grpc"), make_arena(rank)
         client.register(arena, SGD())
-        before, heard_at = arena.parameters.copy(), client._sessions[0].heard_at
+        before, heard_at = arena.parameters.copy(), client._servers.sessions[0].inbox.heard_at
         arena.gradients.fill(1)
         client.commit_ahead(RATE, hold=True)
         for bucket in range(len(arena.buckets) - 1):
             client.push(bucket)
-        until(lambda: client._sessions[0].heard_at > heard_at)  # what has come is held
+        until(lambda: client._servers.sessions[0].inbox.heard_at > heard_at)  # what has come is held
         begin = time.monotonic()
         client.close("ValueError: boom")
         assert time.monotonic() - begin < 1.0

@@ -27,9 +27,10 @@ from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.tensors.arena import Arena
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam
-from ps.client.session import Client
-from ps.coordinator.servicer import JOIN, SERVICE, ParameterServer
+from ps.client.client import Client
+from ps.coordinator.servicer import ParameterServer
 from ps.coordinator.training_group import TrainingGroup
+from ps.planes.methods import JOIN, SERVICE
 from tests.support.sessions import (
     DEADLINE_S,
     addresses,

@@ -13,7 +13,7 @@ from common.errors import GradSyncError, PeerError, PeerLost, PeerStalled
 from common.network.gradsync_pb2 import Hello, TrainerMessage
 from common.tensors.arena import Arena
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from tests.support.sessions import (
     DEADLINE_S,
@@ -37,7 +37,7 @@ def test_a_trainer_that_vanishes_is_named_to_the_others(servers: int) -> None:
     def body(client: Client, arena: Arena) -> None:
         take_step(client, arena)
         if client.rank == 1:
-            for session in client._sessions:
+            for session in client._servers.sessions:
                 session._call.cancel()  # what the kernel does to a dead process's connections
             return
         take_step(client, arena)
@@ -150,14 +150,14 @@ def test_a_server_that_closes_in_mid_training_is_named() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.client.session.GRACE", 0.0)
+    monkeypatch.setattr("ps.client.servers.GRACE", 0.0)
     stop = threading.Event()
 
     def body(client: Client, arena: Arena) -> None:
         if client.rank == 1:
             stop.wait(DEADLINE_S)
             return
-        client.timeout = 0.3  # the server itself would wait much longer
+        client._servers.timeout = 0.3  # the server itself would wait much longer
         try:
             take_step(client, arena)
         finally:

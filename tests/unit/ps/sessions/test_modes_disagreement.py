@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import LayoutMismatch, ProtocolError, UsageError
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.store.modes import ASYNC, SYNC, Mode
 from tests.support.relaxed_sessions import GEO, SSP, relaxed
 from tests.support.sessions import errors_of, failure_of, make_arena, serving
@@ -68,7 +68,7 @@ def test_a_pull_out_of_turn_is_refused(mode: Mode, step: int, text: str) -> None
     def body(rank: int) -> None:
         with Client([server.address], rank, 1, mode=mode) as client:
             client.register(make_arena(rank), SGD())
-            client.step = step
+            client._steps.step = step
             client.pull()
 
     with serving(1) as (server,):

@@ -12,7 +12,7 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD, Optimizer
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import ASYNC, Mode
 from ps.synchronizer import GeoSynchronizer, ServerSynchronizer, synchronizer_for
@@ -89,7 +89,7 @@ def test_a_trainer_reads_whole_versions_within_the_bound(
 
     def body(client: Client, arena: Arena) -> list[tuple[float, float]]:
         def versions() -> list[float]:
-            found = [arena.parameters[s.shard.start : s.shard.stop] for s in client._sessions]
+            found = [arena.parameters[s.shard.start : s.shard.stop] for s in client._servers.sessions]
             assert all(np.all(part == part[0]) for part in found), "a torn version"
             return [float(part[0]) for part in found]
 

@@ -13,7 +13,7 @@ import pytest
 from common.errors import PeerLost, PeerStalled
 from common.tensors.arena import Arena
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import ASYNC, Mode
 from ps.synchronizer import synchronizer_for
@@ -114,10 +114,10 @@ def test_a_trainer_that_vanishes_is_named_to_all_at_once(mode: Mode, servers: in
             client.all_gather(np.zeros(1))
             if rank == 1:
                 vanished.append(time.monotonic())
-                for session in client._sessions:
+                for session in client._servers.sessions:
                     session._call.cancel()  # what the kernel does to a dead process's connections
             try:
-                client._wait(lambda session: False, "watching")
+                client._servers.wait(lambda session: False, "watching")
             finally:
                 heard.append(time.monotonic())
 
@@ -137,7 +137,7 @@ def test_geo_notices_at_its_next_step_however_long_it_trains_alone(monkeypatch: 
             arena = Arena(geo_layout(), empty=synchronizer.empty)
             synchronizer.attach(arena, SGD())
             if rank == 1:
-                client._sessions[0]._call.cancel()
+                client._servers.sessions[0]._call.cancel()
                 return
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:

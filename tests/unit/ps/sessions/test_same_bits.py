@@ -18,7 +18,9 @@ from common.system.handover import LABEL, Link
 from common.system.memory import Segment, aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
+from ps.client.client import Client
+from ps.client.data_planes import DataPlanes
+from ps.client.session import Session
 from ps.coordinator.training_group import TrainingGroup
 from tests.support.groups import assert_same_bits, on_threads, reduced, sample
 from tests.support.sessions import (
@@ -120,14 +122,14 @@ def test_parameters_from_empty_are_one_memory_until_a_trainer_leaves() -> None:
 def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
     servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, share_memory = threading.Event(), Client._share_memory
+    left, settle = threading.Event(), DataPlanes.settle
 
-    def slow(client: Client) -> None:
-        if client.rank:
+    def slow(planes: DataPlanes, sessions: Sequence[Session], arena: Arena) -> None:
+        if planes.rank:
             assert left.wait(DEADLINE_S)
-        share_memory(client)
+        settle(planes, sessions, arena)
 
-    monkeypatch.setattr(Client, "_share_memory", slow)
+    monkeypatch.setattr(DataPlanes, "settle", slow)
 
     def body(rank: int) -> bytes:
         with Client(addresses(group), rank, 2, data_plane="shm") as client:
@@ -182,7 +184,7 @@ def test_a_server_neither_reads_nor_writes_a_file_that_is_handed_in(
         monkeypatch.setattr(Link, "give", give)
         client.register(arena, SGD())
         assert client.data_plane == "grpc"
-        assert client._sessions[0].plane.refusal == "what was handed over is not a memory of fixed size"
+        assert client._servers.sessions[0].inbox.terms.why_not == "what was handed over is not a memory of fixed size"
         take_step(client, arena)
         assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
     assert secret.read_bytes() == kept

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,9 +24,10 @@ from common.network.gradsync_pb2 import (
 )
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
-from ps.client.session import Client
-from ps.coordinator.servicer import JOIN, SESSION
+from ps.client.client import Client
+from ps.client.joining import Joined, join
 from ps.planes.frames import to_bytes
+from ps.planes.methods import JOIN, SESSION
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -92,7 +95,7 @@ def test_an_oversize_message_of_a_trainer_ends_its_session_and_names_it() -> Non
         take_step(client, arena)
         if client.rank == 1:
             chunk = Chunk(step=client.step, data=bytes(5 << 20))
-            client._sessions[0].send([TrainerMessage(gradients=chunk)])
+            client._servers.sessions[0].send([TrainerMessage(gradients=chunk)])
         take_step(client, arena)
 
     with serving(2) as (server,):
@@ -172,14 +175,14 @@ def test_who_has_no_seat_ends_his_own_session_and_nothing_else(what: str) -> Non
 
 def test_who_has_no_seat_takes_none_before_its_trainer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between joining and saying hello."""
-    asked, join = [], Client._join
+    asked = []
 
-    def late(client: Client, index: int, address: str) -> object:
-        found = join(client, index, address)
-        asked.extend(answers_to(address, STRAYS["hello of rank 1, epoch 0, 16 bytes of token"][0]))
+    def late(servers: Sequence[str], index: int, channels: ExitStack, **of: Any) -> Joined:
+        found = join(servers, index, channels, **of)
+        asked.extend(answers_to(servers[index], STRAYS["hello of rank 1, epoch 0, 16 bytes of token"][0]))
         return found
 
-    monkeypatch.setattr(Client, "_join", late)
+    monkeypatch.setattr("ps.client.client.join", late)
     with serving(2) as (server,):
         results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, lambda client, _: client.rank))
         server.wait()
@@ -191,7 +194,7 @@ def test_what_a_trainer_sends_and_nobody_can_decode_fails_all_by_its_rank(monkey
     def body(client: Client, arena: Arena) -> None:
         take_step(client, arena)
         if client.rank == 1:
-            client._sessions[0].send([b"\x0a"])  # type: ignore[list-item]
+            client._servers.sessions[0].send([b"\x0a"])  # type: ignore[list-item]
         take_step(client, arena)
 
     monkeypatch.setattr("ps.client.session.to_bytes", lambda each: each if isinstance(each, bytes) else to_bytes(each))

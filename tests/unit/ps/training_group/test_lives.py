@@ -1,4 +1,4 @@
-"""A server's trainers in any order of messages, with plain outboxes and no gRPC: whole lives, and disagreement."""
+"""A server's trainers in any order of messages, with plain queues and no gRPC: whole lives, and disagreement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam, Optimizer
 from common.tensors.updater import PieceUpdater
-from ps.coordinator.training_group import ServerOutbox, TrainingGroup
+from ps.coordinator.training_group import ServerQueue, TrainingGroup
 from ps.planes.wire import data_of
 from ps.store.shards import plan_shards, shard_of_bucket
 from tests.support.trainer_messages import (
@@ -130,16 +130,16 @@ def test_whole_lives_in_any_order_of_messages(nranks: int, shard: tuple[int, int
         assert life.inbox.ended
 
 
-def test_a_plain_outbox_gives_messages_in_order_and_ends() -> None:
-    group, outbox = TrainingGroup(1), ServerOutbox()
-    enter(group, register_message(0), outbox)
+def test_a_send_queue_gives_messages_in_order_and_ends() -> None:
+    group, queue = TrainingGroup(1), ServerQueue()
+    enter(group, register_message(0), queue)
     group.handle(0, parameters_message(0, parameters_of(0)))
     group.handle(0, gather_message(0, b"abc"))
     group.handle(0, goodbye_message())
     group.lost(0)
     assert outcome_of(group) is None
-    plane, first, *rest = drawn(outbox)
-    assert plane.plane.refusal == "the trainer does not offer its memory"
+    plane, first, *rest = drawn(queue)
+    assert plane.plane.why_not == "the trainer does not offer its memory"
     np.testing.assert_array_equal(data_of(first.parameters), parameters_of(0))
     assert [m.WhichOneof("kind") for m in rest] == ["served", "gathered"]
     assert rest[1].gathered.data == b"abc"
@@ -184,7 +184,7 @@ def test_without_an_optimizer_averaged_gradients_are_served() -> None:
 
 def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
     """Rank 0 goes on and pushes the next step before rank 1 has drawn what was served."""
-    group, slow = TrainingGroup(2), ServerOutbox()
+    group, slow = TrainingGroup(2), ServerQueue()
     setting = Setting(group, [Inbox(), Inbox()])
     enter(group, register_message(0, optimizer=None), setting.inboxes[0])
     enter(group, register_message(1, optimizer=None), slow)

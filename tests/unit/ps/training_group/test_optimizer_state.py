@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import PeerLost, ProtocolError, StaleEpoch, UsageError
 from common.network.gradsync_pb2 import Chunk, StatePiece, StateRequest, TrainerMessage
-from ps.coordinator.training_group import ServerOutbox
+from ps.coordinator.training_group import ServerQueue
 from ps.planes.wire import data_of, state_of, state_pieces
 from tests.support.trainer_messages import (
     LAYOUT,
@@ -66,7 +66,7 @@ def test_the_state_is_told_to_whoever_asks_whenever_it_asks() -> None:
 
 
 def test_a_state_told_is_that_of_its_moment_for_a_slow_reader() -> None:
-    setting = configured(2, inboxes=[Inbox(), ServerOutbox()])
+    setting = configured(2, inboxes=[Inbox(), ServerQueue()])
     update(setting, 0)
     expected = Momenta()
     expected.update(0)
@@ -167,7 +167,7 @@ def test_parameters_sent_again_are_those_that_the_update_begins_with() -> None:
 
 def test_parameters_sent_again_do_not_change_those_that_a_slow_trainer_still_reads() -> None:
     """Rank 0 goes on, replaces them and commits before rank 1 has drawn what was served."""
-    setting = configured(2, inboxes=[Inbox(), ServerOutbox()])
+    setting = configured(2, inboxes=[Inbox(), ServerQueue()])
     update(setting, 0)
     expected = Momenta()
     expected.update(0)

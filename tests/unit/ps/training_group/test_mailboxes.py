@@ -1,4 +1,4 @@
-"""Trainers on the server's host leave notes in lanes instead of messages."""
+"""Trainers on the server's host leave notes in mailboxes instead of messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from common.errors import PeerLost, PeerStalled, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Place, ServerMessage, TrainerMessage
 from common.system.memory import SegmentPool
-from ps.planes.lanes import Lanes
+from ps.planes.mailboxes import Mailboxes
 from ps.planes.shared_memory import OthersMemory, memory_of, place_of
 from tests.support.groups import assert_same_bits
 from tests.support.trainer_messages import (
@@ -33,22 +33,22 @@ from tests.support.trainer_messages import (
 
 @dataclass
 class Neighbours:
-    """A group all of whose trainers are of this process, with the trainers' ends of its lanes."""
+    """A group all of whose trainers are of this process, with the trainers' ends of its mailboxes."""
 
     setting: Setting
-    lanes: Lanes
+    mailboxes: Mailboxes
     memory: OthersMemory  # of rank 0
     pool: SegmentPool
     parameters: Place  # the server's
 
     def note(self, rank: int, message: TrainerMessage, *, ring: bool = True) -> None:
-        lane = self.lanes.to_server[rank]
+        mailbox = self.mailboxes.to_server[rank]
         if not ring:
-            lane._bell = None
-        assert lane.put(message.SerializeToString())
+            mailbox._bell = None
+        assert mailbox.put(message.SerializeToString())
 
     def heard(self, rank: int) -> ServerMessage:
-        note = self.lanes.to_trainer[rank].wait(DEADLINE_S)
+        note = self.mailboxes.to_trainer[rank].wait(DEADLINE_S)
         assert note is not None
         return ServerMessage.FromString(note)
 
@@ -73,8 +73,8 @@ def neighbours(nranks: int, *, timeout: float = 30.0) -> Iterator[Neighbours]:
             array[...] = gradients_of(rank, 0)
             setting.say(rank, TrainerMessage(gradients_at=place_of(array, pool, links[rank].give)))
         try:
-            lanes = Lanes(memories[0].segment(planes[0].lanes), nranks)
-            yield Neighbours(setting, lanes, memories[0], pool, planes[0].parameters)
+            mailboxes = Mailboxes(memories[0].segment(planes[0].mailboxes), nranks)
+            yield Neighbours(setting, mailboxes, memories[0], pool, planes[0].parameters)
         finally:
             setting.group.fail(PeerLost("the test is over"))
             setting.group.close()

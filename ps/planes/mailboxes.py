@@ -1,13 +1,13 @@
-"""Small messages between a server and the trainers of its host, through memory that both map: two lanes a trainer.
+"""Small messages between a server and the trainers of its host, through memory that both map: two mailboxes a trainer.
 
-A lane is a bounded queue with one writer and one reader:
+A mailbox is a bounded queue with one writer and one reader:
 
     filled   semaphore: a note was put    (posted by the writer, waited on by the reader)
     free     semaphore: a note was taken  (the other way round; SLOTS of them at first)
     notes    SLOTS x (length, bytes)
 
-A server listens to all its trainers with one thread: who puts a note into a lane to the server posts its bell besides.
-Nobody waits for room: a note that finds none, or is too long, is refused, and goes another way.
+A server listens to all its trainers with one thread: who puts a note into a mailbox to the server posts its bell
+besides. Nobody waits for room: a note that finds none, or is too long, is refused, and goes another way.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 from common.system.memory import Segment
 from common.system.semaphore import SEMAPHORE_BYTES, Semaphore
 
-__all__ = ["NOTE_BYTES", "SLOTS", "Lane", "Lanes", "lanes_bytes"]
+__all__ = ["NOTE_BYTES", "SLOTS", "Mailbox", "Mailboxes", "mailboxes_bytes"]
 
 SLOTS = 32
 LENGTH = struct.Struct("<H")
 SLOT_BYTES = 512
 NOTE_BYTES = SLOT_BYTES - LENGTH.size  # at most
-LANE_BYTES = 2 * SEMAPHORE_BYTES + SLOTS * SLOT_BYTES
+MAILBOX_BYTES = 2 * SEMAPHORE_BYTES + SLOTS * SLOT_BYTES
 
 
-class Lane:
-    """The lane at byte `offset` of a segment, seen from its writer or its reader; `create`: by one process, once.
+class Mailbox:
+    """The mailbox at byte `offset` of a segment, seen from its writer or its reader; `create`: by one process, once.
 
     Args:
         bell: posted with every note.
@@ -74,16 +74,16 @@ class Lane:
         return note
 
 
-class Lanes:
-    """All lanes of one server, in a segment of `lanes_bytes(nranks)` that it has created and its trainers map."""
+class Mailboxes:
+    """All mailboxes of one server, in a segment of `mailboxes_bytes(nranks)` that it has created and trainers map."""
 
     def __init__(self, segment: Segment, nranks: int, *, create: bool = False) -> None:
         self.segment = segment
         self.bell = Semaphore(segment, 0, create=create)
-        places = range(SEMAPHORE_BYTES, lanes_bytes(nranks), LANE_BYTES)
-        self.to_server = [Lane(segment, at, bell=self.bell, create=create) for at in places[:nranks]]
-        self.to_trainer = [Lane(segment, at, create=create) for at in places[nranks:]]
+        places = range(SEMAPHORE_BYTES, mailboxes_bytes(nranks), MAILBOX_BYTES)
+        self.to_server = [Mailbox(segment, at, bell=self.bell, create=create) for at in places[:nranks]]
+        self.to_trainer = [Mailbox(segment, at, create=create) for at in places[nranks:]]
 
 
-def lanes_bytes(nranks: int) -> int:
-    return SEMAPHORE_BYTES + 2 * nranks * LANE_BYTES
+def mailboxes_bytes(nranks: int) -> int:
+    return SEMAPHORE_BYTES + 2 * nranks * MAILBOX_BYTES

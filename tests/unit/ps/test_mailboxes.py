@@ -1,4 +1,4 @@
-"""The lanes between a server and its trainers: every one a bounded queue, whoever is fast."""
+"""The mailboxes between a server and its trainers: every one a bounded queue, whoever is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.system.memory import Segment
-from ps.planes.lanes import NOTE_BYTES, SLOTS, Lane, Lanes, lanes_bytes
+from ps.planes.mailboxes import NOTE_BYTES, SLOTS, Mailbox, Mailboxes, mailboxes_bytes
 
 DEADLINE_S = 20.0
 NRANKS = 3
@@ -19,16 +19,16 @@ puts = st.tuples(st.integers(0, NRANKS - 1), st.booleans(), st.binary(max_size=4
 takes = st.tuples(st.integers(0, NRANKS - 1), st.booleans(), st.just(None))
 
 
-def both_ends() -> tuple[Lanes, Lanes]:
+def both_ends() -> tuple[Mailboxes, Mailboxes]:
     """A server's view and a trainer's, which maps the same memory at another address."""
-    segment = Segment(lanes_bytes(NRANKS))
-    server = Lanes(segment, NRANKS, create=True)
-    return server, Lanes(Segment(segment.nbytes, descriptor=segment.descriptor), NRANKS)
+    segment = Segment(mailboxes_bytes(NRANKS))
+    server = Mailboxes(segment, NRANKS, create=True)
+    return server, Mailboxes(Segment(segment.nbytes, descriptor=segment.descriptor), NRANKS)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(puts, puts, takes), max_size=4 * SLOTS))
-def test_every_lane_is_a_bounded_queue_of_its_own(
+def test_every_mailbox_is_a_bounded_queue_of_its_own(
     actions: list[tuple[int, bool, bytes | None]],
 ) -> None:
     server, trainer = both_ends()
@@ -56,7 +56,7 @@ def test_every_lane_is_a_bounded_queue_of_its_own(
     assert server.bell.missed()
 
 
-def test_a_full_lane_refuses_and_has_room_again() -> None:
+def test_a_full_mailbox_refuses_and_has_room_again() -> None:
     server, trainer = both_ends()
     writer, reader = trainer.to_server[1], server.to_server[1]
     for turn in range(3):
@@ -76,10 +76,10 @@ def test_a_reader_that_waits_gets_all_in_order_from_a_writer_that_never_waits() 
     server, trainer = both_ends()
     count = 5000
 
-    def write(lane: Lane) -> None:
+    def write(mailbox: Mailbox) -> None:
         sent = 0
         while sent < count:
-            sent += lane.put(sent.to_bytes(4, "little"))
+            sent += mailbox.put(sent.to_bytes(4, "little"))
 
     writer = threading.Thread(target=write, args=(trainer.to_server[2],), daemon=True)
     writer.start()

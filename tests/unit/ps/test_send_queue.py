@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ps.client.outbox import Outbox
+from ps.planes.send_queue import SendQueue
 
 
 def test_messages_go_in_the_order_in_which_they_were_put() -> None:
-    outbox: Outbox[str] = Outbox()
-    outbox.put(["commit"])
-    outbox.put(iter(()))  # of nothing there is nothing to send
-    outbox.put(["16", "32"])
-    messages = iter(outbox)
+    queue: SendQueue[str] = SendQueue()
+    queue.put(["commit"])
+    queue.put(iter(()))  # of nothing there is nothing to send
+    queue.put(["16", "32"])
+    messages = iter(queue)
     assert [next(messages) for _ in range(2)] == ["commit", "16"]
-    outbox.put(["0"])
-    outbox.end()
+    queue.put(["0"])
+    queue.end()
     assert list(messages) == ["32", "0"]
 
 
@@ -27,9 +27,9 @@ def test_messages_are_made_only_when_they_are_sent() -> None:
             made.append(name)
             yield name
 
-    outbox: Outbox[str] = Outbox()
-    outbox.put(making())
-    outbox.end()
-    messages = iter(outbox)
+    queue: SendQueue[str] = SendQueue()
+    queue.put(making())
+    queue.end()
+    messages = iter(queue)
     assert (next(messages), made) == ("a", ["a"])
     assert (list(messages), made) == (["b"], ["a", "b"])

@@ -6,12 +6,12 @@ import queue
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Outbox"]
+__all__ = ["SendQueue"]
 
 M = TypeVar("M")
 
 
-class Outbox(Generic[M]):
+class SendQueue(Generic[M]):
     """Messages in the order in which they were put; some are made only when they are about to be sent. Thread-safe, for
     any number of writers and one reader, who iterates once."""
 

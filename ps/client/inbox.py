@@ -1,0 +1,101 @@
+"""What a trainer has heard from one server."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from common.errors import GradSyncError, ProtocolError, error_from_name
+from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
+from common.tensors.arena import FloatArray
+from ps.planes.wire import data_of
+from ps.store.shards import Shard
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Takes each message as it comes, words straight to where they belong; `changed` is notified of all else.
+
+    Args:
+        name: the server's.
+    """
+
+    def __init__(self, name: str, changed: threading.Condition) -> None:
+        self.name, self._changed = name, changed
+        self.heard_at = time.monotonic()
+        self.unanswered = True  # something was sent over gRPC, and nothing has come back since
+        self.error: GradSyncError | None = None
+        self.terms = Plane()  # how data travel; known when the first parameters have arrived
+        self.shard = Shard(0, 0)
+        self.target: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
+        self.version = -1  # how many steps the parameters that have wholly arrived are old
+        self.served = Served()  # what told so
+        self.gathered: dict[int, bytearray] = {}  # by sequence number
+        self._gathering = bytearray()  # what has arrived of the next one
+        self.state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
+        self._welcome = threading.Event()  # until then words are not taken; set but for a step committed ahead
+        self._welcome.set()
+        self._closed = False
+
+    def hold(self) -> None:
+        """Take no words until `welcome`: the program still reads what they would replace."""
+        self._welcome.clear()
+
+    def welcome(self) -> None:
+        """Words are taken from now on."""
+        self._welcome.set()
+
+    def close(self) -> None:
+        """Whatever comes from now on is not heard."""
+        self._closed = True
+        self._welcome.set()
+
+    def take(self, message: ServerMessage, words: FloatArray | None = None) -> None:
+        """
+        Raises:
+            ProtocolError: words that cannot be meant.
+        """
+        self.heard_at = time.monotonic()
+        kind = message.WhichOneof("kind")
+        if kind is None:  # a sign of life, which answers nothing
+            return
+        self.unanswered = False
+        if kind == "parameters":
+            self._write(message.parameters, data_of(message.parameters) if words is None else words)
+            return
+        with self._changed:
+            if kind == "served":
+                self.version, self.served = message.served.step, message.served
+            elif kind == "plane":
+                self.terms = message.plane
+            elif kind == "gathered":
+                self._gathering += message.gathered.data
+                if len(self._gathering) == message.gathered.size:
+                    self.gathered[message.gathered.sequence] = self._gathering
+                    self._gathering = bytearray()
+            elif kind == "state":
+                self.state.append(message.state)
+            elif kind == "failure":
+                self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
+            self._changed.notify_all()
+
+    def fail(self, error: GradSyncError) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            if not self._closed:
+                self.error = self.error or error
+            self._changed.notify_all()
+
+    def _write(self, chunk: Chunk, data: FloatArray) -> None:
+        if not self.shard.start <= chunk.start <= chunk.start + data.size <= self.shard.stop:
+            raise ProtocolError(
+                f"{self.name} sent elements {chunk.start}..{chunk.start + data.size} outside {self.shard}"
+            )
+        if chunk.step != self.version + 1:
+            raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
+        self._welcome.wait()  # for the commit, or for the end of the session
+        if not self._closed:
+            self.target[chunk.start : chunk.start + data.size] = data

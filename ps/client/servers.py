@@ -1,0 +1,107 @@
+"""A trainer's sessions with all servers: saying something to all of them, and waiting for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from common.errors import GradSyncError, PeerStalled, UsageError
+from common.network.gradsync_pb2 import TrainerMessage
+from common.network.rendezvous import GRACE
+from common.system.memory import Unreachable
+from ps.client.joining import Joined
+from ps.client.session import FAREWELL_S, Session
+
+__all__ = ["Servers"]
+
+SLICE_S = 0.05  # a trainer that waits for a note looks this often whether somebody died
+
+
+class Servers:
+    """
+    Args:
+        timeout: deadline of every wait, in seconds, from the last sign of life on.
+    """
+
+    def __init__(self, rank: int, timeout: float) -> None:
+        self.rank, self.timeout = rank, timeout
+        self.sessions: list[Session] = []
+        self._changed = threading.Condition()
+
+    def open(self, joined: Joined, hello: TrainerMessage) -> None:
+        """Begin the session with one more server."""
+        self.sessions.append(Session(joined, self._changed))
+        self.sessions[-1].send([hello])
+
+    def send_all(self, message: TrainerMessage) -> None:
+        for session in self.sessions:
+            session.send([message])
+
+    @property
+    def error(self) -> GradSyncError | None:
+        """What some session failed with."""
+        return next((session.inbox.error for session in self.sessions if session.inbox.error), None)
+
+    def check(self) -> None:
+        """
+        Raises:
+            GradSyncError: a session has failed.
+        """
+        if error := self.error:
+            raise error
+
+    def wait_for_step(self, version: int, doing: str) -> None:
+        """Wait until what is served at the end of a step has come from all servers."""
+        begun = time.monotonic()
+        for session in self.sessions:
+            while session.plane.tells_results and session.inbox.version < version and not self.error:
+                if time.monotonic() > max(begun, session.inbox.heard_at) + self.timeout + GRACE:
+                    break
+                if message := session.plane.hear(SLICE_S):
+                    session.inbox.take(message)
+        self.wait(lambda session: session.inbox.version >= version, doing, begun=begun)
+
+    def wait(self, done: Callable[[Session], bool], doing: str, *, begun: float | None = None) -> None:
+        """Wait until `done` holds for every session; the server, which knows more, is the first to complain. The limit
+        counts from the last sign of life, for a large model may take longer to arrive."""
+
+        def settled() -> bool:
+            return self.error is not None or all(done(session) for session in self.sessions)
+
+        begun = time.monotonic() if begun is None else begun
+        with self._changed:
+            while not settled():
+                silent_since = max(begun, *(s.inbox.heard_at for s in self.sessions if not done(s)))
+                remaining = silent_since + self.timeout + GRACE - time.monotonic()
+                if remaining <= 0:
+                    break
+                self._changed.wait_for(settled, remaining)
+            self.check()
+            for session in self.sessions:
+                if not done(session):
+                    session.inbox.error = PeerStalled(  # which the other servers are told as we leave
+                        f"{session.name} did not answer within {self.timeout:g} s while {doing}; "
+                        "it is frozen or overloaded"
+                    )
+                    raise session.inbox.error
+
+    @contextmanager
+    def within_reach(self) -> Iterator[None]:
+        """Where a server's memory cannot be reached, say why."""
+        try:
+            yield
+        except Unreachable as exc:
+            with self._changed:  # of a server that has ended meanwhile, there is no memory: it says why
+                self._changed.wait_for(lambda: self.error is not None, FAREWELL_S)
+                if error := self.error:
+                    raise error from exc
+            raise UsageError(
+                f"rank {self.rank} cannot share memory with the servers: {exc}; use --data-plane grpc"
+            ) from exc
+
+    def close(self, goodbye: TrainerMessage) -> None:
+        """Say goodbye to all; idempotent."""
+        while self.sessions:
+            self.sessions.pop().close(goodbye)
