@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from common.system.process import PARENT_VARIABLE, prepare_process
+from tests.support import warm
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC
@@ -74,7 +75,7 @@ def interrupted_when(
         told = tmp_path / "told"
         command = [sys.executable, "-m", "benchmarks", *args]
         environment = {**os.environ, PROGRESS_VARIABLE: str(told)}
-        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as process:
+        with warm.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=environment) as process:
             try:
                 wait_until(lambda: reached(told_by(told)), 60)
                 process.send_signal(signal.SIGINT)
@@ -130,14 +131,15 @@ def child_processes() -> dict[int, str]:
                 name, _, rest = Path(entry.path, "stat").read_text().partition("(")[2].rpartition(")")
             except OSError:  # it ended meanwhile
                 continue
-            if int(rest.split()[1]) == os.getpid() and not is_resource_tracker(entry.path):
+            if int(rest.split()[1]) == os.getpid() and not is_kept(entry.path):
                 children[int(entry.name)] = name
     return children
 
 
-def is_resource_tracker(process: str) -> bool:
-    """multiprocessing's own helper, which lives as long as the interpreter."""
+def is_kept(process: str) -> bool:
+    """multiprocessing's own helper, and the warm interpreter: they live as long as this one."""
     try:
-        return b"resource_tracker" in Path(process, "cmdline").read_bytes()
+        command = Path(process, "cmdline").read_bytes()
+        return b"resource_tracker" in command or b"tests.support.warm_server" in command
     except OSError:
         return False

@@ -19,6 +19,7 @@ from common.launch.launch import abstract_address
 from common.system.process import PARENT_VARIABLE
 from common.tensors.arena import sha256_of_parameters
 from common.trainer.record import RunRecord
+from tests.support import warm
 from tests.support.groups import DEADLINE_S, environment, free_port
 from tests.support.traces import check_causes, check_trace, read_trace
 
@@ -36,7 +37,7 @@ def start(tmp_path):
     started = []
 
     def run(module, *args):
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-m", module, *map(str, args)],
             cwd=tmp_path,
             env=environment(),

@@ -14,6 +14,7 @@ import pytest
 
 import ps
 from common.errors import PeerLost
+from tests.support import warm
 from tests.support.groups import environment, free_port
 
 pytestmark = pytest.mark.processes
@@ -36,7 +37,7 @@ print("handler", signal.getsignal(signal.SIGTERM) is before)
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     (folder / "program.py").write_text(PROGRAM)
     address = f"127.0.0.1:{free_port()}"
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, str(folder / "program.py"), address],
         cwd=folder,
         env=environment(),

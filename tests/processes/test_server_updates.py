@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from paddle import nn  # noqa: E402
 
 from common.paddle_api.user_optimizer import describe_optimizer  # noqa: E402
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp  # noqa: E402
+from tests.support import warm  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "programs" / "optimizers.py"
@@ -38,12 +38,9 @@ def run(scheme: str, program: Path, folder: Path, *arguments: str, servers: int 
         str(program),
         *arguments,
     ]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", *launcher, "--log_dir" if scheme == "paddle" else "--log-dir", str(log), *worker],
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     said = done.stderr + "".join(p.read_text(errors="replace") for p in sorted(log.glob("workerlog.*")))

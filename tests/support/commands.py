@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
 from tests.support.groups import ROOT, environment
 
 __all__ = ["JOB", "Started", "can_listen", "end_all", "start_server", "until"]
@@ -26,7 +27,7 @@ class Started:
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             arguments = [*through, sys.executable, "-m", *map(str, command)]
-            self.process = subprocess.Popen(
+            self.process = warm.Popen(
                 arguments, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
 

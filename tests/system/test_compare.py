@@ -16,6 +16,7 @@ from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.training.contestants import PEERS, Contestant
 from benchmarks.training.measure import Records
 from benchmarks.verbs.compare import keep_whole_rounds
+from tests.support import warm
 from tests.support.groups import LEAST_OF_LINK
 from tests.support.traces import check_causes, check_trace, read_trace
 from tests.support.typed_results import load
@@ -28,9 +29,7 @@ TINY = ["--model", "mlp:16", "--steps", "4", "--warmup-steps", "1", "--repetitio
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *flags], capture_output=True, text=True, timeout=110, check=False
-    )
+    return warm.run([sys.executable, "-m", "benchmarks", *flags], timeout=110)
 
 
 @pytest.fixture(scope="module")

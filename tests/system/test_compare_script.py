@@ -31,6 +31,7 @@ from benchmarks.verbs.script import (
     summarise,
 )
 from common.system import mkl
+from tests.support import warm
 from tests.support.groups import ROOT
 from tests.support.typed_results import load
 
@@ -39,12 +40,9 @@ PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "benchmarks", "compare", *flags],
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
     )
 
 

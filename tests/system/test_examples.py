@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.groups import ROOT
 
 pytest.importorskip("paddle")
@@ -41,7 +42,7 @@ def test_the_readme_shows_the_example_for_arrays_and_it_runs() -> None:
         for line in filter(None, source.splitlines()):
             assert line.partition("  #")[0] in shown
     command = [sys.executable, "-m", "collective.run", "--nranks", "4", str(EXAMPLES / "all_reduce.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = warm.run(command, timeout=110)
     assert (done.returncode, done.stdout) == (0, "rank 0 of 4: the mean is 1.5\n"), done.stderr
 
 
@@ -90,12 +91,9 @@ def digest(scheme: str, nranks: int, program: Path, folder: Path, *flags: str) -
     worker = ROOT / "benchmarks" / "training" / "script_worker.py"
     module = {"ps": "ps.run", "collective": "collective.run"}[scheme]
     command = ["-m", module, "--nranks", str(nranks), "--log-dir", str(folder / scheme), str(worker), scheme]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *command, str(folder / f"{scheme}-record"), str(program), *flags],
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stderr
@@ -151,12 +149,9 @@ def test_cifar10_reads_arrays_only(tmp_path: Path) -> None:
 
 
 def run_after(module: list[str], program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", *module, str(EXAMPLES / "after" / program), *flags],
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
         cwd=folder,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )

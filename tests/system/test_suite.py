@@ -19,6 +19,7 @@ from benchmarks.jobs.part import Outcome, fingerprint, keep, take_up
 from benchmarks.stats.rounds import ROUNDS_FILE
 from benchmarks.verbs.suite import next_of
 from common.system.mkl import CPU_TYPE
+from tests.support import warm
 from tests.support.groups import ROOT
 
 pytestmark = pytest.mark.processes
@@ -66,7 +67,7 @@ def part(name: str, *, nranks: int = 2, sizes: str = "4KiB", more: str = "") -> 
 
 
 def start(folder: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         [
             *(sys.executable, "-m", "benchmarks", "compare", "--config", str(folder / "job.toml")),
             *("--out", str(folder / "out"), *flags),

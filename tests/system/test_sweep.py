@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.support import warm
 from tests.support.typed_results import load
 
 
 def sweep(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "benchmarks", "sweep", "--out", str(folder), *flags],
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
     )
 
 

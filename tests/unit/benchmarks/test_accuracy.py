@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.verbs import accuracy as module
 from benchmarks.verbs.accuracy import accuracy, budget, run_all, samples_per_s
 from common.errors import CertificateFailed, UsageError
 from common.launch.config import TrainingConfig
+from tests.support import warm
 from tests.support.typed_results import typed
 
 CONFIG = AccuracyConfig(steps=4, eval_every=2, target=0.5, seeds="1,2", ps_modes="sync,async")
@@ -185,12 +185,9 @@ def test_the_command_small_but_real(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     small = ["--model", "mlp:16", "--steps", "12", "--eval-every", "4", "--batch-size", "16", "--lr", "0.02"]
     flags = [*small, "--target", "0.5", "--seeds", "3", "--ps-modes", "sync,async", "--straggler", "10x"]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "benchmarks", "accuracy", *flags, "--out", str(tmp_path), "--lang", "zh"],
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(str(tmp_path / "accuracy.html"))

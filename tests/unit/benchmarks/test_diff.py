@@ -15,6 +15,7 @@ from benchmarks.records.result_files import check_history, write_results
 from benchmarks.stats.agreement import Figure
 from benchmarks.verbs.diff import Change, DiffConfig, changes, check_alike, diff, figures, job_of, load, remarks
 from common.errors import DataError, GradSyncError, UsageError
+from tests.support import warm
 from tests.support.typed_results import completed, typed
 
 CLUSTER = {
@@ -168,7 +169,7 @@ def write(tmp_path: Path) -> Callable[[str, Any], str]:
 
 def run(*files: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", "diff", *files]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return warm.run(command, timeout=60)
 
 
 @pytest.mark.processes

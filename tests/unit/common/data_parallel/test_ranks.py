@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.paddle_api.replicas import replicas_agree  # noqa: E402
+from tests.support import warm  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 from tests.support.paddle_models import batch, life  # noqa: E402
 from tests.support.traces import check_trace, read_trace, spans  # noqa: E402
@@ -49,12 +49,9 @@ def launch(scheme: str, nranks: int, folder: Path, *flags: str) -> list[str]:
             str(log),
         ],
     }[scheme]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *command, *worker, *flags],
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     logs = "\n".join(p.read_text(errors="replace") for p in sorted(log.glob("workerlog.*")))
@@ -90,9 +87,7 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
         .replace("import paddle.distributed as dist", "import collective as dist")
         .replace("paddle.DataParallel", "dist.DataParallel")
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = warm.run([sys.executable, "-W", "ignore", str(program)], timeout=100)
     assert done.returncode == 0, done.stderr
     assert results_of(done.stdout) == launch("ps", 1, tmp_path)
 
@@ -129,12 +124,9 @@ def test_a_rank_that_trains_on_parameters_of_its_own_is_named_once(
 ) -> None:
     program = tmp_path / "apart.py"
     program.write_text(APART.format(scheme=scheme, step=step))
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", f"{scheme}.run", "--nranks", "3", *flags, str(program)],
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
@@ -198,12 +190,9 @@ def test_wrong_use_is_named_on_every_rank(tmp_path: Path, scheme: str, body: str
     program = tmp_path / "wrong.py"
     program.write_text(f"import paddle\nfrom paddle import nn\nimport {scheme} as dist\ndist.init()\n{body}\n")
     command = ["-m", f"{scheme}.run", "--nranks", "2", "--log-dir", str(tmp_path / "log"), str(program)]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *command],
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 2, done.stderr
