@@ -41,7 +41,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 def _inline(words: str, file: Path, language: str) -> str:
     translated = file.with_suffix(f".{language}.svg")
     text = STYLE.sub("", (translated if translated.exists() else file).read_text("utf-8"))
-    return text.replace("role='img'", f"role='img' aria-label=\"{words}\"", 1)
+    labelled = text.replace("role='img'", f"role='img' aria-label=\"{words}\"", 1)
+    return f'<span class="picture">{labelled}</span>'
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
