@@ -1,0 +1,54 @@
+"""The pages are complete: names, errors, both languages, short READMEs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from common import errors
+from common.paddle_api.names import PUBLIC, SERVER_SIDE
+from tests.support.groups import ROOT
+
+DOCS = ROOT / "docs"
+ONLY_ENGLISH = {"api", "architecture", "contributing", "gpu", "profile"}
+CHINESE = sorted(page for page in DOCS.glob("*.zh.md"))
+
+
+def shape(page: Path) -> list[str]:
+    """The skeleton of a page: its headings' levels, tables' rows, code, pictures and list items, in order."""
+    marks = re.compile(r"^(#+(?= )|\||```|~~~|!\[|- |\d+\. |!!!|===)", re.MULTILINE)
+    return marks.findall(re.sub(r"```.*?```", "```", page.read_text("utf-8"), flags=re.DOTALL))
+
+
+def test_every_public_name_is_on_the_api_page() -> None:
+    text = (DOCS / "api.md").read_text("utf-8")
+    assert {name for name in (*PUBLIC, *SERVER_SIDE) if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
+def test_every_error_has_what_to_do(page: str) -> None:
+    text = (DOCS / page).read_text("utf-8")
+    found = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    raised = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert found == raised - {"GradSyncError", "PeerError"}
+
+
+def test_every_user_page_is_there_in_chinese() -> None:
+    pages = {page.name.removesuffix(".md") for page in DOCS.glob("*.md") if ".zh." not in page.name}
+    assert {page.name.removesuffix(".zh.md") for page in CHINESE} == pages - ONLY_ENGLISH
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
+def test_a_chinese_page_has_the_parts_of_the_english_one(page: Path) -> None:
+    assert shape(page) == shape(page.with_name(page.name.replace(".zh.md", ".md")))
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_a_readme_is_short_and_its_links_lead_somewhere(readme: str) -> None:
+    text = (ROOT / readme).read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert links
