@@ -146,12 +146,14 @@ class Chapter:
 
     Args:
         name: its address on the page.
+        about: what was measured, in a line.
     """
 
     name: str
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
+    about: str = ""
     failed: bool = False
 
 

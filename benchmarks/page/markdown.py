@@ -36,6 +36,8 @@ def _paragraphs(report: Report) -> Iterator[str]:
     for chapter in report.chapters:
         yield f"## {escape(chapter.title)}"
         yield bullets(chapter.verdict)
+        if chapter.about:
+            yield escape(chapter.about)
         if inside := "\n\n".join(_sections(chapter.sections, "###")):
             yield _folded(say("{title} in figures", title=chapter.title), inside)
     yield from _sections(report.appendix, "##")

@@ -27,13 +27,13 @@ SHORT = {"ring": mark("ring"), "ps": mark("server"), "": "≈"}
 COOL, EVEN, WARM = "0,119,187", "128,128,128", "199,119,0"
 CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the times
 PLACES = mark(
-    "Every rank has a host of its own, and server s is on rank s's host, so what those two exchange crosses no link. "
-    "Both make a whole step of SGD, the ring's update on every rank, the servers' on theirs. As always over TCP, what "
-    "is short (up to 4 MiB / N) goes straight to its reducers instead of round the ring."
+    "Each rank has its own emulated host. Server s shares a host with rank s, so their traffic crosses no link. "
+    "Both schemes make a whole step of SGD: the ring updates on every rank, the parameter server on its servers. "
+    "Over TCP, arrays of up to 4 MiB / N go straight to their reducers instead of around the ring."
 )
 BOUND = mark(
-    "The bound is the least time for the bytes that must cross the busiest link, at the rate of a plain TCP stream "
-    "that was measured in the same rounds; it supposes that push and pull overlap."
+    "The bound is the shortest possible time for the bytes that must cross the busiest link, at the speed of a "
+    "plain TCP stream measured in the same rounds. It assumes that push and pull overlap."
 )
 
 
@@ -139,8 +139,8 @@ def _other_limits(cells: Sequence[Cell]) -> list[str]:
         if best < CPU_BOUND:
             found.append(
                 say(
-                    "At {link} no scheme reaches more than {best:.0%} of what the link allows (a plain stream carries "
-                    "{stream}): there this machine's processors set the times, not the link.",
+                    "At {link}, no scheme reaches more than {best:.0%} of the link's limit (a plain stream "
+                    "carries {stream}). There, this machine's processors are the bottleneck, not the link.",
                     link=link,
                     best=best,
                     stream=_stream(same),
@@ -189,8 +189,8 @@ def _map(results: Results) -> Plot:
         "crossover-map",
         say("Which scheme is faster, and how many times"),
         say(
-            "A panel for each number of ranks N and of servers: links from slow to fast, sizes from small to "
-            "large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
+            "One panel for each number of ranks N and of servers. Links go from slow to fast, sizes from small to"
+            " large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
             places=known(PLACES),
         ),
         say("Heat maps of the faster scheme and its lead. {heard}.", heard=heard),

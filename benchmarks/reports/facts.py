@@ -13,8 +13,9 @@ __all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words"]
 Results = dict[str, Any]  # of any kind
 
 NOISE = mark(
-    "where the file holds the values of 7 rounds or more of both: neither is ahead by 1 % and in so many rounds (all "
-    "of 7 to 10) that chance would do that in at most 2 % of all cases; otherwise: their intervals overlap."
+    "too close to call. With 7 or more rounds of both, one leads if it is ahead by 1 % and in so many rounds (all"
+    " of 7 to 10) that chance explains it in at most 2 % of cases. With fewer, one leads if the intervals do not "
+    "overlap."
 )
 
 

@@ -72,9 +72,9 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     machine = say("{cpu}, {cores} cores", cpu=environment["cpu"], cores=environment["cores"])
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
     sure = say(
-        "How sure: the certificate of every part shown here passed, so what is compared computes the same; each was "
-        "measured {rounds} times in turn, and only what is beyond noise counts ({chance}); the speed of memory varied "
-        "by {noise:.1%}.",
+        "Confidence: all parts shown passed their certificate, so they compute the same. Each contestant was "
+        "measured {rounds} times in turn. Only differences beyond noise count ({chance}). Memory speed varied by "
+        "{noise:.1%}.",
         rounds=say("{few} to {most}" if fewest < most else "{most}", few=fewest, most=most),
         chance=say("with one repetition noise is unknown")
         if fewest < 2
@@ -102,8 +102,8 @@ def picture(parts: Sequence[tuple[str, dict[str, Any]]]) -> list[Plot]:
             "suite-races",
             say("The two schemes side by side"),
             say(
-                "The best of each scheme, in percent of the faster one's speed. Higher is better; the line is the "
-                "interval."
+                "The best contestant of each scheme, as a share of the faster one's speed. Lines are intervals. "
+                "Higher is better."
             ),
             say("Bars of relative speed. {heard}.", heard=heard),
             [Key(known(name), COLOURS[scheme]) for scheme, name in NAMES.items()],
@@ -132,7 +132,7 @@ def choice(races: Sequence[Race]) -> str:
     """Which of the two schemes, and by how much; what was measured once decides nothing."""
     races = [race for race in races if race.repetitions > 1]
     if not races:
-        return say("each contestant was measured once, so neither scheme can be recommended.")
+        return say("each contestant was measured only once, so neither scheme can be recommended.")
     faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
     tied = len(races) - sum(map(len, faster.values()))
     total = say(
@@ -140,7 +140,7 @@ def choice(races: Sequence[Race]) -> str:
         count=len(races),
     )
     if not any(faster.values()):
-        return say("take either scheme: in {total} the two are within noise of each other.", total=total)
+        return say("either scheme will do. In {total}, the two are within noise of each other.", total=total)
     winner, loser = sorted(NAMES, key=lambda name: -len(faster[name]))
     if not faster[loser]:
         return say(
@@ -197,22 +197,22 @@ def against_peers(races: Sequence[Race]) -> Iterator[str]:
     peer = "paddle"
     if found := [against(race, peer) for race in races if peer in race.best and NAMES.keys() & race.best.keys()]:
         leads = say(", ").join(found)
-        yield say("The better of the two reaches, of {peer}'s speed: {leads}.", peer=PEERS[peer], leads=leads)
+        yield say("The better of the two against {peer}: {leads}.", peer=PEERS[peer], leads=leads)
 
 
 def against(race: Race, peer: str) -> str:
     best = max((name for name in NAMES if name in race.best), key=lambda name: race.best[name].rate)
     near = say(", within noise") if race.best[best].ties(race.best[peer]) else ""
     near = say(", measured once") if race.repetitions < 2 else near
-    return say("{lead:.2f} times ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
+    return say("{lead:.2f} times as fast ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
 
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
     if shares := [(race.computing, race.where) for race in races if race.computing is not None]:
         yield say(
-            "What bounds it: the fastest spends {shares} of a step computing; the rest, waiting and exposed "
-            "synchronisation, is all that a faster scheme could gain.",
+            "Headroom: the fastest contestant computes for {shares} of a step. A faster scheme can only save the "
+            "rest, which is waiting and exposed communication.",
             shares=span(shares),
         )
     for title, results in parts:

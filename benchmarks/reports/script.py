@@ -63,8 +63,8 @@ def distances(results: Results) -> list[str]:
         if peer in certificate.get("own_kernels", []):
             lines.append(
                 say(
-                    "{peer} leaves the choice of matrix kernels to MKL, so its time says little of the exchange; its "
-                    "parameters are held against ours made so too.",
+                    "{peer} lets MKL choose the matrix kernels, so its time says little about communication. It "
+                    "is compared with runs of ours that do the same.",
                     peer=peer,
                 )
             )
@@ -131,7 +131,7 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
     return say(
         "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}."
         if clear
-        else "N={nranks}: {name} has the least median, {step_ms:.1f} ms a step; {others}.",
+        else "N={nranks}: {name} has the lowest median, {step_ms:.1f} ms a step; {others}.",
         **winner,
         others=say(", ").join(told),
     )
@@ -176,8 +176,8 @@ def _step_times(measured: Sequence[tuple[int, list[Run]]]) -> Plot:
         "script-steps",
         say("Time of a step"),
         say(
-            "Milliseconds between the ends of two backwards on rank 0: the median over repetitions of each one's "
-            "median, with its interval. Lower is better."
+            "Milliseconds from the end of one backward to the end of the next, on rank 0. Bars are medians over "
+            "repetitions, lines are their intervals. Lower is better."
         ),
         say("Bars of milliseconds per step: {heard}.", heard=heard),
         [],

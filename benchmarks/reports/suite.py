@@ -33,10 +33,10 @@ def verdict(results: Results) -> list[str]:
     is missing."""
     good = _good(results)
     lines = [*recommend(good, results["environment"]), *beyond(good)]
-    nothing = say("No part measured both schemes on several ranks, so there is nothing to recommend.")
+    nothing = say("No part measured both schemes on several ranks, so no scheme can be recommended.")
     synthetic = say(
-        "Synthetic data of the same shape stand in for MNIST and Fashion-MNIST, whose files were not given "
-        "(--data-dir): times are those of the real data, accuracies are not."
+        "Without --data-dir, synthetic data of the same shape stand in for MNIST and Fashion-MNIST. The times are"
+        " realistic, the accuracies are not."
     )
     return [*(lines or [nothing]), *([synthetic] if results["synthetic"] else []), *shortcomings(results)]
 
@@ -91,14 +91,12 @@ def report(results: Results) -> Report:
 
 
 def _chapter(part: dict[str, Any]) -> Chapter:
-    found = [] if part["results"] is None else report_of(part["results"]).report(part["results"]).sections
-    return Chapter(
-        f"part-{part['name']}",
-        known(part["title"]),
-        _verdict_of(part),
-        [*found, Section("", [Command(part["command"])])] if found else [],
-        failed=part["status"] != "done",
-    )
+    name, title, lines = f"part-{part['name']}", known(part["title"]), _verdict_of(part)
+    if part["results"] is None:
+        return Chapter(name, title, lines, [], failed=True)
+    found = report_of(part["results"]).report(part["results"])
+    sections = [*found.sections, Section("", [Command(part["command"])])]
+    return Chapter(name, title, lines, sections, found.about, failed=part["status"] != "done")
 
 
 def _verdict_of(part: dict[str, Any]) -> list[str]:

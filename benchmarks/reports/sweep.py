@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.flags.sweep import size_in_words
 from benchmarks.page.charts import Line, Lines, Panel
-from benchmarks.page.document import Key, Paragraph, Plot, Report, Section, Table
+from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Section, Table
 from benchmarks.page.document import Row as Cells
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
@@ -27,22 +27,22 @@ TITLES = {
     "push_pull": mark("push_pull, a parameter server's round with SGD in float32"),
     "broadcast": mark("broadcast of float32 from rank 0"),
 }
-WAITING = mark("Most of a core that a rank uses while it waits for one that is {late:g} s late")
+WAITING = mark("Largest share of a core that a rank uses while it waits for one that is {late:g} s late")
 COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local"])  # ours
 WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
 
 
 def verdict(results: Results) -> list[str]:
     """For each number of ranks: the best of ours against the best of the others, and against the limit."""
-    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["absent"].items()]
-    failed = results.get("failed", {})
-    absent += [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in failed.items()]
+    failed = [
+        say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in results.get("failed", {}).items()
+    ]
     if wrong := wrong_backends(results):
-        return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *absent]
+        return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *failed]
     count = sum(not is_limit(row["backend"]) for row in results["rows"])
     checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
-    return [checked, *cut, *(line for n, rows in groups(results) for line in _race(n, rows)), *absent]
+    return [checked, *cut, *(line for n, rows in groups(results) for line in _race(n, rows)), *failed]
 
 
 def wrong_backends(results: Results) -> list[str]:
@@ -69,7 +69,7 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
     if told:
         lines.append(
             say(
-                "N={nranks}, the best of ours against the best of other libraries: {sizes}.",
+                "N={nranks}, our best against the best other library: {sizes}.",
                 nranks=nranks,
                 sizes=say("; ").join(told),
             )
@@ -78,9 +78,9 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
         reach = [say("{share:.0%} at {size}", share=share, size=size) for share, size in (min(near), max(near))]
         lines.append(
             say(
-                "N={nranks}: ours reaches {least} to {most} of what the machine allows."
+                "N={nranks}: our best reaches {least} to {most} of the machine's limit."
                 if len(set(reach)) > 1
-                else "N={nranks}: ours reaches {most} of what the machine allows.",
+                else "N={nranks}: our best reaches {most} of the machine's limit.",
                 nranks=nranks,
                 least=reach[0],
                 most=reach[1],
@@ -117,7 +117,7 @@ def nearest_to_limit(results: Results) -> str:
             best = min(largest, key=_time)
             found.append(
                 say(
-                    "{share:.0%} of what the machine allows at {size} and N={nranks} ({backend})",
+                    "{share:.0%} of the machine's limit at {size} and N={nranks} ({backend})",
                     share=best["of_limit"],
                     size=size_in_words(best["bytes"]),
                     nranks=nranks,
@@ -133,23 +133,15 @@ def _time(row: Row) -> float:
 
 def _against(best: Row, rival: Row) -> str:
     ours, theirs = (measured(row, "time_ms") for row in (best, rival))
-    names = say(
-        "({ours} {time:.3g} ms, {rival} {rival_time:.3g} ms)",
-        ours=best["backend"],
-        time=best["time_ms"],
-        rival=rival["backend"],
-        rival_time=rival["time_ms"],
-    )
     if not ours.against(theirs):
-        return say("within noise {names}", names=names)
-    if ours.low == ours.high or theirs.low == theirs.high:
-        names += say(", noise unknown")
+        return say("within noise of {rival}", rival=rival["backend"])
     ratio = rival["time_ms"] / best["time_ms"]
     times = max(ratio, 1 / ratio)
     return say(
-        "{ratio} times faster {names}" if ratio > 1 else "{ratio} times slower {names}",
+        "{ratio} times faster than {rival}{once}" if ratio > 1 else "{ratio} times slower than {rival}{once}",
         ratio=f"{times:.2f}" if times < 1.095 else f"{times:.1f}",
-        names=names,
+        rival=rival["backend"],
+        once=say(" (noise unknown)") if ours.low == ours.high or theirs.low == theirs.high else "",
     )
 
 
@@ -166,6 +158,9 @@ def report(results: Results) -> Report:
     ]
     if results.get("waiting"):
         tables.append(Section(say("What waiting costs"), [waiting(results)]))
+    if absent := results["absent"]:
+        lines = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in absent.items()]
+        tables.append(Section(say("Not measured"), [Bullets(lines)]))
     return Report(
         f"GradSync: {known(TITLES[results['op']])}{_where(results)}",
         verdict(results),
@@ -200,8 +195,9 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
         f"sweep-{op}-{nranks}",
         say("{op} on {nranks} ranks", op=op, nranks=nranks),
         say(
-            "Time of one call on the slowest rank against the size of the array, both scales logarithmic: the median "
-            "over rounds. Cool colours are ours; dotted is what the machine allows. Lower is better."
+            "Time of one call on the slowest rank against the size of the array, the median over rounds. Both "
+            "scales are logarithmic. Cool colours are ours, dotted lines are the machine's limits. Lower is "
+            "better."
         ),
         say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=heard),
         [Key(name, line.colour, line.dash) for name, line in zip(by_name, lines, strict=True)],

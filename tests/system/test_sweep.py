@@ -42,7 +42,10 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert len(rows) == 2 * 2 * 6
     assert len(waiting) == 2 * 4
     assert all(0 <= row["core"] < 0.5 for row in waiting if row["backend"] in ("shm", "tcp"))
-    assert done.stdout.count("Most of a core that a rank uses while it waits for one that is 0.3 s late: shm ") == 2
+    assert (
+        done.stdout.count("Largest share of a core that a rank uses while it waits for one that is 0.3 s late: shm ")
+        == 2
+    )
     assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
     assert {row["backend"] for row in rows if row["of_limit"]} == {"shm", "shm-copied", "tcp"}
     assert "N=3" in done.stdout

@@ -74,8 +74,8 @@ def _times(groups: Groups, job: Job, colours: Colours) -> Plot:
         "accuracy-times",
         say("Time to {target} accuracy, with and without a straggler", target=target),
         say(
-            "Seconds until the test accuracy first reaches {target}: the median over seeds, with a line from the least "
-            "to the greatest; hatched where it was not reached in all of the training. Lower is better.",
+            "Seconds until the test accuracy first reaches {target}. Bars are medians over seeds, lines go from "
+            "the least to the greatest. Hatched: not reached during the whole training. Lower is better.",
             target=target,
         ),
         say("Bars of seconds to {target}. {heard}.", target=target, heard=_heard(groups, job, words)),
@@ -100,8 +100,8 @@ def _rates(groups: Groups, job: Job, colours: Colours) -> Plot:
         "accuracy-rates",
         say("Throughput with and without a straggler"),
         say(
-            "Samples per second of all ranks together: the median over seeds, with a line from the least to the "
-            "greatest. Higher is better."
+            "Samples per second of all ranks together. Bars are medians over seeds, lines go from the least to "
+            "the greatest. Higher is better."
         ),
         say("Bars of samples per second. {heard}.", heard=_heard(groups, job, words)),
         [],
@@ -120,10 +120,10 @@ def _accuracy(groups: Groups, job: Job, colours: Colours) -> Plot:
     return Plot(
         "accuracy-curves",
         say("Accuracy against wall time"),
-        say("A line through the medians over seeds, in a band from the least to the greatest.")
+        say("Lines are medians over seeds, bands go from the least to the greatest.")
         + say(
-            " A mark is an evaluation on the test split, every {every} steps of rank 0; the last is of the parameters "
-            "on which all ranks have settled.",
+            " Each mark is an evaluation on the test split, every {every} steps of rank 0. The last one is of the"
+            " final parameters.",
             every=job["eval_every"],
         ),
         say("Lines of test accuracy over seconds. {heard}.", heard=_heard(groups, job, last)),
@@ -150,8 +150,8 @@ def _loss(groups: Groups, job: Job, colours: Colours) -> Plot:
     return Plot(
         "accuracy-loss",
         say("Training loss against wall time"),
-        say("A line through the medians over seeds, in a band from the least to the greatest.")
-        + say(" A mark is the mean over ranks and over the steps since the last one."),
+        say("Lines are medians over seeds, bands go from the least to the greatest.")
+        + say(" Each mark is the mean over ranks and over the steps since the last mark."),
         say("Lines of training loss over seconds. {heard}.", heard=_heard(groups, job, last)),
         _names(colours),
         _panels(groups, job, colours, "loss", y),

@@ -41,8 +41,8 @@ def workload(job: dict[str, Any]) -> str:
     """What was trained, in a sentence."""
     told = ("model", "dataset", "nranks", "batch_size", "optimizer", "lr", "steps", "eval_every")
     return say(
-        "{model} on {dataset}, N={nranks}, batch {batch_size} a rank, {optimizer} {lr:g}, {steps:,} steps, evaluated "
-        "every {eval_every}, seeds {seeds}",
+        "{model} on {dataset}, N={nranks}, batch {batch_size} per rank, {optimizer} {lr:g}, {steps:,} steps, "
+        "evaluated every {eval_every}, seeds {seeds}",
         **{key: job[key] for key in told},
         seeds=say(", ").join(map(str, job["seeds"])),
     )
@@ -52,35 +52,35 @@ def definitions(job: dict[str, Any]) -> dict[str, str]:
     """What the words mean."""
     return {
         say("time to target"): say(
-            "seconds from the start of the first step until rank 0's parameters first have a test accuracy of {target} "
-            "or more. Rank 0 keeps a copy of its parameters every {every} steps (and after the last one, when all "
-            "ranks have settled on the same); all copies are evaluated on the whole test split after the training, so "
-            "evaluation takes no time from it. The time is known to within {every} steps of rank 0.",
+            "seconds from the start of the first step until rank 0's parameters first reach a test accuracy of "
+            "{target}. Rank 0 keeps a copy of its parameters every {every} steps and at the end. The copies are "
+            "evaluated on the whole test split after training, so evaluation takes no time from it. The time is "
+            "known to within {every} steps of rank 0.",
             target=percent(job["target"]),
             every=job["eval_every"],
         ),
         say("straggler"): say(
-            "a rank that sleeps {more:g} times as long as it has computed before its gradients are ready, so that they "
-            "are {factor:g} times as late. Either rank {rank} in every step, or one rank drawn anew for each step, the "
-            "same draws for all contestants. Sleeping leaves its core to others.",
+            "a rank whose gradients are ready {factor:g} times as late: it sleeps {more:g} times as long as it "
+            "computes. It is either rank {rank} in every step, or a random rank in each step (the same draws for "
+            "all contestants). While it sleeps, others can use its core.",
             more=job["factor"] - 1,
             factor=job["factor"],
             rank=job["nranks"] - 1,
         ),
-        say("samples/s"): say("every rank's own rate from its first step to its last, the first few left out; summed."),
+        say("samples/s"): say("the sum of every rank's rate, from its first step to its last without the first few."),
         say("(min–max)"): say(
-            "over seeds, while every other figure is a median over them. Where these bands overlap, a difference is "
-            "within noise. A seed changes the initial parameters and the straggler's draws; the order of the data is "
-            "the same."
+            "the range over seeds; all other figures are medians over seeds. Where two ranges overlap, the "
+            "difference is within noise. A seed changes the initial parameters and the random straggler, not the "
+            "order of the data."
         ),
         say("budget"): say(
-            "{steps:,} steps of every rank. Where nobody waits for a straggler (async, geo), rank 0 goes on until all "
-            "ranks together have made about as many steps as elsewhere.",
+            "{steps:,} steps of every rank. Where ranks do not wait for a straggler (async, geo), rank 0 "
+            "continues until all ranks together have made about as many steps.",
             steps=job["steps"],
         ),
         say("whole training"): say(
-            "all steps of all ranks; a target not reached in this time is not reached. Where ranks need not wait, rank "
-            "0 may have ended its own steps long before."
+            "all steps of all ranks. Where ranks do not wait for each other, rank 0 may finish its own steps long"
+            " before that."
         ),
     }
 

@@ -24,9 +24,9 @@ def _bits(results: Results) -> list[str]:
         return []
     return [
         say(
-            "{names} ended in the same parameters, bit for bit, with each of {seeds} seeds, whoever straggled."
+            "Same bits: {names} end with identical parameters for each of {seeds} seeds, with and without a straggler."
             if len(seeds) > 1
-            else "{names} ended in the same parameters, bit for bit, with the one seed, whoever straggled.",
+            else "Same bits: {names} end with identical parameters, with and without a straggler (one seed).",
             names=listed(certificate["contestants"]),
             seeds=len(seeds),
         )
@@ -55,7 +55,7 @@ def _race(group: Sequence[Entry], job: dict[str, Any]) -> str:
         time=seconds(first.target),
         noise=say(", within noise of {names}", names=listed(tied)) if tied else "",
         later=say("; {later}", later=listed(later)) if later else "",
-        missing=say("; below the target stay {names}", names=listed(missing)) if missing else "",
+        missing=say("; below the target: {names}", names=listed(missing)) if missing else "",
         once=say("; the noise of one seed is unknown") if len(first.runs) < 2 and others else "",
     )
 
@@ -66,11 +66,9 @@ def _costs(groups: Sequence[Sequence[Entry]], job: dict[str, Any]) -> list[str]:
     slowed = [group for group in groups if alone and group[0].straggler != "none"]
     return [
         say(
-            "Of its samples/s, with {straggler}, {kept}.",
+            "Throughput kept with {straggler}: {kept}.",
             straggler=straggler_words(group[0].straggler, job),
-            kept=listed(
-                [say("{name} keeps {share:.0%}", name=e.name, share=e.rate.middle / alone[e.name]) for e in group]
-            ),
+            kept=listed([say("{name} {share:.0%}", name=e.name, share=e.rate.middle / alone[e.name]) for e in group]),
         )
         for group in slowed
     ]

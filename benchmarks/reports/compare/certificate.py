@@ -24,7 +24,7 @@ __all__ = [
 
 Results = dict[str, Any]  # what lies in results.json
 
-APART = mark("other order by design")
+APART = mark("another order by design")
 NEAR = mark("≈ within the bound")
 ABSENT = mark("– absent")
 MARKS = {
@@ -137,8 +137,8 @@ def remarks(results: Results) -> list[str]:
 def _distance(who: str, check: dict[str, Any]) -> str:
     if check["within"] and (first := check.get("first_gradient")):
         return say(
-            "{who}: relative difference {difference:.1e}, beyond the bound of {bound:.0e}, but of the first gradients "
-            "{first:.1e}, within theirs of {near:.0e}: this training multiplies rounding.",
+            "{who}: relative difference {difference:.1e}, above the bound of {bound:.0e}. The first gradients "
+            "differ by {first:.1e}, within their bound of {near:.0e}: training amplified rounding.",
             who=who,
             difference=check["difference"],
             bound=check["bound"],

@@ -26,7 +26,7 @@ def plots(measured: Sequence[Group]) -> list[Plot]:
     """Throughput comes first: it shows who is fastest."""
     runs = [run for _, group in measured for run in group]
     colours = colours_of(runs)
-    return [_throughput(measured, colours), _breakdown(runs), _loss(measured, colours)]
+    return [_throughput(measured, colours), _breakdown(measured), _loss(measured, colours)]
 
 
 def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
@@ -48,8 +48,8 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         "compare-throughput",
         say("Throughput"),
         say(
-            "Samples per second of all ranks together: the median over repetitions, with a line for its interval, "
-            "which for up to 12 repetitions is from the slowest to the fastest. Higher is better."
+            "Samples per second of all ranks together. Bars are medians over repetitions, lines are their "
+            "intervals. Higher is better."
         ),
         say("Bars of samples per second. {heard}.", heard=heard),
         [] if linear_rate is None else [Key(say("linear scaling of local"), "var(--muted)", "dot")],
@@ -64,20 +64,11 @@ def _bar(run: Run, colour: str) -> Bar:
     return Bar.single(series(run), rate(value), value, colour, words, interval=(low, high))
 
 
-def _breakdown(runs: Sequence[Run]) -> Plot:
+def _breakdown(measured: Sequence[Group]) -> Plot:
+    runs = [run for _, group in measured for run in group]
     phases = list(dict.fromkeys(phase for run in runs for phase in run["phases_ms"]))
     colours = {phase: PHASES.get(phase, OTHERS[index % len(OTHERS)]) for index, phase in enumerate(phases)}
-    bars = [
-        Bar(
-            run["contestant"],
-            f"{milliseconds(sum(run['phases_ms'].values()))} ms",
-            [
-                Segment(ms, colours[phase], f"{run['contestant']}: {known(phase)} {milliseconds(ms)} ms")
-                for phase, ms in run["phases_ms"].items()
-            ],
-        )
-        for run in runs
-    ]
+    groups = [BarGroup(f"N={nranks}", [_stack(run, colours) for run in group]) for nranks, group in measured]
     heard = say("; ").join(
         f"{run['contestant']}: "
         + say(", ").join(f"{known(phase)} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
@@ -87,13 +78,22 @@ def _breakdown(runs: Sequence[Run]) -> Plot:
         "compare-breakdown",
         say("Where a step's time goes"),
         say(
-            "Median time of each phase on rank 0. Grey computes; violet is what training in parallel costs: wait is "
-            "for slower ranks, sync for the exchange itself and the optimizer update."
+            "Median time of each phase on rank 0. Grey is computation. Violet is the cost of training in parallel: "
+            "wait for slower ranks, sync for communication and the optimizer update."
         ),
         say("Stacked bars of milliseconds per step. {heard}.", heard=heard),
         [Key(known(phase), colour) for phase, colour in colours.items()],
-        Bars([BarGroup("", bars)]),
+        Bars(groups),
     )
+
+
+def _stack(run: Run, colours: dict[str, str]) -> Bar:
+    phases = run["phases_ms"]
+    segments = [
+        Segment(ms, colours[phase], f"{run['contestant']}: {known(phase)} {milliseconds(ms)} ms")
+        for phase, ms in phases.items()
+    ]
+    return Bar(series(run), f"{milliseconds(sum(phases.values()))} ms", segments)
 
 
 def _loss(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
@@ -108,13 +108,13 @@ def _loss(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         Panel(f"N={nranks}", [Line(run["curve"], colours[series(run)], [_end(run)]) for run in group], x, y)
         for nranks, group in shown
     ]
-    apart = "" if all(map(in_step, runs)) else say(" Modes in another order by design have losses of their own.")
+    apart = "" if all(map(in_step, runs)) else say(" Modes that update in another order have losses of their own.")
     return Plot(
         "compare-loss",
         say("Loss against wall time"),
         say(
-            "Mean training loss over ranks. At one N every contestant computes the same losses, so only the time at "
-            "which each loss is reached differs."
+            "Mean training loss over ranks. At one N all contestants compute the same losses; they only reach "
+            "them at different times."
         )
         + apart,
         say("Lines of training loss over seconds. {heard}.", heard=say("; ").join(map(_end, runs))),

@@ -70,8 +70,8 @@ def _certificate(results: Results) -> list[Block]:
         for name, same, digest in certified(results)
     ]
     about = say(
-        "Before anything is timed, all contestants train the same model from the same start. Those with the same "
-        "number of ranks must end with the same parameters, bit for bit."
+        "Before anything is timed, all contestants train the same model from the same start. At the same N they "
+        "must end with the same parameters, bit for bit."
     )
     caption = say("Parameters after {steps} steps", steps=certificate["steps"])
     return [
@@ -82,7 +82,7 @@ def _certificate(results: Results) -> list[Block]:
 
 
 def _speeds(results: Results) -> Section:
-    caption = say("{job}. Bold: the fastest of its N", job=workload(results))
+    caption = say("Medians. Bold: the fastest of its N")
     bodies = [[Row(cells(run), strong=leads(run, runs)) for run in runs] for _, runs in groups(results)]
     figures = Table(caption, columns(), bodies, figures=True, wide=True)
     return Section(say("Results"), [figures, Bullets(_below(results))])
@@ -96,20 +96,18 @@ def how_to_read() -> Section:
 def terms() -> dict[str, str]:
     """What the words of a comparison mean."""
     return {
-        "N": say(
-            "number of ranks (training processes); S is the number of parameter servers, where there are several."
-        ),
+        "N": say("number of ranks (training processes). S is the number of parameter servers, if there are several."),
         say("samples/s"): say("samples of all ranks together."),
         say("interval"): say(
-            "of the median over the repetitions: where another such run's would lie in 95 % of all cases; with up to "
-            "12 repetitions it is from the least to the greatest. Every other figure is a median over them."
+            "exact, distribution-free 95 % interval for the median of a repeated run. Up to 12 repetitions, it is"
+            " the min-max range. All other figures are medians over repetitions."
         ),
         say("within noise"): known(NOISE),
         say("sync"): say(
-            "exposed synchronisation: the time a step is blocked after the last rank's gradients are ready, optimizer "
-            "update included."
+            "exposed communication: the time a step is blocked after the last rank's gradients are ready, "
+            "optimizer update included."
         ),
-        say("wait"): say("the time a step is blocked before that, for slower ranks."),
+        say("wait"): say("the time a step is blocked before that, waiting for slower ranks."),
         "p50, p99": say("median and 99th percentile over the measured steps."),
         say("acc."): say("accuracy on the test split."),
         say("units"): say("decimal: 1 GB is 10⁹ bytes."),
@@ -129,11 +127,11 @@ def workload(results: Results) -> str:
     told = ("model", "dataset", "optimizer", "learning_rate", "seed")
     strong = is_strong(results)
     return say(
-        "{model} on {dataset}, batch {batch_size} shared by all ranks (strong scaling), {optimizer} {learning_rate:g}, "
-        "seed {seed}, {steps:,} steps of which {warmup:,} warm-up, repeated {repetitions}×"
+        "{model} on {dataset}, batch {batch_size} shared by all ranks (strong scaling), {optimizer} "
+        "{learning_rate:g}, seed {seed}, {steps:,} steps (first {warmup:,} not timed), {repetitions} repetitions"
         if strong
-        else "{model} on {dataset}, batch {batch_size} a rank, {optimizer} {learning_rate:g}, seed {seed}, "
-        "{steps:,} steps of which {warmup:,} warm-up, repeated {repetitions}×",
+        else "{model} on {dataset}, batch {batch_size} per rank, {optimizer} {learning_rate:g}, seed {seed}, "
+        "{steps:,} steps (first {warmup:,} not timed), {repetitions} repetitions",
         **{key: runs[0][key] for key in told},
         batch_size=runs[0]["batch_size"] * (runs[0]["nranks"] if strong else 1),
         steps=runs[0]["steps"],
@@ -180,9 +178,9 @@ def _below(results: Results) -> list[str]:
     """What stands below the results: what a peer's sync is, how near the network's limit is, and who is absent."""
     others = peers(results) if groups(results) else []
     sync_of_peers = say(
-        "{peers} exchange gradients inside backward; their sync is the optimizer's update alone."
+        "{peers} exchange gradients inside backward, so their sync is the optimizer's update alone."
         if len(others) > 1
-        else "{peers} exchanges gradients inside backward; its sync is the optimizer's update alone.",
+        else "{peers} exchanges gradients inside backward, so its sync is the optimizer's update alone.",
         peers=listed(others or [""]),
     )
     absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["missing"].items()]
@@ -196,8 +194,8 @@ def _network(results: Results) -> list[str]:
     rate, nominal = cluster["stream_bytes_per_s"], min(cluster["links_bytes_per_s"])
     lines = [
         say(
-            "Emulated: {cluster}. A plain TCP stream reaches {rate:,.0f} Mbit/s, {share:.0%} of the slowest link; from "
-            "that, the least time for the bytes that a step moves:",
+            "Emulated: {cluster}. A plain TCP stream reaches {rate:,.0f} Mbit/s, {share:.0%} of the slowest link."
+            " At that speed, the bytes of a step take at least:",
             cluster=cluster_in_words(cluster),
             rate=8e-6 * rate,
             share=rate / nominal,

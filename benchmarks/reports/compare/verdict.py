@@ -16,39 +16,41 @@ def verdict(results: Results) -> list[str]:
     if not holds(results):
         return _failed(results)
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
-    bits = (
-        say(
-            "The bits are the same: after {steps} steps, contestants with the same number of ranks hold identical "
-            "parameters ({sizes}).",
-            steps=results["certificate"]["steps"],
-            sizes=sizes,
-        )
-        if (sizes := compared(results))
-        else say("No two of ours have the same number of ranks, so there were no bits to compare.")
-    )
+    bits = [_bits(results)]
     if others := peers(results):
-        bits += say(
-            " {peers} come within the bound of them."
-            if len(others) > 1
-            else " {peers} comes within the bound of them.",
-            peers=listed([PEERS[scheme] for scheme in others]),
+        bits.append(
+            say(
+                "{peers} stay within the allowed difference from them."
+                if len(others) > 1
+                else "{peers} stays within the allowed difference from them.",
+                peers=listed([PEERS[scheme] for scheme in others]),
+            )
         )
     measured = groups(results)
     if not measured:
-        return [bits, say("No speed was measured.")]
+        return [*bits, say("No speed was measured.")]
     racing = [(nranks, [run for run in runs if races(run)]) for nranks, runs in measured]
     several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
     alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
     scaling = [_scaling(group, alone[0], results) for group in several if alone]
     apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
     return [
-        bits,
+        *bits,
         *cut,
         *(_race(group) for group in several),
         *scaling,
         *_in_torch(measured),
         *(_apart(group) for group in apart if group[1]),
     ]
+
+
+def _bits(results: Results) -> str:
+    if not compared(results):
+        return say("No two of ours have the same N, so there are no bits to compare.")
+    return say(
+        "Same bits: after {steps} steps, all contestants with the same N hold identical parameters.",
+        steps=results["certificate"]["steps"],
+    )
 
 
 def _in_torch(measured: list[Group]) -> list[str]:
@@ -59,7 +61,7 @@ def _in_torch(measured: list[Group]) -> list[str]:
         return []
     return [
         say(
-            "{name} computes with PyTorch's kernels and so takes no part in the race; samples/s: {speeds}.",
+            "{name} is not ranked, because it computes with PyTorch's kernels. Samples/s: {speeds}.",
             name=TORCH,
             speeds=say(", ").join(speeds),
         )
@@ -71,7 +73,7 @@ def _apart(group: Group) -> str:
     nranks, runs = group
     speeds = [f"{series(run)} {say('{rate} samples/s', rate=rate(run['samples_per_s']))}" for run in runs]
     return say(
-        "N={nranks}, in another order by design and so not the same computation: {speeds}.",
+        "N={nranks}, not ranked, because these modes update in another order by design: {speeds}.",
         nranks=nranks,
         speeds=say("; ").join(speeds),
     )
@@ -81,7 +83,7 @@ def _failed(results: Results) -> list[str]:
     certificate = results["certificate"]
     wrong = [line.contestant for line in certified(results) if line.same is False]
     outcome = (
-        say("The bits are the same, but too far from those of one process on the whole batch.")
+        say("The bits are the same, but too far from one process on the whole batch.")
         if certificate["identical"] and not wrong
         else say(
             "The bits are NOT the same: after {steps} steps the parameters of {names} differ."
@@ -92,7 +94,7 @@ def _failed(results: Results) -> list[str]:
         )
     )
     return [
-        outcome + say(" Schemes that compute the wrong thing have no speed worth comparing, so none is shown."),
+        outcome + say(" No speed is shown: a wrong result has none worth comparing."),
         *(say("First difference: {what}.", what=describe(found)) for found in certificate["differences"][:1]),
     ]
 
@@ -141,8 +143,8 @@ def _scaling(group: Group, alone: Run, results: Results) -> str:
     best = fastest(runs)
     speedup = best["samples_per_s"] / alone["samples_per_s"]
     return say(
-        "N={nranks}: {name} makes a step of the same batch {speedup:.2f} times as fast as one process, {share:.0%} of "
-        "linear speed-up{crowded}."
+        "N={nranks}: {name} steps through the same batch {speedup:.2f} times as fast as one process, {share:.0%} "
+        "of linear speed-up{crowded}."
         if is_strong(results)
         else "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
         "scaling{crowded}.",

@@ -106,18 +106,17 @@ def never(results: Results, contestant: str, straggler: str, *seeds: int) -> Non
 class TestVerdict:
     def test_bits_then_races_then_what_a_straggler_costs(self, good: Results) -> None:
         assert verdict(good) == [
-            "ps/shm N=2 and ring/shm N=2 ended in the same parameters, bit for bit, with each of 3 seeds, whoever "
-            "straggled.",
+            "Same bits: ps/shm N=2 and ring/shm N=2 end with identical parameters for each of 3 seeds, with and "
+            "without a straggler.",
             "Without a straggler, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); ps/shm sync takes 2.00 "
             "times as long and ring/shm takes 4.00 times as long.",
             "With rank 1 slowed 3x, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); ps/shm sync takes 6.00 "
             "times as long and ring/shm takes 12.00 times as long.",
             "With a random rank slowed 3x in each step, ps/shm async reaches 97 % first, after 10.0 s (9.80–10.2); "
             "ps/shm sync takes 4.00 times as long and ring/shm takes 8.00 times as long.",
-            "Of its samples/s, with rank 1 slowed 3x, ps/shm sync keeps 33%, ps/shm async keeps 100% and ring/shm "
-            "keeps 33%.",
-            "Of its samples/s, with a random rank slowed 3x in each step, ps/shm sync keeps 50%, ps/shm async keeps "
-            "100% and ring/shm keeps 50%.",
+            "Throughput kept with rank 1 slowed 3x: ps/shm sync 33%, ps/shm async 100% and ring/shm 33%.",
+            "Throughput kept with a random rank slowed 3x in each step: ps/shm sync 50%, ps/shm async 100% and "
+            "ring/shm 50%.",
         ]
 
     def test_bands_that_overlap_are_within_noise(self, good: Results) -> None:

@@ -260,8 +260,8 @@ def test_the_verdict_says_who_wins_where_and_by_how_much(results: dict[str, Any]
         "N=4, 4 servers: with 1 MB both are within noise of each other at 100mbit, the ring is 1.20 to 1.40 times "
         "faster from 1gbit on; with 25 MB the parameter server is 1.10 to 1.17 times faster up to 1gbit, the ring is "
         "1.50 times faster at 10gbit.",
-        "At 10gbit no scheme reaches more than 14% of what the link allows (a plain stream carries 9,500 Mbit/s): "
-        "there this machine's processors set the times, not the link.",
+        "At 10gbit, no scheme reaches more than 14% of the link's limit (a plain stream carries 9,500 Mbit/s). There, "
+        "this machine's processors are the bottleneck, not the link.",
     ]
 
 

@@ -130,9 +130,9 @@ def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: P
     names = ("one: sweep", "three: compare", "two: script")
     assert heads == [*(f"## {name}, 2026-11-21" for name in names), "## History"]
     assert "`benchmarks/results`" in text
-    assert "- N=4: ours reaches 90% at 100 MB of what the machine allows." in text
+    assert "- N=4: our best reaches 90% at 100 MB of the machine's limit." in text
     assert "- paddle N=2 failed: exit code 1.\n" in text
-    assert "- No two of ours have the same number of ranks" in text
+    assert "- No two of ours have the same N" in text
     machine = "Some CPU, 2 cores; 2026-11-21 08:30 UTC; commit f8074a6e05; "
     at = "../benchmarks/results"
     assert f"{machine}[sweep.md]({at}/one/sweep.md), [sweep.json]({at}/one/sweep.json)\n" in text

@@ -111,14 +111,13 @@ class TestVerdict:
             "On this machine (AMD EPYC, 2 cores): use the all-reduce (collective). It is faster in 2 of 4 comparisons "
             "on several ranks, by 15% (TWO, N=2); within noise in 2."
         )
-        assert lines[1] == "The better of the two reaches, of paddle.DataParallel's speed: 1.50 times (SCRIPT, N=2)."
+        assert lines[1] == "The better of the two against paddle.DataParallel: 1.50 times as fast (SCRIPT, N=2)."
         assert lines[2].endswith(
-            "each was measured 3 times in turn, and only what is beyond noise counts (two equals look apart "
-            "in 1 of 10 cases); "
-            "the speed of memory varied by 3.0%."
+            "Each contestant was measured 3 times in turn. Only differences beyond noise count (two equals look apart "
+            "in 1 of 10 cases). Memory speed varied by 3.0%."
         )
-        assert lines[3].startswith("What bounds it: the fastest spends 97% (TWO, N=2) of a step computing; the rest")
-        assert lines[4] == "SWEEP: all_reduce reaches 50% of what the machine allows at 100 MB and N=4 (shm)."
+        assert lines[3].startswith("Headroom: the fastest contestant computes for 97% (TWO, N=2) of a step.")
+        assert lines[4] == "SWEEP: all_reduce reaches 50% of the machine's limit at 100 MB and N=4 (shm)."
         assert len(lines) == 5
 
     def test_each_may_win_somewhere(self) -> None:
@@ -131,7 +130,7 @@ class TestVerdict:
     def test_neither_wins(self) -> None:
         tied = results_of(a_run("ps/shm N=2", 1001), a_run("ring/shm N=2", 1000))
         assert verdict(a_suite(a_part("a", tied)))[0].endswith(
-            "take either scheme: in 1 comparison on several ranks the two are within noise of each other."
+            "either scheme will do. In 1 comparison on several ranks, the two are within noise of each other."
         )
 
     def test_one_repetition_decides_nothing(self) -> None:
@@ -139,15 +138,15 @@ class TestVerdict:
         for run in once["runs"]:
             run["repetitions"] = 1
         first, sure, *_ = verdict(a_suite(a_part("a", once)))
-        assert first.endswith("each contestant was measured once, so neither scheme can be recommended.")
+        assert first.endswith("each contestant was measured only once, so neither scheme can be recommended.")
         assert "(with one repetition noise is unknown)" in sure
 
     def test_nothing_to_recommend(self) -> None:
         suite = a_suite(a_part("a", results_of(a_run("local N=1", 1000))), a_part("b", None, "missing", "not run"))
         suite["synthetic"] = True
         first, synthetic, missing = verdict(suite)
-        assert first == "No part measured both schemes on several ranks, so there is nothing to recommend."
-        assert synthetic.startswith("Synthetic data of the same shape stand in for MNIST")
+        assert first == "No part measured both schemes on several ranks, so no scheme can be recommended."
+        assert synthetic.startswith("Without --data-dir, synthetic data of the same shape")
         assert missing == "B is missing: not run."
 
     def test_what_is_wrong_has_no_speed(self, suite: dict[str, Any]) -> None:

@@ -154,7 +154,7 @@ def test_what_waiting_costs_is_reported() -> None:
     rows = [("shm", 2, 0.0021), ("shm", 4, 0.003), ("<mpi>", 4, 0.996)]
     found["waiting"] = [{"backend": b, "nranks": n, "late_s": 2.0, "core": core} for b, n, core in rows]
     text = to_markdown(found)
-    assert "Most of a core that a rank uses while it waits for one that is 2 s late" in text
+    assert "Largest share of a core that a rank uses while it waits for one that is 2 s late" in text
     assert "| backend | N=2 | N=4 |" in text
     assert "| shm | 0.2% | 0.3% |" in text
     assert "| &lt;mpi> |  | 99.6% |" in text
@@ -171,7 +171,7 @@ def test_the_memory_of_a_server_is_the_most_of_all_rounds_at_the_largest_size() 
         ("ps-shm", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 101.0}, abs=1e-8),
         ("ps-grpc", 10**6): pytest.approx({"pss": 500.000097, "own": 199.999906, "limit": 102.5}, abs=1e-8),
     }
-    assert verdict(results_of(*rows))[-2] == (
+    assert verdict(results_of(*rows))[-1] == (
         "N=4, memory (PSS) of a server above its imports: ps-shm 500 MB at 1 MB (its own 200, limit 101); "
         "ps-grpc 500 MB at 1 MB (its own 200, limit 102)."
     )
