@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from common.errors import GradSyncError, PeerError, UsageError
 from common.system.addresses import address_of
 from common.system.process import JOB_SECRET_VARIABLE, LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
@@ -273,12 +275,11 @@ class Job:
 
 
 def is_frozen(child: Child) -> bool:
-    """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself (proc(5))."""
+    """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""
     try:
-        stat = Path(f"/proc/{child.process.pid}/stat").read_text()
-    except OSError:
+        return psutil.Process(child.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 def remove_folders_of_the_dead() -> None:

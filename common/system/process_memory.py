@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from common.system.memory import segment_name
 
@@ -33,10 +34,15 @@ def memory_of(pid: int) -> ProcessMemory:
     Raises:
         OSError: it has ended, or is another user's.
     """
-    pss = own = 0
-    for name, sizes in mappings(Path(f"/proc/{pid}/smaps")):
-        pss += sizes["Pss"]
-        own += sizes["Rss"] if name.startswith(f"/memfd:{segment_name(pid)} ") else sizes["Anonymous"]
+    try:
+        maps = psutil.Process(pid).memory_maps(grouped=False)
+    except psutil.NoSuchProcess as exc:
+        raise ProcessLookupError(f"process {pid} has ended, and uses no memory") from exc
+    except psutil.AccessDenied as exc:
+        raise PermissionError(f"process {pid} is another user's") from exc
+    mine = f"/memfd:{segment_name(pid)}"
+    pss = sum(each.pss for each in maps)
+    own = sum(each.rss if each.path.removesuffix(" (deleted)") == mine else each.anonymous for each in maps)
     if not pss:
         raise ProcessLookupError(f"process {pid} has ended, and uses no memory")
     return ProcessMemory(pss, own)
@@ -44,22 +50,7 @@ def memory_of(pid: int) -> ProcessMemory:
 
 def pss_bytes() -> int:
     """This process's proportional set size, in less time."""
-    return sum(sizes["Pss"] for _, sizes in mappings(Path("/proc/self/smaps_rollup")))
-
-
-def mappings(file: Path) -> Iterator[tuple[str, dict[str, int]]]:
-    """(what is mapped, its sizes in bytes by their names in proc(5)); one, of them all, in a rollup."""
-    name, sizes = "", dict[str, int]()
-    for line in file.read_text().splitlines():
-        key, _, rest = line.partition(":")
-        if " " in key:  # of a mapping's first line: address range, access, ...
-            if sizes:
-                yield name, sizes
-            name, sizes = " ".join(line.split()[5:]), {}
-        elif rest.endswith(" kB"):
-            sizes[key] = int(rest.split()[0]) * 1024
-    if sizes:
-        yield name, sizes
+    return int(psutil.Process().memory_full_info().pss)
 
 
 def leave_memory(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.launch.launch import Job, start_servers
-from common.system.memory import Segment, segment_name
+from common.system.memory import SEALS, Segment, segment_name
 from common.system.process import JOB_SECRET_VARIABLE
 from common.system.process_memory import ProcessMemory, added_since, leave_memory, memory_of, pss_bytes
 from common.tensors.optimizers import Adam
@@ -64,8 +65,9 @@ def test_what_another_process_has_made_is_not_ours(tmp_path: Path) -> None:
 def maps_what_another_made(_: Path) -> None:
     before, quick = memory_of(os.getpid()), pss_bytes()
     other = segment_name(int(f"{os.getpid()}0"))
-    with os.fdopen(os.memfd_create(other), "wb") as file:
+    with os.fdopen(os.memfd_create(other, os.MFD_ALLOW_SEALING), "wb") as file:
         file.truncate(SIZE)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
         with Segment(SIZE, descriptor=os.dup(file.fileno())) as theirs:
             theirs.bytes.fill(1)
             now = memory_of(os.getpid())
