@@ -1,4 +1,4 @@
-"""The gRPC face of a server: joins and sessions; what they mean is decided by TrainingGroup."""
+"""The gRPC face of a server: joins and sessions; what they mean is decided by Coordinator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.system.memory import SegmentPool
 from common.tensors.buckets import segments
-from ps.coordinator.training_group import ServerQueue, TrainingGroup, tell
+from ps.coordinator.coordinator import Coordinator
+from ps.coordinator.members import ServerQueue, tell
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.planes.methods import SERVICE
 
@@ -54,7 +55,7 @@ class ParameterServer:
         self._roster = Roster(nranks, secret=job_secret())
         self._tokens = [secrets.token_bytes(16) for _ in range(nranks)]  # by which ranks take their seats
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
-        self._group = TrainingGroup(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
+        self._coordinator = Coordinator(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
@@ -62,7 +63,7 @@ class ParameterServer:
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
             "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
-                lambda _, __: self._group.status(), StatusRequest.FromString, StatusReply.SerializeToString
+                lambda _, __: self._coordinator.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
             "Trace": grpc.unary_stream_rpc_method_handler(
                 self._tell_trace, TraceRequest.FromString, TraceReply.SerializeToString
@@ -79,8 +80,8 @@ class ParameterServer:
                 more=lambda s: add_HealthServicer_to_server(self._health, s),
             )
         except GradSyncError as exc:
-            self._group.fail(exc)
-            self._group.close()
+            self._coordinator.fail(exc)
+            self._coordinator.close()
             raise
         for service in ("", SERVICE):
             self._health.set(service, SERVING)
@@ -88,7 +89,7 @@ class ParameterServer:
     @property
     def steps(self) -> int:
         """How many steps have been applied."""
-        return self._group.steps
+        return self._coordinator.steps
 
     def wait(self) -> None:
         """Block until the training is over.
@@ -97,39 +98,39 @@ class ParameterServer:
             PeerLost, PeerStalled, LayoutMismatch, RendezvousError, ...: why it failed.
         """
         try:
-            self._group.wait()
+            self._coordinator.wait()
         finally:
             self._health.enter_graceful_shutdown()
 
     def status(self) -> StatusReply:
         """How the training goes; also by `python -m ps.status`."""
-        return self._group.status()
+        return self._coordinator.status()
 
     def straggler(self) -> str:
         """Which trainer the others waited for most often, in words; "" if there is no telling."""
-        return self._group.straggler()
+        return self._coordinator.straggler()
 
     @property
     def trace(self) -> Trace:
         """What has been recorded, if a trainer asked for that."""
-        return self._group.trace
+        return self._coordinator.trace
 
     def stop(self, reason: str) -> None:
         """End the training once no step is half done; all trainers hear why."""
         self._health.enter_graceful_shutdown()
-        self._group.stop_after_step(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"))
+        self._coordinator.stop_after_step(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"))
 
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
         self._roster.let_latecomers_hear()
         closed = PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training")
-        self._group.fail(closed)
+        self._coordinator.fail(closed)
         if not self._roster.complete:  # those who have joined wait there
-            self._roster.fail(self._group.failure or closed)
+            self._roster.fail(self._coordinator.failure or closed)
         self._health.enter_graceful_shutdown()
         self._server.stop(FAREWELL_S).wait()
         self._helper.shutdown()
-        self._group.close()
+        self._coordinator.close()
         self._pool.close()
 
     def __enter__(self) -> ParameterServer:
@@ -143,14 +144,13 @@ class ParameterServer:
             members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             if self._roster.failure:  # a stray caller does not harm the group
-                self._group.fail(self._roster.failure)
+                self._coordinator.fail(self._roster.failure)
             rpc.abort_with(context, exc)
         if not members:
             return JoinReply()  # it has left: nobody hears this
-        self._group.timeout = min(self._timeout, *(member.timeout for member in members))  # it knows whom to name
-        self._group.expect()
+        self._coordinator.expect(min(self._timeout, *(member.timeout for member in members)))  # it knows whom to name
         index, count = self._shard
-        return JoinReply(shard=index, shards=count, desk=self._group.desk, token=self._tokens[request.rank])
+        return JoinReply(shard=index, shards=count, desk=self._coordinator.desk, token=self._tokens[request.rank])
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
@@ -173,22 +173,22 @@ class ParameterServer:
             rank = self._take_seat(decoded(next(received), "a caller").message, queue)
             for data in received:
                 frame = decoded(data, f"rank {rank}")
-                self._group.handle(rank, frame.message, frame.words)
+                self._coordinator.handle(rank, frame.message, frame.words)
                 del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
             if rank is None:
                 tell(queue, exc)
             else:
-                self._group.fail(exc)
+                self._coordinator.fail(exc)
         except (grpc.RpcError, StopIteration):
             pass  # the stream broke off
         except Exception as exc:
             if rank is not None:
-                self._group.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+                self._coordinator.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
             raise
         finally:
             if rank is not None:
-                self._group.lost(rank)
+                self._coordinator.lost(rank)
             queue.end()
 
     def _take_seat(self, message: TrainerMessage, queue: ServerQueue) -> int:
@@ -202,7 +202,7 @@ class ParameterServer:
         rank, token = message.hello.rank, message.hello.token
         if rank >= len(self._tokens) or not secrets.compare_digest(token, self._tokens[rank]):
             raise ProtocolError(f"rank {rank} came without the token that the rank was given when it joined")
-        return self._group.enter(message, queue)
+        return self._coordinator.enter(message, queue)
 
 
 def decoded(data: bytes, sender: str) -> Frame[TrainerMessage]:

@@ -26,7 +26,8 @@ from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum, Optimizer
 from common.tensors.parts import Accumulator
-from ps.coordinator.training_group import ServerQueue, TrainingGroup
+from ps.coordinator.coordinator import Coordinator
+from ps.coordinator.members import ServerQueue
 from ps.planes.frames import Outgoing, to_bytes
 from ps.planes.wire import data_of, describe, optimizer_message
 
@@ -90,7 +91,7 @@ def expected_after(steps: int, nranks: int) -> FloatArray:
     return parameters
 
 
-def enter(group: TrainingGroup, message: TrainerMessage, queue: ServerQueue) -> None:
+def enter(group: Coordinator, message: TrainerMessage, queue: ServerQueue) -> None:
     """Say hello and register."""
     hello = Hello(epoch=message.register.epoch, rank=message.register.rank)
     group.handle(group.enter(TrainerMessage(hello=hello), queue), message)
@@ -181,7 +182,7 @@ class Inbox(ServerQueue):
 class Setting:
     """A group with inboxes of all its trainers; every later message goes the way the servicer sends it."""
 
-    group: TrainingGroup
+    group: Coordinator
     inboxes: list[Inbox]
 
     def say(self, rank: int, message: TrainerMessage) -> None:
@@ -207,7 +208,7 @@ class Setting:
         assert {(type(other), str(other)) for other in told} == {(kind, str(error))}
 
 
-def outcome_of(group: TrainingGroup) -> BaseException | None:
+def outcome_of(group: Coordinator) -> BaseException | None:
     """What `wait` raises, None if it returns; an AssertionError if it does neither."""
     raised: list[BaseException | None] = []
 
@@ -226,7 +227,7 @@ def outcome_of(group: TrainingGroup) -> BaseException | None:
 
 
 def open_group(nranks: int, **options: object) -> Setting:
-    return Setting(TrainingGroup(nranks, **options), [Inbox() for _ in range(nranks)])
+    return Setting(Coordinator(nranks, **options), [Inbox() for _ in range(nranks)])
 
 
 def running(nranks: int, *, timeout: float = 30.0) -> Setting:
@@ -257,7 +258,7 @@ def update_message(step: int, **fields: object) -> TrainerMessage:
 
 def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerQueue] = ()) -> Setting:
     """As `running`, but with the optimizer still to be named."""
-    setting = Setting(TrainingGroup(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
+    setting = Setting(Coordinator(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
     for rank in range(nranks):
         enter(setting.group, register_message(rank, optimizer=None), setting.inboxes[rank])
     setting.say(0, parameters_message(0, parameters_of(0)))

@@ -28,8 +28,8 @@ from common.tensors.arena import Arena
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam
 from ps.client.client import Client
+from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
-from ps.coordinator.training_group import TrainingGroup
 from ps.planes.methods import JOIN, SERVICE
 from tests.support.sessions import (
     DEADLINE_S,
@@ -122,18 +122,18 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_a_port_in_use_leaves_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups: list[TrainingGroup] = []
+    groups: list[Coordinator] = []
 
-    def recorded(*args: Any, **options: Any) -> TrainingGroup:
-        groups.append(TrainingGroup(*args, **options))
+    def recorded(*args: Any, **options: Any) -> Coordinator:
+        groups.append(Coordinator(*args, **options))
         return groups[-1]
 
     with serving(1) as (server,):
-        monkeypatch.setattr("ps.coordinator.servicer.TrainingGroup", recorded)
+        monkeypatch.setattr("ps.coordinator.servicer.Coordinator", recorded)
         with pytest.raises(PortInUse):
             ParameterServer(server.address, 1)
     try:
-        assert not any(group._watchdog.is_alive() and not group._over for group in groups)
+        assert not any(group.watchdog.thread.is_alive() and group.failure is None for group in groups)
     finally:
         for group in groups:
             group.fail(PeerLost("end of test"))

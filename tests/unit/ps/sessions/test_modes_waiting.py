@@ -88,11 +88,10 @@ def test_under_ssp_who_has_made_all_its_steps_may_leave_while_others_wait(wait_u
         with Client([server.address], rank, 3, mode=Mode("ssp", 1)) as client:
             arena = make_arena(rank)
             client.register(arena, SGD())
-            group = server._group
             for step in range(2):
                 if (rank, step) == (2, 1):
-                    wait_until(lambda: group._store.steps == [2, 2, 1])  # type: ignore[union-attr]
-                    wait_until(lambda: 0 in group._gone)
+                    wait_until(lambda: [trainer.steps for trainer in server.status().trainers] == [2, 2, 1])
+                    wait_until(lambda: server.status().trainers[0].left)
                 take_step(client, arena)
 
     with serving(3) as (server,):

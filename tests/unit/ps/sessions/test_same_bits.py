@@ -21,7 +21,7 @@ from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.client.data_planes import DataPlanes
 from ps.client.session import Session
-from ps.coordinator.training_group import TrainingGroup
+from ps.coordinator.coordinator import Coordinator
 from tests.support.groups import assert_same_bits, on_threads, reduced, sample
 from tests.support.sessions import (
     DEADLINE_S,
@@ -145,7 +145,7 @@ def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
 
 def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """As between hosts: there is no such desk."""
-    monkeypatch.setattr(TrainingGroup, "desk", "gradsync-elsewhere")
+    monkeypatch.setattr(Coordinator, "desk", "gradsync-elsewhere")
     with serving(1) as group, Client(addresses(group), 0, 1) as client:
         arena = make_arena(0, empty=client.empty)
         client.register(arena, SGD())

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import PeerLost, PeerStalled, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Gather, Goodbye, Hello, TrainerMessage
-from ps.coordinator.training_group import TrainingGroup
+from ps.coordinator.coordinator import Coordinator
 from tests.support.trainer_messages import (
     DEADLINE_S,
     Inbox,
@@ -146,24 +146,24 @@ def test_a_goodbye_before_the_others_register_fails_them() -> None:
 
 
 def test_who_joined_but_never_came_is_named() -> None:
-    group = TrainingGroup(2, timeout=0.3)
+    group = Coordinator(2, timeout=0.3)
     group.enter(TrainerMessage(hello=Hello(epoch=0, rank=0)), Inbox())
-    group.expect()
+    group.expect(0.3)
     error = outcome_of(group)
     assert isinstance(error, PeerStalled)
     assert "rank 1 did not take part in step 0 for 0.3 s" in str(error)
 
 
 def test_who_takes_long_between_coming_and_registering_is_not_blamed() -> None:
-    group = TrainingGroup(2, timeout=0.2)
-    group.expect()
+    group = Coordinator(2, timeout=0.2)
+    group.expect(0.2)
     for rank in range(2):
         group.enter(TrainerMessage(hello=Hello(epoch=0, rank=rank)), Inbox())
-    waiter = threading.Thread(target=group._watch, daemon=True)
+    waiter = threading.Thread(target=group.watchdog.watch, daemon=True)
     waiter.start()
     waiter.join(0.6)
     assert waiter.is_alive()
-    assert group._failure is None
+    assert group.failure is None
     group.fail(PeerLost("end of test"))
 
 

@@ -17,7 +17,8 @@ from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam, Optimizer
 from common.tensors.updater import PieceUpdater
-from ps.coordinator.training_group import ServerQueue, TrainingGroup
+from ps.coordinator.coordinator import Coordinator
+from ps.coordinator.members import ServerQueue
 from ps.planes.wire import data_of
 from ps.store.shards import plan_shards, shard_of_bucket
 from tests.support.trainer_messages import (
@@ -131,7 +132,7 @@ def test_whole_lives_in_any_order_of_messages(nranks: int, shard: tuple[int, int
 
 
 def test_a_send_queue_gives_messages_in_order_and_ends() -> None:
-    group, queue = TrainingGroup(1), ServerQueue()
+    group, queue = Coordinator(1), ServerQueue()
     enter(group, register_message(0), queue)
     group.handle(0, parameters_message(0, parameters_of(0)))
     group.handle(0, gather_message(0, b"abc"))
@@ -184,7 +185,7 @@ def test_without_an_optimizer_averaged_gradients_are_served() -> None:
 
 def test_averaged_gradients_stay_as_they_were_for_a_slow_reader() -> None:
     """Rank 0 goes on and pushes the next step before rank 1 has drawn what was served."""
-    group, slow = TrainingGroup(2), ServerQueue()
+    group, slow = Coordinator(2), ServerQueue()
     setting = Setting(group, [Inbox(), Inbox()])
     enter(group, register_message(0, optimizer=None), setting.inboxes[0])
     enter(group, register_message(1, optimizer=None), slow)

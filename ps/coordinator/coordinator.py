@@ -1,0 +1,246 @@
+"""The trainers of one server: hears their messages in any order, one at a time, and has each part do its own.
+
+members        who has come, who has left, what the group failed with
+watchdog       who does not take part any longer
+registration   what all agree on before the first step
+data_planes    how gradients and results travel
+stepping       gradients in, results out; the state itself is in ps/store
+program        the optimizer of a user's program
+gathering      all-gather
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from common.errors import GradSyncError, ProtocolError
+from common.network.gradsync_pb2 import StatusReply, TrainerMessage
+from common.sync.trace import Trace
+from common.system.memory import SegmentPool, aligned_empty
+from common.tensors.arena import FloatArray
+from ps.coordinator.data_planes import DataPlanes
+from ps.coordinator.gathering import Gathering
+from ps.coordinator.members import Members, ServerQueue
+from ps.coordinator.pace import Pace
+from ps.coordinator.program import Program
+from ps.coordinator.registration import Registration
+from ps.coordinator.stepping import Stepping
+from ps.coordinator.watchdog import Watchdog
+
+__all__ = ["Coordinator"]
+
+Handler = Callable[[int, TrainerMessage, FloatArray | None], None]
+
+
+class Coordinator:
+    """Thread-safe. The first error fails the group: every trainer is told, `wait` raises it, nothing else happens.
+
+    Args:
+        shard: (index, count) of this server.
+        timeout: how long, in seconds, trainers may wait for one that does not take part.
+        pool: makes the arrays that trainers of this host and user read; without one none does.
+        helper: a thread that shares the work on large arrays.
+    """
+
+    def __init__(
+        self,
+        nranks: int,
+        *,
+        shard: tuple[int, int] = (0, 1),
+        timeout: float = 30.0,
+        epoch: int = 0,
+        pool: SegmentPool | None = None,
+        helper: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.nranks, self.shard = nranks, shard
+        self._lock = threading.Condition()
+        self._pace = Pace(nranks)
+        self._members = Members(nranks, epoch, self._lock)
+        self._planes = DataPlanes(nranks, epoch, pool)
+        self._members.at_end(self._planes.wake)
+        self.watchdog = Watchdog(self._members, self._lock, timeout, self._missing)
+        self._gathering = Gathering(self._members, self.watchdog)
+        empty = pool.empty if pool else aligned_empty
+        self._registration = Registration(
+            self._members, self.watchdog, self._planes, shard=shard, empty=empty, helper=helper
+        )
+        self._program = Program(self._members, self.watchdog, self._registration)
+        self._stepping = Stepping(
+            self._members, self.watchdog, self._planes, self._registration, self._gathering, self._pace
+        )
+        self._handlers: dict[str | None, Handler] = {
+            "register": lambda rank, message, _: self._register(rank, message),
+            "parameters": self._take_parameters,
+            "gradients": lambda rank, message, words: self._stepping.push(rank, message.gradients, words),
+            "gradients_at": lambda rank, message, _: self._stepping.read_in_place(rank, message.gradients_at),
+            "commit": lambda rank, message, _: self._commit(rank, message),
+            "pull": lambda rank, message, _: self._stepping.pull(rank, message.pull),
+            "gather": lambda rank, message, _: self._gathering.take(rank, message.gather),
+            "configure": lambda rank, message, _: self._program.configure(rank, message.configure),
+            "state": lambda rank, message, _: self._program.load_state(rank, message.state),
+            "state_request": lambda rank, message, _: self._program.send_state(rank, message.state_request),
+            "goodbye": lambda rank, message, _: self._leave(rank, message),
+        }
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been applied."""
+        return self._members.steps
+
+    @property
+    def trace(self) -> Trace:
+        """What has been recorded, if a trainer asked for that."""
+        return self._registration.trace
+
+    @property
+    def desk(self) -> str:
+        """Where trainers of this host and user hand in their memory; "": nowhere."""
+        return self._planes.desk
+
+    def expect(self, timeout: float) -> None:
+        """All trainers have joined, and are about to enter; from now on they may wait so long for one another."""
+        with self._lock:
+            self.watchdog.timeout = timeout
+            if not self._members.complete:
+                self.watchdog.someone_waits()
+
+    def enter(self, message: TrainerMessage, queue: ServerQueue) -> int:
+        """A trainer's first message; returns its rank."""
+        if message.WhichOneof("kind") != "hello":
+            raise ProtocolError("a trainer did not say hello before it sent anything else")
+        with self._lock:
+            rank = self._members.enter(message.hello, queue)
+            if self._members.complete:
+                self.watchdog.nobody_waits()
+            return rank
+
+    def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
+        """Any later message of a trainer, perhaps with the words of its chunk apart. Raises what `fail` is then to be
+        called with."""
+        with self._lock:
+            self._take_notes(rank)  # it left them before it sent this
+            self._handle(rank, message, words)
+
+    def lost(self, rank: int) -> None:
+        """A trainer's stream ended."""
+        with self._lock:
+            store = self._registration.store
+            self._members.lose(rank, store.steps[rank] if store else self.steps)
+
+    def fail(self, error: GradSyncError) -> None:
+        with self._lock:
+            self._members.fail(error)
+
+    @property
+    def failure(self) -> GradSyncError | None:
+        """What it failed with, if it did."""
+        with self._lock:
+            return self._members.failure
+
+    def stop_after_step(self, error: GradSyncError) -> None:
+        """Fail with this error as soon as no step is half committed; that one may take `timeout`."""
+        with self._lock:
+            self._stepping.stop_after_step(error)
+
+    def wait(self) -> None:
+        """Block until training is over; raises the group's failure, if it failed. Trainings have no time limit."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._members.over)
+            if self._members.failure:
+                raise self._members.failure
+
+    def close(self) -> None:
+        """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
+        with self._lock:
+            self._registration.store = None
+        self._planes.close()
+
+    def status(self) -> StatusReply:
+        """How the training goes."""
+        with self._lock:
+            members, store = self._members, self._registration.store
+            training = "training" if self._registration.begun else "waiting for trainers"
+            state = str(members.failure) if members.failure else "complete" if members.over else training
+            index, count = self.shard
+            reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=members.steps, state=state)
+            reply.parameters = store.shard.length if store else 0
+            waiting = store.waiting() if store else ()
+            for rank in sorted(members.queues):
+                reply.trainers.add(
+                    rank=rank,
+                    data_plane=self._planes.name(rank),
+                    steps=self._pace.steps[rank],
+                    times_last=self._pace.times_last[rank],
+                    lag=self._pace.lag(rank),
+                    bytes_pushed=self._pace.pushed[rank],
+                    bytes_served=self._planes.sent(rank),
+                    left=rank in members.gone,
+                    waiting=rank in waiting,
+                )
+            return reply
+
+    def straggler(self) -> str:
+        """Which trainer the others waited for most often, in words; "" if there is no telling."""
+        with self._lock:
+            return self._pace.straggler()
+
+    def _handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
+        if self._members.failure:
+            return
+        kind = message.WhichOneof("kind")
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"rank {rank} sent an unexpected {kind} message at step {self.steps}")
+        handler(rank, message, words)
+
+    def _take_notes(self, rank: int) -> None:
+        for note in self._planes.notes(rank):
+            self._handle(rank, note)
+
+    def _hear_notes(self) -> None:
+        """Some trainer has left one."""
+        try:
+            with self._lock:
+                for rank in range(self.nranks):
+                    self._take_notes(rank)
+        except GradSyncError as exc:
+            self.fail(exc)
+        except Exception as exc:
+            self.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+            raise
+
+    def _register(self, rank: int, message: TrainerMessage) -> None:
+        self._registration.register(rank, message.register)
+        self._listen_if_begun()
+
+    def _take_parameters(self, rank: int, message: TrainerMessage, words: FloatArray | None) -> None:
+        if self._program.named:
+            self._program.replace_parameters(rank, message.parameters, words)
+        else:
+            self._registration.take_parameters(rank, message.parameters, words)
+            self._listen_if_begun()
+
+    def _listen_if_begun(self) -> None:
+        """All trainers have been told where to leave notes."""
+        if self._registration.begun:
+            self._planes.listen(self._hear_notes, lambda: self._members.over)
+
+    def _commit(self, rank: int, message: TrainerMessage) -> None:
+        self._registration.store_for(rank)
+        if message.commit.update:
+            self._program.check_named(rank, message.commit.step)
+        self._stepping.commit(rank, message.commit)
+
+    def _leave(self, rank: int, message: TrainerMessage) -> None:
+        self._members.leave(rank, message.goodbye, missed=self.watchdog.somebody_waits)
+
+    def _missing(self) -> list[int]:
+        """Whom the others wait for."""
+        store = self._registration.store
+        if not self._members.complete:
+            return self._members.absent_from(self._members.queues)
+        if self._gathering.complete:
+            return self._members.absent_from(self._gathering.complete)
+        return store.waiting_for() if store and self._registration.begun else self._registration.missing()

@@ -1,0 +1,124 @@
+"""Which data plane a server has with each trainer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from common.network.gradsync_pb2 import Place, Register, ServerMessage, TrainerMessage
+from common.system.memory import SegmentPool, Unreachable
+from common.tensors.arena import FloatArray
+from ps.coordinator.members import ServerQueue
+from ps.planes.grpc_plane import GrpcServerPlane
+from ps.planes.plane import ServerPlane
+from ps.planes.shm_server import ServerMemory, SharedMemoryServerPlane
+from ps.store.modes import SYNC, Mode
+from ps.store.store import Result, Store
+
+__all__ = ["DataPlanes"]
+
+LISTEN_S = 0.1  # who listens looks this often whether the training is over
+
+
+class DataPlanes:
+    """
+    Args:
+        pool: makes the arrays that trainers of this host and user read; without one none does.
+    """
+
+    def __init__(self, nranks: int, epoch: int, pool: SegmentPool | None) -> None:
+        self._epoch = epoch
+        self._memory = ServerMemory(nranks, pool) if pool else None
+        self._of: dict[int, ServerPlane] = {}
+        self._queues: dict[int, ServerQueue] = {}
+
+    @property
+    def desk(self) -> str:
+        """Where trainers of this host and user hand in their memory; "": nowhere."""
+        return self._memory.desk.name if self._memory else ""
+
+    def choose(self, rank: int, register: Register, mode: Mode, store: Store, queue: ServerQueue) -> None:
+        """A trainer has registered: memory if it reaches ours, and we its, else gRPC."""
+        self._queues[rank] = queue
+        if not register.HasField("probe"):
+            why = "the trainer does not offer its memory"
+        elif self._memory is None:
+            why = "the server does not offer its memory"
+        else:
+            try:
+                self._of[rank] = self._shared_memory(rank, register, mode, store, self._memory, queue)
+                return
+            except Unreachable as exc:
+                why = str(exc)
+        self._of[rank] = GrpcServerPlane(queue, self._epoch, why_not=why)
+
+    def _shared_memory(
+        self, rank: int, register: Register, mode: Mode, store: Store, memory: ServerMemory, queue: ServerQueue
+    ) -> ServerPlane:
+        landing: FloatArray | None = None
+        if mode != SYNC:
+            whole = memory.array(register.parameters, register.length)
+            landing = whole[store.shard.start : store.shard.stop]
+        elif rank == 0 and register.HasField("parameters"):
+            memory.keep_parameters(register, store)
+        memory.admit(rank, register)
+        return SharedMemoryServerPlane(rank, queue, self._epoch, memory, landing)
+
+    def settle(self, mode: Mode, store: Store) -> None:
+        """All have registered: tell each how its data travel."""
+        if self._memory:
+            self._memory.hand_out(store.parameters if mode == SYNC else None)
+        for rank, plane in self._of.items():
+            self._queues[rank].put([ServerMessage(plane=plane.terms())])
+
+    def deliver(self, result: Result) -> None:
+        """Hand out a result to those who wait for it."""
+        for rank in result.ranks:
+            self._of[rank].deliver(result)
+
+    def gradients(self, rank: int, place: Place, length: int) -> FloatArray:
+        """A trainer's, of the whole arena, where it has them.
+
+        Raises:
+            Unreachable: they cannot be read.
+        """
+        if rank not in self._of:
+            raise Unreachable("it has not registered")
+        return self._of[rank].gradients(place, length)
+
+    def name(self, rank: int) -> str:
+        """Of a trainer's plane; "": it has none yet."""
+        return self._of[rank].name if rank in self._of else ""
+
+    def sent(self, rank: int) -> int:
+        """Bytes of results that were sent to a trainer."""
+        return self._of[rank].sent if rank in self._of else 0
+
+    def notes(self, rank: int) -> Iterator[TrainerMessage]:
+        """What a trainer has said otherwise than over gRPC."""
+        return self._of[rank].notes() if rank in self._of else iter(())
+
+    def listen(self, hear: Callable[[], None], over: Callable[[], bool]) -> None:
+        """From now on `hear` is called on a thread of its own when there may be notes, until `over` holds."""
+        for plane in self._of.values():
+            plane.open()
+        if self._memory:
+            threading.Thread(
+                target=self._listen, args=(self._memory, hear, over), name="gradsync-mailboxes", daemon=True
+            ).start()
+
+    @staticmethod
+    def _listen(memory: ServerMemory, hear: Callable[[], None], over: Callable[[], bool]) -> None:
+        """One thread hears all mailboxes; it sleeps until somebody rings."""
+        while not over():
+            if memory.bell.sleep(LISTEN_S):
+                hear()
+
+    def wake(self) -> None:
+        """Have the thread look whether the training is over."""
+        if self._memory:
+            self._memory.bell.post()
+
+    def close(self) -> None:
+        if self._memory:
+            self._memory.close()

@@ -1,0 +1,101 @@
+"""Steps: what trainers push and commit goes to the store, and what comes out of it is handed out."""
+
+from __future__ import annotations
+
+import time
+
+from common.errors import GradSyncError, ProtocolError
+from common.network.gradsync_pb2 import Chunk, Commit, Place, Pull
+from common.system.memory import Unreachable
+from common.tensors.arena import FloatArray
+from ps.coordinator.data_planes import DataPlanes
+from ps.coordinator.gathering import Gathering
+from ps.coordinator.members import Members
+from ps.coordinator.pace import Pace
+from ps.coordinator.registration import Registration
+from ps.coordinator.watchdog import Watchdog
+from ps.planes.wire import data_of
+from ps.store.ending import Ending
+from ps.store.store import Progress, Store
+
+__all__ = ["Stepping"]
+
+
+class Stepping:
+    """From the first gradients to the last result."""
+
+    def __init__(
+        self,
+        members: Members,
+        watchdog: Watchdog,
+        planes: DataPlanes,
+        registration: Registration,
+        gathering: Gathering,
+        pace: Pace,
+    ) -> None:
+        self._members, self._watchdog, self._planes = members, watchdog, planes
+        self._registration, self._gathering, self._pace = registration, gathering, pace
+        self._stop: GradSyncError | None = None  # to fail with when the step is complete
+
+    def read_in_place(self, rank: int, place: Place) -> None:
+        """A trainer tells where its gradients lie, all of the arena's."""
+        store = self._registration.store_for(rank)
+        try:
+            whole = self._planes.gradients(rank, place, self._registration.agreed.length)
+        except Unreachable as exc:
+            raise ProtocolError(
+                f"the gradients of rank {rank} cannot be read at step {self._members.steps}: {exc}"
+            ) from exc
+        store.read_in_place(rank, whole[store.shard.start : store.shard.stop])
+
+    def push(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
+        """Gradients of a trainer, or where they are to be read."""
+        store = self._registration.store_for(rank)
+        data = words if words is not None else chunk.size or data_of(chunk)
+        self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
+        progress = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
+        self._watchdog.still_alive()
+        self._go_on(rank, store, progress)
+
+    def commit(self, rank: int, commit: Commit) -> None:
+        """A trainer tells how its step ends."""
+        store = self._registration.store_for(rank)
+        ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
+        progress = store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
+        self._go_on(rank, store, progress)
+        self._gathering.tell_at_work()
+
+    def pull(self, rank: int, pull: Pull) -> None:
+        """A trainer wants the parameters as they are now."""
+        self._planes.deliver(self._registration.store_for(rank).pull(rank, pull.epoch, pull.step))
+
+    def stop_after_step(self, error: GradSyncError) -> None:
+        """Fail with this error as soon as no step is half committed."""
+        self._stop = error
+        store = self._registration.store
+        if store and store.within_step():
+            self._watchdog.someone_waits()
+        else:
+            self._members.fail(error)
+
+    def _go_on(self, rank: int, store: Store, progress: Progress) -> None:
+        """Hand out what there is now; the others wait, or nobody does any longer."""
+        members = self._members
+        members.steps = min(store.steps)
+        if progress.finished:
+            self._pace.committed(rank, time.monotonic())
+        for result in progress.results:
+            self._planes.deliver(result)
+        if progress.finished:
+            self._tell_watchdog(store)
+            if self._stop and not store.within_step():
+                members.fail(self._stop)
+        if members.gone and store.misses(members.gone):
+            members.miss_those_gone()
+
+    def _tell_watchdog(self, store: Store) -> None:
+        if self._gathering.complete or store.waiting():
+            self._watchdog.someone_waits()
+            self._watchdog.still_alive()
+        else:
+            self._watchdog.nobody_waits()
