@@ -10,7 +10,8 @@ from collective.nccl.seat import gpus_for, require_nccl
 from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
-from common.launch.launch import Job, abstract_address, flags_of
+from common.launch.job import Job
+from common.launch.ranks import abstract_address, flags_of
 from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 

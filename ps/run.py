@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
-from common.launch.launch import Job, flags_of, start_servers
+from common.launch.job import Job
+from common.launch.ranks import flags_of
+from common.launch.servers import start_servers
 from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after

@@ -26,7 +26,7 @@ from benchmarks.records.result_files import read
 from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResults
 from benchmarks.stats.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from common.errors import CertificateFailed, DataError
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.system.mkl import wanted_cpu_type
 
 __all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "take_up"]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import UsageError
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.system.process import Terminated
 
 __all__ = ["BIT_UNITS", "Cluster", "ClusterConfig", "Hosts", "OneHost", "quantity", "why_no_cluster"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.netlab.cluster import ClusterConfig, Hosts
 from benchmarks.operations.group import MeasuredGroup
-from common.launch.launch import Job
+from common.launch.job import Job
 
 __all__ = ["link_bytes", "measure_link"]
 

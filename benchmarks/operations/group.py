@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.netlab.cluster import Hosts
 from benchmarks.peers import load_peer
 from common.errors import GradSyncError
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.system.process_memory import ProcessMemory, added_since
 
 __all__ = ["WARMUP", "MeasuredGroup"]

@@ -17,7 +17,7 @@ from benchmarks.training.contestants import PEERS, TORCH, Contestant
 from benchmarks.training.watched import Watch
 from common.errors import GradSyncError, PeerError, error_from_name
 from common.launch.config import TrainingConfig
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.launch.trace_file import write_trace
 from common.launch.tracing import read_parts
 

@@ -34,7 +34,7 @@ from benchmarks.training.pool import WorkerPool
 from benchmarks.training.watched import Straggler, Watch
 from common.errors import CertificateFailed
 from common.launch.cli import check_writable
-from common.launch.launch import FOLDER
+from common.launch.job import FOLDER
 from ps.store.modes import parse_mode
 
 __all__ = ["accuracy"]

@@ -26,7 +26,7 @@ from benchmarks.training.measure import Records, measure, records_from, records_
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed, UsageError
 from common.launch.cli import check_writable
-from common.launch.launch import FOLDER
+from common.launch.job import FOLDER
 
 __all__ = ["compare"]
 

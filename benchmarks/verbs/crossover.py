@@ -33,7 +33,7 @@ from benchmarks.reports.writing import write_report
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, UsageError
 from common.launch.cli import check_writable
-from common.launch.launch import Job
+from common.launch.job import Job
 
 __all__ = ["run_crossover"]
 

@@ -31,7 +31,7 @@ from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contest
 from benchmarks.training.measure import Records, records_from, records_to_json
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.cli import check_writable
-from common.launch.launch import FOLDER, Job
+from common.launch.job import FOLDER, Job
 from common.system.mkl import CPU_TYPE, MKL_CHOOSES, wanted_cpu_type
 from common.system.process import end_in_order_on_sigterm
 

@@ -28,7 +28,7 @@ from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.training.stand_in import write_idx_files
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch.cli import check_writable
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.system.memory import memory_bytes
 
 __all__ = ["SuiteConfig", "run_suite"]

@@ -26,7 +26,7 @@ from benchmarks.stats.interval import interval
 from benchmarks.stats.rounds import rounds
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.cli import check_writable
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.system.process_memory import ProcessMemory
 
 __all__ = ["run_sweep"]

@@ -11,7 +11,8 @@ from typing import Annotated
 import tyro
 
 from common.errors import UsageError
-from common.launch.launch import Job, endpoints_of, paddle_environment
+from common.launch.job import Job
+from common.launch.ranks import endpoints_of, paddle_environment
 from common.launch.settings import check_rank
 from common.system.addresses import address_after, address_of, is_ours, own_host, parse_address
 

@@ -12,7 +12,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from common.errors import PeerError
-from common.launch.launch import Job, ProcessFailed, abstract_address, endpoints_of, paddle_environment, start_servers
+from common.launch.child import ProcessFailed
+from common.launch.job import Job
+from common.launch.ranks import abstract_address, endpoints_of, paddle_environment
+from common.launch.servers import start_servers
 from common.launch.settings import Placement
 from common.system.process import JOB_SECRET_VARIABLE, PARENT_VARIABLE, prepare_process
 

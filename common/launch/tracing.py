@@ -15,7 +15,7 @@ import numpy as np
 from common.errors import UsageError
 from common.launch.cli import check_writable
 from common.launch.hosts import Node
-from common.launch.launch import FOLDER
+from common.launch.job import FOLDER
 from common.launch.trace_file import save_trace
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer

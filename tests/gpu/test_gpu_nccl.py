@@ -21,7 +21,7 @@ from collective.nccl.binding import load_binding
 from collective.nccl.cuda import count_gpus
 from collective.nccl.seat import SHARING_VERSION
 from common.errors import UsageError
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.tensors.reduction import DTYPES, OPS
 from tests.support.groups import RankProcesses, assert_same_bits, cuts_of, reduced, sample, say
 

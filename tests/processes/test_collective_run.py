@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.system.process import PARENT_VARIABLE
 from common.tensors.arena import sha256_of_parameters
 from common.trainer.record import RunRecord

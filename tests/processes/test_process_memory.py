@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from common.launch.launch import Job, start_servers
+from common.launch.job import Job
+from common.launch.servers import start_servers
 from common.system.memory import SEALS, Segment, segment_name
 from common.system.process import JOB_SECRET_VARIABLE
 from common.system.process_memory import ProcessMemory, added_since, leave_memory, memory_of, pss_bytes

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("paddle")
 import collective
 import ps
-from common.launch.launch import ProcessFailed
+from common.launch.child import ProcessFailed
 
 pytestmark = pytest.mark.processes
 

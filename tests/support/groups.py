@@ -30,7 +30,7 @@ from collective.group import Group, connect
 from collective.membership.connections import Listener, build_mesh
 from collective.nccl.algorithm import NcclAlgorithm, NcclRingAlgorithm
 from collective.transports.memory import connect_threads
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
 

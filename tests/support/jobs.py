@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.launch.launch import Job, ProcessFailed
+from common.launch.child import ProcessFailed
+from common.launch.job import Job
 
 __all__ = ["LIMIT_S", "PAUSE", "WAIT_FOR_END_OF", "Flags", "failure_of", "start"]
 

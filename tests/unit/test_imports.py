@@ -60,7 +60,7 @@ PADDLE_FREE = (
     "ps.config",
     "common",
     "common.network.rendezvous",
-    "common.launch.launch",
+    "common.launch.job",
     "common.launch.config",
     "common.trainer.data",
     "common.trainer.entry",
@@ -191,7 +191,7 @@ def test_the_core_does_not_load_paddle() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "first", ["common.system.process", "collective", "ps", "common.network.rendezvous", "common.launch.launch"]
+    "first", ["common.system.process", "collective", "ps", "common.network.rendezvous", "common.launch.job"]
 )
 def test_each_can_be_imported_first(first: str) -> None:
     code = f"import {first}, sys; print('paddle' in sys.modules, 'grpc' in sys.modules, 'tyro' in sys.modules)"

@@ -13,7 +13,7 @@ import collective
 from collective.choice import ALGORITHMS
 from collective.choice import BACKENDS as CONNECT_BACKENDS
 from common.errors import PeerUnreachable, PortInUse, RendezvousError, UsageError
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from tests.support.groups import assert_same_bits, free_port, on_threads, outcomes_of, sample
 
 # connect

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from common.launch import launch
-from common.launch.launch import Job, ProcessFailed
+from common.launch.child import ProcessFailed
+from common.launch.job import Job
 from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start
 
 pytestmark = pytest.mark.processes

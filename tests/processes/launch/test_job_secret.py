@@ -11,7 +11,10 @@ import pytest
 
 from common import __version__
 from common.errors import RendezvousError
-from common.launch.launch import Job, ProcessFailed, abstract_address, start_servers
+from common.launch.child import ProcessFailed
+from common.launch.job import Job
+from common.launch.ranks import abstract_address
+from common.launch.servers import start_servers
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import METHOD

@@ -16,7 +16,8 @@ import pytest
 from common.errors import UsageError
 from common.launch import launch
 from common.launch.cli import run_command
-from common.launch.launch import Job, start_servers, wait_for_file
+from common.launch.job import Job
+from common.launch.servers import start_servers, wait_for_file
 from tests.support.jobs import LIMIT_S, PAUSE, WAIT_FOR_END_OF, Flags, start
 
 pytestmark = pytest.mark.processes
@@ -31,7 +32,7 @@ signal.pause()
 """
 LAUNCHER = """
 import sys
-from common.launch.launch import Job
+from common.launch.job import Job
 with Job() as job:
     job.start("rank 0", ["-c", sys.argv[1]], log="workerlog.0", on_terminal=True)
     job.wait()

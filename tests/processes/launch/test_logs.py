@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from common.launch.launch import Job, ProcessFailed, wait_for_file
+from common.launch.child import ProcessFailed
+from common.launch.job import Job
+from common.launch.servers import wait_for_file
 from common.system.process import PARENT_VARIABLE
 from tests.support.jobs import LIMIT_S, WAIT_FOR_END_OF, failure_of, start
 

@@ -13,7 +13,7 @@ from collective.calls import Tag
 from collective.membership.liveness import Mesh
 from collective.transports.tcp import FRAME, HEADER_BYTES, TcpTransport, checksum_of
 from common.errors import ProtocolError, RendezvousError, UsageError
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
 TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, piece=0)

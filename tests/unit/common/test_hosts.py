@@ -15,7 +15,7 @@ from common.errors import GradSyncError, PeerUnreachable, RendezvousError, Usage
 from common.launch import hosts
 from common.launch.cli import run_command
 from common.launch.hosts import HostsConfig, Node, find_node, start_ranks
-from common.launch.launch import endpoints_of
+from common.launch.ranks import endpoints_of
 from ps.config import RunConfig
 from tests.support.groups import free_port
 

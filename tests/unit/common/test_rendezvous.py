@@ -12,7 +12,7 @@ import pytest
 
 from common import __version__
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, VersionMismatch
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE, METHOD, Membership, RendezvousServer, Roster, join, proof_of

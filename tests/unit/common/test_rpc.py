@@ -23,7 +23,7 @@ from common.errors import (
     ProtocolError,
     UsageError,
 )
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from common.network import rpc
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]

@@ -16,7 +16,7 @@ from benchmarks.reports.sweep import verdict
 from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.sweep import Groups, Measured, measure_all, rows_of
 from common.errors import GradSyncError
-from common.launch.launch import Job
+from common.launch.job import Job
 from common.system.process_memory import ProcessMemory
 from tests.support.sweep_samples import results_of, sample
 

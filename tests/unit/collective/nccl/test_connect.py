@@ -13,7 +13,7 @@ from collective.nccl import cuda
 from collective.nccl import seat as nccl_group
 from collective.nccl.algorithm import NcclAlgorithm
 from common.errors import UsageError
-from common.launch.launch import abstract_address
+from common.launch.ranks import abstract_address
 from tests.support.fake_nccl import FakeArray, FakeGpu, FakeNccl, make_binding
 from tests.support.groups import on_threads, outcomes_of, reduced, sample
 from tests.support.nccl_cases import bindings

@@ -1,0 +1,103 @@
+"""A process that a launcher has started: how it ends, and what is told of it when it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from common.errors import GradSyncError, PeerError
+
+__all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
+
+TAIL_LINES = 12
+
+
+class ProcessFailed(GradSyncError):
+    """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
+
+    def __init__(self, message: str, exit_code: int, *, words: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.words = words  # what it said itself, if it has no log: to be shown instead of the message
+
+
+@dataclass
+class Child:
+    name: str  # "rank 2", "server 0"
+    process: subprocess.Popen[bytes]
+    log: Path | None  # None: it writes to this terminal
+    words: Path  # its last ones, in that case
+    ended_at: float | None = None
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    def is_frozen(self) -> bool:
+        """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""
+        try:
+            return psutil.Process(self.process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.NoSuchProcess:
+            return False
+
+
+def failure_of(children: Sequence[Child], *, kept: bool) -> ProcessFailed:
+    """What to tell of those that have failed: the one that did so first, and not only because another had.
+
+    Args:
+        kept: whether their logs are.
+    """
+    first, *_ = sorted((child for child in children if child.code), key=_blame)
+    code = first.code or 0
+    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    message = f"{first.name} {ended}"
+    if first.log is not None:
+        message += _tail(first.log, kept=kept)
+    words = first.words.read_text().strip() if first.words.exists() else ""
+    return ProcessFailed(message, 128 - code if code < 0 else code, words=words)
+
+
+def end_all(children: Sequence[Child], patience: float) -> None:
+    """End them and all that they have started: SIGTERM, and after so many seconds SIGKILL."""
+    running = [c.process for c in children if c.process.poll() is None]
+    for process in running:
+        _signal_group(process, signal.SIGTERM)
+        _signal_group(process, signal.SIGCONT)  # a frozen one must hear it
+    deadline = time.monotonic() + patience
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in children:
+        _signal_group(child.process, signal.SIGKILL)  # what it started and did not end
+        for pipe in (child.process.stdin, child.process.stdout):
+            if pipe:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To a child and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader.pid, number)
+
+
+def _blame(child: Child) -> tuple[bool, float]:
+    """Processes that only report another's failure come last; among the rest, the first to end."""
+    return (child.code == PeerError.exit_code, child.ended_at or 0.0)
+
+
+def _tail(log: Path, *, kept: bool) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+    where = f" of {log}" if kept else " of its output"
+    return "".join(f"\n  | {line}" for line in [f"(last lines{where})", *lines]) if lines else " without a word"
