@@ -22,12 +22,17 @@ compare: setup       ## prove that both schemes compute the same, measure them, 
 results: setup       ## list the committed results in out/results.md
 	$(BIN)/python -m benchmarks results
 
-test: setup          ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+# ARGS=ps stands for the unit tests and the contracts of ps; anything else goes to pytest as it is.
+WORKERS ?= $(shell nproc)
+TESTS = $(foreach arg,$(ARGS),$(if $(wildcard tests/unit/$(arg)),$(wildcard tests/unit/$(arg) tests/contracts/$(arg)),$(arg)))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+TEST_LIMIT_S ?= 360
 
-test-long: setup     ## the collective contract with 10,000,001 elements and 2,000 random cases each, and long runs, about 7 minutes
-	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest tests/contracts/test_group.py $(ARGS)
-	GRADSYNC_LONG_TESTS=1 $(BIN)/python -m pytest -m long $(ARGS)
+test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); a part of them with ARGS=ps, ARGS="-k name", ...
+	GRADSYNC_TEST_LIMIT_S=$(TEST_LIMIT_S) $(PYTEST) $(TESTS)
+
+test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
+	GRADSYNC_LONG_TESTS=1 $(PYTEST) -m "long or contract" $(TESTS)
 
 check: setup         ## formatting, lint, types, which way imports point, figures, generated code
 	$(BIN)/ruff format --check .

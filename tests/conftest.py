@@ -19,6 +19,7 @@ import pytest
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support import warm
+from tests.support.thorough import LONG
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC
@@ -27,20 +28,40 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it, 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVE_S = 5.0  # what has been told to end may take this long to be gone
 POLL_S = 0.005
+BEGUN = time.monotonic()
+LIMIT_VARIABLE = "GRADSYNC_TEST_LIMIT_S"  # seconds that a run may take
+MARKERS = {"contracts": "contract", "processes": "processes", "system": "system"}  # of the folders' tests
 
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("gradsync", deadline=None, derandomize=True)
-    settings.load_profile("gradsync")
+    settings.register_profile("quick", deadline=None, derandomize=True, max_examples=50)
+    settings.register_profile("thorough", deadline=None, derandomize=True, max_examples=500)
+    settings.load_profile("thorough" if LONG else "quick")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `long` repeat with real processes, and much time, what others show a part of."""
-    if not os.environ.get("GRADSYNC_LONG_TESTS"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
+    """Each folder has its marker; tests marked `long` repeat, with much time, what others show a part of.
+
+    Files that take long come first, so that no worker begins one when the others have ended.
+    """
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in MARKERS:
+            item.add_marker(MARKERS[folder])
+        if item.get_closest_marker("long") and not LONG:
+            item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
+    if items and hasattr(items[0].config, "workerinput"):
+        items.sort(key=lambda item: not {"system", "processes"} & {mark.name for mark in item.iter_markers()})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that took longer than its limit has failed, so that the time stays what it is."""
+    limit, took = float(os.environ.get(LIMIT_VARIABLE) or "inf"), time.monotonic() - BEGUN
+    if took > limit and not hasattr(session.config, "workerinput"):
+        print(f"\nThe tests took {took:.0f} s, more than the {limit:.0f} s that they may take ({LIMIT_VARIABLE}).")
+        print("Make them faster, or mark what repeats others `long` (--durations=30 says where the time goes).")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

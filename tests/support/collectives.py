@@ -11,7 +11,7 @@ from collective.shared_memory.barrier import SHORT_BYTES
 from collective.transports.base import PIECE_BYTES
 from common.tensors.reduction import DTYPES, OPS
 from tests.support.groups import CANONICAL, sample
-from tests.support.pairwise import LONG
+from tests.support.thorough import LONG
 
 __all__ = [
     "BIG",

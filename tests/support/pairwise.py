@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, product
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["LONG", "combined"]
+from tests.support.thorough import LONG
 
-LONG = bool(os.environ.get("GRADSYNC_LONG_TESTS"))  # `make test-long`: what takes too long for every change
+__all__ = ["combined"]
 
 Row = tuple[int, ...]
 Pair = tuple[int, int, int, int]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from common.tensors.buckets import chunk_bounds
 from tests.support.collectives import CASES, PIECE, backends, filled, sizes_of
 from tests.support.groups import BACKENDS, CANONICAL, assert_same_bits, reduced, sample
-from tests.support.pairwise import LONG, combined
+from tests.support.pairwise import combined
+from tests.support.thorough import examples
 
-EXAMPLES = 2000 if LONG else 120
+EXAMPLES = examples(40, 2000)
 
 
 def check_random_all_reduce(groups, backend, nranks, size, case, seed):
@@ -65,7 +66,7 @@ random_calls = given(
 )
 
 
-@settings(max_examples=max(300, EXAMPLES), deadline=None)
+@settings(max_examples=max(100, EXAMPLES), deadline=None)
 @random_calls
 def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)

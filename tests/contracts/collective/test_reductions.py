@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.collectives import BIG, CASES, NRANKS, filled, placed, sizes_of
 from tests.support.groups import CANONICAL, assert_same_bits, cuts_of, on_ranks, opened, reduced, sample
-from tests.support.pairwise import LONG, combined
+from tests.support.pairwise import combined
+from tests.support.thorough import LONG
 
 OWNERS = {
     "all": {0, 1},

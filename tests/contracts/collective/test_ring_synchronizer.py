@@ -13,9 +13,9 @@ from collective.synchronizer import RingSynchronizer
 from common.errors import PeerLost, UsageError
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
 from tests.support.groups import BACKENDS, CANONICAL, DEADLINE_S, assert_same_bits, mesh_groups, on_threads
-from tests.support.pairwise import LONG
 from tests.support.synchronizer_contract import BETWEEN_RANKS, CHECKS, check_overlap_changes_no_bits, name_of
 from tests.support.synchronizer_steps import BUCKETS, errors_of, new_arena
+from tests.support.thorough import LONG
 
 COMBINATIONS = [("memory", 1), ("memory", 3), ("shm", 2), ("tcp", 3)]  # groups have shown that backends are alike
 if LONG:

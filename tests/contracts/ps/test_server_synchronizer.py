@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("paddle")
 
 from ps.store.modes import Mode
-from tests.support.pairwise import LONG
 from tests.support.server_jobs import EVERYWHERE, job
 from tests.support.synchronizer_contract import BETWEEN_RANKS, CHECKS, Check, check_overlap_changes_no_bits, name_of
+from tests.support.thorough import LONG
 
 FEW = [(1, 2, "grpc"), (2, 2, "shm"), (3, 1, "mixed")]  # clients and servers have shown that planes are alike
 JOBS = EVERYWHERE if LONG else FEW

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from common.system.memory import Segment
 from ps.planes.mailboxes import NOTE_BYTES, SLOTS, Mailbox, Mailboxes, mailboxes_bytes
+from tests.support.thorough import examples
 
 DEADLINE_S = 20.0
 NRANKS = 3
@@ -26,7 +27,7 @@ def both_ends() -> tuple[Mailboxes, Mailboxes]:
     return server, Mailboxes(Segment(segment.nbytes, descriptor=segment.descriptor), NRANKS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 300), deadline=None)
 @given(st.lists(st.one_of(puts, puts, takes), max_size=4 * SLOTS))
 def test_every_mailbox_is_a_bounded_queue_of_its_own(
     actions: list[tuple[int, bool, bytes | None]],

@@ -11,6 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from common.tensors.arena import FloatArray  # noqa: E402
 from common.tensors.fingerprint import FINGERPRINT, fingerprint  # noqa: E402
+from tests.support.thorough import examples  # noqa: E402
 
 ROWS, WIDTH = FINGERPRINT
 EDGES = [n + d for n in (2 * WIDTH, 2 * WIDTH * ROWS, 5 * WIDTH * ROWS) for d in (-16, 0, 16)]
@@ -21,7 +22,7 @@ def values_in(length: int) -> FloatArray:
     return np.random.default_rng(length).standard_normal(length).astype(np.float32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 300))
 @given(lengths, st.data())
 def test_a_fingerprint_shows_the_change_of_any_bit(length: int, data: st.DataObject) -> None:
     array = values_in(length)
@@ -32,7 +33,7 @@ def test_a_fingerprint_shows_the_change_of_any_bit(length: int, data: st.DataObj
     assert fingerprint(array) != before
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 300))
 @given(lengths, st.data())
 def test_a_fingerprint_shows_values_that_have_changed_places(length: int, data: st.DataObject) -> None:
     """Two, or two whole runs of them, as when the weights of two layers are exchanged."""

@@ -21,6 +21,7 @@ from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.members import ServerQueue
 from ps.planes.wire import data_of
 from ps.store.shards import plan_shards, shard_of_bucket
+from tests.support.thorough import examples
 from tests.support.trainer_messages import (
     BUCKETS,
     LAYOUT,
@@ -106,7 +107,7 @@ def cut(start: int, stop: int, random: Random) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 300), deadline=None)
 @given(
     st.integers(1, 3),
     st.sampled_from([(0, 1), (0, 2), (1, 2), (1, 3), (7, 8)]),

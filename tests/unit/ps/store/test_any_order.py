@@ -26,6 +26,7 @@ from tests.support.store_model import (
     play_step,
     rate_of,
 )
+from tests.support.thorough import examples
 
 
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4])
@@ -48,7 +49,7 @@ def test_the_model_of_these_tests_tells_float64_from_float32() -> None:
     np.testing.assert_allclose(mean, np.mean(wide, axis=0), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(
     st.one_of(plans(), mixed_plans()),
     st.integers(1, 4),

@@ -38,6 +38,7 @@ from tests.support.store_model import (
     rate_of,
     updated,
 )
+from tests.support.thorough import examples
 
 SSP, GEO = Mode("ssp", 1), Mode("geo", 3)
 
@@ -252,7 +253,7 @@ class RelaxedMachine(RuleBasedStateMachine):
 
 
 TestRelaxedStores = RelaxedMachine.TestCase
-TestRelaxedStores.settings = settings(max_examples=100, stateful_step_count=40)
+TestRelaxedStores.settings = settings(max_examples=examples(20, 300), stateful_step_count=40)
 
 
 # ---- one by one -------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tests.support.store_model import (
     refused,
     updated,
 )
+from tests.support.thorough import examples
 
 USED = 3  # parameters that the masks of the machine tell of
 
@@ -355,4 +356,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestStoreMachine.settings = settings(max_examples=examples(20, 200), stateful_step_count=60, deadline=None)

@@ -1,0 +1,14 @@
+"""What `make test` takes a part of and `make test-long` all."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["LONG", "examples"]
+
+LONG = bool(os.environ.get("GRADSYNC_LONG_TESTS"))
+
+
+def examples(quick: int, thorough: int) -> int:
+    """How many cases Hypothesis draws."""
+    return thorough if LONG else quick
