@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.launch import launch
+from common.launch import job as launch
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common.launch import launch
+from common.launch import job as launch
 from common.launch.child import ProcessFailed
 from common.launch.job import Job
 from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start

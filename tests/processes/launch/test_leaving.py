@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from common.launch import launch
+from common.launch import job as launch
 from common.launch.cli import run_command
 from common.launch.job import Job
 from common.launch.servers import start_servers, wait_for_file
