@@ -198,22 +198,20 @@ class Optimizer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("epoch", "step", "bucket", "start", "padding", "data", "size")
+    __slots__ = ("epoch", "step", "bucket", "start", "data", "size")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     bucket: int
     start: int
-    padding: bytes
     data: bytes
     size: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., start: _Optional[int] = ..., padding: _Optional[bytes] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., start: _Optional[int] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("epoch", "step", "learning_rate", "update", "again", "replaced", "used", "ahead")

@@ -1,21 +1,22 @@
-"""Chunks to bytes and back with one copy of their words instead of four: standard protobuf encoding, put together and
-taken apart around the words.
+"""Messages to bytes and back; words go apart, so that they are copied once instead of four times.
 
-A message that carries a chunk ends with the chunk's words, whatever its kind:
+A message that carries words is a header and the words, whatever its kind:
 
-    tag, length of all that follows, the chunk's other fields, padding, tag, length of the words | words
+    0 (u8), field of the message (u8), 0 (u16), epoch (u32), bucket (u32), 0 (u32), step (u64), start (u64) | words
 
-Any protobuf parser reads such a message (https://protobuf.dev/programming-guides/encoding), and what another one wrote
-in another order is read by protobuf itself here. Padding lets the words begin where arithmetic on them is fast.
+all little-endian. Every other message is protobuf's, none of which begins with a zero. Words begin at a multiple of 16
+bytes, where arithmetic on them is fast.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
 from common.network.rpc import CHUNK_BYTES
@@ -27,10 +28,8 @@ __all__ = ["Frame", "Outgoing", "frames", "read_server", "read_trainer", "to_byt
 
 M = TypeVar("M", TrainerMessage, ServerMessage)
 
-BYTES = 2  # wire type of a field that is a length and so many bytes
-DATA_TAG, PADDING_TAG = (Chunk.DESCRIPTOR.fields_by_name[name].number << 3 | BYTES for name in ("data", "padding"))
-WORTH_BYTES = 1024  # smaller messages are protobuf's
-ALIGNED_TO = 16  # bytes; so is the memory of `bytes`, from its first one on
+HEADER = struct.Struct("<BBxxIIxxxxQQ")  # 32 bytes
+MARK = 0  # a protobuf message begins with a tag, which is not zero
 
 
 @dataclass(frozen=True)
@@ -64,22 +63,9 @@ def to_bytes(message: Outgoing | TrainerMessage | ServerMessage) -> bytes:
     """What goes over the wire; the words are read now."""
     if not isinstance(message, Outgoing):
         return message.SerializeToString()
-    head = head_of(message)
-    missing = -len(head) % ALIGNED_TO
-    if missing and len(head) + message.words.nbytes >= WORTH_BYTES:
-        size = (missing - 3) % ALIGNED_TO + 1  # besides its tag and length
-        head = head_of(message, size)
-        if len(head) % ALIGNED_TO:  # it has made a length before it one byte longer
-            head = head_of(message, size + ALIGNED_TO - 1)
-    return b"".join((head, message.words.data))
-
-
-def head_of(message: Outgoing, padding: int = 0) -> bytes:
-    """All that comes before the words, with so many bytes of padding."""
-    nbytes = message.words.nbytes
-    message.chunk.padding = bytes(padding)
-    inner = message.chunk.SerializeToString() + bytes([DATA_TAG]) + varint(nbytes)
-    return bytes([message.field << 3 | BYTES]) + varint(len(inner) + nbytes) + inner
+    chunk = message.chunk
+    header = HEADER.pack(MARK, message.field, chunk.epoch, chunk.bucket, chunk.step, chunk.start)
+    return b"".join((header, message.words.data))
 
 
 def read_trainer(data: bytes) -> Frame[TrainerMessage]:
@@ -96,55 +82,13 @@ def read_server(data: bytes) -> Frame[ServerMessage]:
 
 
 def read(kind: type[M], data: bytes) -> Frame[M]:
-    at = where_words_begin(data)
-    field = kind.DESCRIPTOR.fields_by_number.get(data[0] >> 3) if at else None
-    if at is None or field is None or field.message_type is not Chunk.DESCRIPTOR:
+    if not data or data[0] != MARK:
         return Frame(kind.FromString(data), None)
-    header_end, begin = at
-    _, inner = read_varint(data, 1)
+    size = len(data) - HEADER.size
+    field = kind.DESCRIPTOR.fields_by_number.get(data[1]) if size > 0 and size % FLOAT32.itemsize == 0 else None
+    if field is None or field.message_type is not Chunk.DESCRIPTOR:
+        raise DecodeError(f"{len(data)} bytes are no words with a header")
+    _, _, epoch, bucket, step, start = HEADER.unpack_from(data)
     message = kind()
-    getattr(message, field.name).MergeFromString(data[inner:header_end])
-    return Frame(message, np.frombuffer(data, FLOAT32, offset=begin))
-
-
-def where_words_begin(data: bytes) -> tuple[int, int] | None:
-    """(where the tag of the words is, where they begin) if this is a chunk that ends with its words; else None."""
-    if len(data) < WORTH_BYTES or data[0] & 7 != BYTES:
-        return None
-    length, at = read_varint(data, 1)
-    if at + length != len(data):
-        return None
-    while at < len(data):
-        tag = data[at]
-        if tag == DATA_TAG:
-            size, begin = read_varint(data, at + 1)
-            return (at, begin) if begin + size == len(data) and size % FLOAT32.itemsize == 0 else None
-        value, at = read_varint(data, at + 1)
-        if tag == PADDING_TAG:
-            at += value
-        elif tag & 7:  # the other fields of a chunk are whole numbers
-            return None
-    return None
-
-
-def varint(value: int) -> bytes:
-    """
-    >>> varint(300).hex()
-    'ac02'
-    """
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where it ends; (0, len(data)) if it is cut off or too long."""
-    value = 0
-    for index, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, at + index + 1
-    return 0, len(data)
+    getattr(message, field.name).MergeFrom(Chunk(epoch=epoch, bucket=bucket, step=step, start=start))
+    return Frame(message, np.frombuffer(data, FLOAT32, offset=HEADER.size))

@@ -20,6 +20,7 @@ from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
+from ps.planes.frames import read_server, read_trainer
 from ps.planes.methods import SERVICE, SESSION
 from tests.support.groups import outcomes_of, reduced, sample
 
@@ -166,7 +167,7 @@ def raw_session(address: str, messages: Iterator[TrainerMessage]) -> Iterator[An
         call = channel.stream_stream(
             SESSION,
             request_serializer=TrainerMessage.SerializeToString,
-            response_deserializer=ServerMessage.FromString,
+            response_deserializer=lambda data: read_server(data).message,
         )(messages)
         yield call
         call.cancel()
@@ -190,7 +191,7 @@ def lying(
             JoinReply.SerializeToString,
         ),
         "Session": grpc.stream_stream_rpc_method_handler(
-            session, TrainerMessage.FromString, ServerMessage.SerializeToString
+            session, lambda data: read_trainer(data).message, ServerMessage.SerializeToString
         ),
     }
     server, address = rpc.serve("127.0.0.1:0", SERVICE, handlers, threads=4)

@@ -28,7 +28,7 @@ from common.tensors.optimizers import SGD, Momentum, Optimizer
 from common.tensors.parts import Accumulator
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.members import ServerQueue
-from ps.planes.frames import Outgoing, to_bytes
+from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.wire import data_of, describe, optimizer_message
 
 __all__ = [
@@ -134,9 +134,12 @@ def goodbye_message(reason: str = "") -> TrainerMessage:
 
 
 def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
-    """What a trainer parses, drawn one after the other; signs of life left out."""
-    parsed = [ServerMessage.FromString(to_bytes(message)) for message in messages]
-    return [message for message in parsed if message.WhichOneof("kind")]
+    """What a trainer parses, drawn one after the other, with the words as data; signs of life left out."""
+    parsed = [read_server(to_bytes(message)) for message in messages]
+    for frame in parsed:
+        if frame.words is not None:
+            frame.message.parameters.data = frame.words.tobytes()
+    return [frame.message for frame in parsed if frame.message.WhichOneof("kind")]
 
 
 class Inbox(ServerQueue):
