@@ -18,7 +18,7 @@ from common.launch.servers import start_servers
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import METHOD
-from ps.coordinator.servicer import JOIN
+from ps.planes.methods import JOIN
 from tests.support.groups import environment
 
 pytestmark = pytest.mark.processes
