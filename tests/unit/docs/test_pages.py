@@ -27,6 +27,15 @@ def test_every_public_name_is_on_the_api_page() -> None:
     assert {name for name in (*PUBLIC, *SERVER_SIDE) if f"`{name}`" not in text} == set()
 
 
+def test_the_layout_names_every_folder() -> None:
+    text = (DOCS / "contributing.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:ps|collective|common|benchmarks)/\w+)`", text))
+    hidden = ("_", ".")
+    folders = [path for package in ("ps", "collective", "common", "benchmarks") for path in (ROOT / package).iterdir()]
+    there = {str(path.relative_to(ROOT)) for path in folders if path.is_dir() and not path.name.startswith(hidden)}
+    assert named == there
+
+
 @pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
 def test_every_error_has_what_to_do(page: str) -> None:
     text = (DOCS / page).read_text("utf-8")
