@@ -20,7 +20,7 @@ import numpy as np
 
 from common.system.memory import trim_malloc
 from common.system.process import prepare_process
-from common.tensors.buckets import segments
+from common.tensors.buckets import pieces_of
 
 __all__ = ["main"]
 
@@ -118,7 +118,7 @@ def wrong_parameters(peer: Any, rank: int, nranks: int) -> int:
     from benchmarks.peers import RATE
 
     adds_ranks, wrong = hasattr(peer, "changed"), 0
-    blocks = [(slice(a, b), (np.arange(a, b) % 61).astype(np.uint8)) for a, b in segments(0, peer.array.size, BLOCK)]
+    blocks = [(slice(a, b), (np.arange(a, b) % 61).astype(np.uint8)) for a, b in pieces_of(0, peer.array.size, BLOCK)]
     before = peer.parameters.copy()
     for run, pattern in blocks:
         peer.array[run] = pattern + np.float32(0 if adds_ranks else rank)

@@ -18,7 +18,7 @@ from collective.calls import ALL_REDUCE, Array
 from collective.shared_memory.agreement import array_at
 from collective.shared_memory.barrier import SharedMemoryBarrier
 from collective.shared_memory.plans import remember
-from common.tensors.buckets import chunk_bounds, segments
+from common.tensors.buckets import chunk_bounds, pieces_of
 from common.tensors.reduction import Reduction, canonical_ranks
 
 __all__ = ["BLOCK_BYTES", "InPlaceReduction"]
@@ -60,7 +60,7 @@ class InPlaceReduction:
     def _plan(self, flat: Array, operation: int, places: Sequence[bytes]) -> Plan:
         arrays = [array_at(self._barrier, r, places[r], flat) for r in canonical_ranks(self._rank, self._nranks)]
         plan: Plan = []
-        for a, b in segments(*chunk_bounds(flat.size, self._nranks)[self._rank], BLOCK_BYTES // flat.itemsize):
+        for a, b in pieces_of(*chunk_bounds(flat.size, self._nranks)[self._rank], BLOCK_BYTES // flat.itemsize):
             inputs = [array[a:b] for array in arrays]
             plan.append((inputs, inputs if operation == ALL_REDUCE else [inputs[0], inputs[-1]]))
         return plan

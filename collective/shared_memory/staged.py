@@ -18,7 +18,7 @@ from collective.shared_memory.agreement import ELSEWHERE, array_at
 from collective.shared_memory.barrier import HALF_BYTES, SharedMemoryBarrier
 from collective.shared_memory.plans import MAX_PLANS
 from common.system.memory import ALIGNMENT_BYTES
-from common.tensors.buckets import chunk_bounds, segments
+from common.tensors.buckets import chunk_bounds, pieces_of
 from common.tensors.reduction import Reduction, canonical_ranks
 
 __all__ = ["StagedCopies", "StagedReduction", "section_bytes"]
@@ -96,7 +96,7 @@ class StagedCopies:
 
     def broadcast(self, flat: Array, root: int) -> None:
         """Replace the array by rank `root`'s."""
-        for a, b in segments(0, flat.nbytes, HALF_BYTES):
+        for a, b in pieces_of(0, flat.nbytes, HALF_BYTES):
             if self._barrier.rank == root:
                 self._post(flat, a, b)
             self._barrier.meet()
@@ -105,7 +105,7 @@ class StagedCopies:
 
     def gather(self, parts: Sequence[Array]) -> None:
         """Replace the part of each other rank, of which all ranks have one, perhaps empty, by what that rank has."""
-        for a, b in segments(0, max(part.nbytes for part in parts), HALF_BYTES):
+        for a, b in pieces_of(0, max(part.nbytes for part in parts), HALF_BYTES):
             mine = parts[self._barrier.rank]
             self._post(mine, a, min(b, mine.nbytes))
             self._barrier.meet()

@@ -1,9 +1,9 @@
-"""How the flat buffers are cut: buckets, chunks and segments, as pure functions of integers.
+"""How the flat buffers are cut: buckets, chunks and pieces, as pure functions of integers.
 
 arena    |<- parameter 0 ->|<- parameter 1 ->| ... |<- last parameter ->|      padded to 16 elements each
 buckets  |<------- bucket 2 ------->|<---- bucket 1 ---->|<- bucket 0 ->|      backward's order: last first
 chunks   |   0   |   1   |   2   |3 |                                          N parts of a bucket, one a rank
-segments | | | | |                                                             what travels at a time
+pieces   | | | | |                                                             what travels at a time
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "Bucket",
     "align",
     "chunk_bounds",
+    "pieces_of",
     "plan_buckets",
-    "segments",
     "words",
 ]
 
@@ -98,7 +98,7 @@ def chunk_bounds(length: int, nranks: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(cuts))
 
 
-def segments(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
+def pieces_of(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
     """Cut start..stop into runs of at most `limit` elements; nothing if it is empty."""
     for begin in range(start, stop, limit):
         yield begin, min(begin + limit, stop)

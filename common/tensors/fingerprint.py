@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.tensors.arena import FloatArray
-from common.tensors.buckets import segments
+from common.tensors.buckets import pieces_of
 
 __all__ = ["FINGERPRINT", "fingerprint"]
 
@@ -22,7 +22,7 @@ def fingerprint(array: FloatArray) -> int:
     grid = bits[: bits.size // width * width].reshape(-1, width)
     by_column = np.zeros(width, np.uint64)
     by_row: list[bytes] = []
-    for start, stop in segments(0, len(grid), rows):
+    for start, stop in pieces_of(0, len(grid), rows):
         by_column += np.add.reduce(grid[start:stop], axis=0)
         by_row.append(np.add.reduce(grid[start:stop], axis=1).tobytes())
     return hash((b"".join(by_row), by_column.tobytes(), bits[grid.size :].tobytes()))

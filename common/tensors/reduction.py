@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.tensors.buckets import chunk_bounds, segments
+from common.tensors.buckets import chunk_bounds, pieces_of
 
 __all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket", "reduce_piece"]
 
@@ -128,7 +128,7 @@ def reduce_bucket(
     total, scale = Reduction.of("sum", out.dtype, nranks), mean_scale(nranks, out.dtype)
     scratch = np.empty(BLOCK, out.dtype)  # for `out` may be a source that is not the first
     for order, a, b in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
-        for i, j in segments(a, b, BLOCK):
+        for i, j in pieces_of(a, b, BLOCK):
             total.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i],), scratch)
             np.multiply(scratch[: j - i], scale, out=out[i:j])
 

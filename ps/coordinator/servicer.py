@@ -30,7 +30,7 @@ from common.network.rendezvous import Roster, job_secret
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.system.memory import SegmentPool
-from common.tensors.buckets import segments
+from common.tensors.buckets import pieces_of
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.members import ServerQueue, tell
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
@@ -155,7 +155,7 @@ class ParameterServer:
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
         data = self.trace.packed() if request.events else b""
-        for start, stop in segments(0, len(data), rpc.CHUNK_BYTES):
+        for start, stop in pieces_of(0, len(data), rpc.CHUNK_BYTES):
             yield TraceReply(data=data[start:stop])
 
     def _session(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ServerMessage | Outgoing]:

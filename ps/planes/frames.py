@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
 from common.network.rpc import CHUNK_BYTES
 from common.tensors.arena import FloatArray
-from common.tensors.buckets import segments
+from common.tensors.buckets import pieces_of
 from ps.planes.wire import FLOAT32
 
 __all__ = ["Frame", "Outgoing", "frames", "read_server", "read_trainer", "to_bytes"]
@@ -54,7 +54,7 @@ def frames(
 ) -> Iterator[Outgoing]:
     """`array` as messages `kind(name=Chunk(...))`, lazily; `first` is where in the arena it begins."""
     field = kind.DESCRIPTOR.fields_by_name[name].number
-    for start, stop in segments(0, array.size, CHUNK_BYTES // 4):
+    for start, stop in pieces_of(0, array.size, CHUNK_BYTES // 4):
         chunk = Chunk(epoch=epoch, step=step, bucket=bucket, start=first + start)
         yield Outgoing(field, chunk, array[start:stop].astype(FLOAT32, copy=False))
 

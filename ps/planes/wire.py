@@ -13,7 +13,7 @@ from common.network.gradsync_pb2 import Optimizer as OptimizerMessage
 from common.network.gradsync_pb2 import Slot as SlotMessage
 from common.network.rpc import CHUNK_BYTES
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
-from common.tensors.buckets import Bucket, segments
+from common.tensors.buckets import Bucket, pieces_of
 from common.tensors.optimizers import Optimizer, make_optimizer
 from common.tensors.parts import Accumulator
 
@@ -88,7 +88,7 @@ def state_pieces(state: Sequence[Accumulator], *, epoch: int) -> Iterator[StateP
     """An optimizer state as messages; the last one is marked."""
     for each in state:
         limit = CHUNK_BYTES // each.values.itemsize
-        for start, stop in segments(0, each.values.size, limit):
+        for start, stop in pieces_of(0, each.values.size, limit):
             yield StatePiece(
                 epoch=epoch,
                 key=each.key,

@@ -13,7 +13,7 @@ from operator import itemgetter
 from common.errors import ProtocolError
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
-from common.tensors.buckets import ALIGNMENT, Bucket, segments, words
+from common.tensors.buckets import ALIGNMENT, Bucket, pieces_of, words
 from common.tensors.parts import PADDING, Piece
 from common.tensors.reduction import reduce_bucket, reduce_piece
 from ps.store.shards import Shard, shard_of_bucket
@@ -156,7 +156,7 @@ class Contributions:
         found = []
         for bucket, (part, a, b) in enumerate(zip(self.parts, begun, done, strict=True)):
             offset = part.start - self.shard.start
-            found += [Piece(bucket, i, j) for i, j in segments(offset + a, offset + b, self.piece)]
+            found += [Piece(bucket, i, j) for i, j in pieces_of(offset + a, offset + b, self.piece)]
         return found
 
     def pieces(self) -> list[Piece]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tensors.buckets import ALIGNMENT, Bucket, align, chunk_bounds, plan_buckets, segments, words
+from common.tensors.buckets import ALIGNMENT, Bucket, align, chunk_bounds, pieces_of, plan_buckets, words
 
 PLANS = {
     "nothing": ([], 0, 64, 64, []),
@@ -147,12 +147,12 @@ def test_chunks_differ_by_one_unit_of_16_at_most(length: int, nranks: int) -> No
     ],
 )
 def test_segment_table(start: int, stop: int, limit: int, expected: list[tuple[int, int]]) -> None:
-    assert list(segments(start, stop, limit)) == expected
+    assert list(pieces_of(start, stop, limit)) == expected
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 700))
 def test_segments_cover_a_run_once(start: int, length: int, limit: int) -> None:
-    pieces = list(segments(start, start + length, limit))
+    pieces = list(pieces_of(start, start + length, limit))
     assert [i for a, b in pieces for i in range(a, b)] == list(range(start, start + length))
     assert all(b - a == limit for a, b in pieces[:-1])
     assert all(0 < b - a <= limit for a, b in pieces)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.tensors.buckets import segments
+from common.tensors.buckets import pieces_of
 from common.tensors.reduction import (
     BLOCK,
     DTYPES,
@@ -65,7 +65,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 def test_pieces_have_the_bits_of_the_whole(length: int, nranks: int, dtype: str) -> None:
     sources = gradients_of(nranks, length, dtype)
     expected = naive_mean(sources, length)
-    for a, b in segments(0, length, 48):
+    for a, b in pieces_of(0, length, 48):
         out = np.empty(b - a, dtype)
         reduce_piece(sources, out, bucket_start=PADDING, bucket_length=length, start=PADDING + a, stop=PADDING + b)
         assert same_bits(out, expected[a:b])

@@ -11,7 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from common.system.memory import aligned_empty  # noqa: E402
 from common.tensors.arena import Arena, Layout  # noqa: E402
-from common.tensors.buckets import segments  # noqa: E402
+from common.tensors.buckets import pieces_of  # noqa: E402
 from common.tensors.flat_optimizer import FlatOptimizer, as_tensor  # noqa: E402
 from common.tensors.optimizers import SGD, Momentum, Optimizer  # noqa: E402
 from common.tensors.parts import Piece  # noqa: E402
@@ -100,7 +100,7 @@ def test_pieces_give_the_bits_of_the_whole(case: tuple[Optimizer, Make]) -> None
     """Taken in any order; the last one is shorter."""
     description, _ = case
     arena = arena_at_start()
-    pieces = [Piece(0, a, b) for a, b in segments(0, LAYOUT.length, 48)]
+    pieces = [Piece(0, a, b) for a, b in pieces_of(0, LAYOUT.length, 48)]
     assert len(pieces) > 4
     assert LAYOUT.length % 48
 

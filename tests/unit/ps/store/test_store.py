@@ -13,7 +13,7 @@ import pytest
 from common.errors import ProtocolError
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
-from common.tensors.buckets import Bucket, segments
+from common.tensors.buckets import Bucket, pieces_of
 from common.tensors.parts import PADDING
 from ps.store.contributions import WORTH_HELP
 from ps.store.ending import Ending
@@ -234,7 +234,7 @@ def test_half_of_a_large_bucket_is_reduced_on_the_helper(in_place: bool) -> None
             for rank, source in enumerate(sources):
                 if in_place:
                     store.read_in_place(rank, source)
-                for a, b in segments(16, shard.stop, 100_000 * (1 + rank)):  # cut at other places for each
+                for a, b in pieces_of(16, shard.stop, 100_000 * (1 + rank)):  # cut at other places for each
                     if store.push(rank, 0, 0, 0, a, b - a if in_place else source[a:b]):
                         store.reduce(0)
         expected = reduced([source[16:].view(dtype) for source in sources], "mean")
