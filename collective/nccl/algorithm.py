@@ -1,20 +1,13 @@
-"""Collective operations over NCCL: by its own algorithms, or by our ring on its sends and receives.
-
-    nccl        ncclAllReduce and the like: NCCL chooses the algorithm and with it the order of summation, so its sums
-                equal the other backends' only within a bound (docs/gpu.md)
-    nccl-ring   the schedule of collective/algorithms/schedule.py, with ncclSend, ncclRecv and CuPy's additions: the
-                canonical order, and so the same bits as every other backend of ours
+"""The calls of a group over NCCL: what it does (reductions.py) is put on a stream, and waited for beside the mesh.
 
 Data never passes the mesh, but beside each call a note does: what this rank is about to do, told to the right neighbour
 and compared by it. The mesh is also how a rank that waits for its GPU learns that another one has died.
-
-Floating-point maxima: NCCL's may lose a NaN, so NaNs travel apart, in a sum. float16 is summed as float32.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
-from collective.algorithms.schedule import all_gather_steps, reduce_scatter_steps
 from collective.calls import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -38,12 +30,12 @@ from collective.calls import (
 from collective.membership.liveness import Mesh
 from collective.nccl.binding import NcclBinding
 from collective.nccl.cuda import Gpu
+from collective.nccl.reductions import OwnReductions, Reductions, RingReductions, Scratch
 from collective.nccl.watchdog import Watchdog, end_process
 from common.errors import GradSyncError, NcclFailed, PeerError
-from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
-__all__ = ["NcclAlgorithm", "NcclRingAlgorithm"]
+__all__ = ["NcclAlgorithm"]
 
 SLICE_S = 0.05  # a rank that waits for its GPU looks this often whether somebody died
 SPIN_S = 0.001  # it asks the GPU without a pause for so long, and then with pauses of
@@ -54,19 +46,18 @@ Note = list[int]  # the fields of a Tag, with the root in place of a chunk; byte
 
 
 class NcclAlgorithm(Algorithm):
-    """NCCL's own operations. Each runs on our stream, after the caller's; the calling thread waits for its end.
+    """Each call runs on our stream, after the caller's; the calling thread waits for its end.
 
     Host arrays (NumPy) are copied to the GPU and back, through pinned memory.
 
     Args:
+        ring: reduce in the canonical order by our ring, instead of by NCCL's own algorithms.
         on_host: `empty` gives pinned host arrays, for those who compute on the CPU, instead of arrays on the GPU.
         end: what the watchdog does with an error while this process is stuck in NCCL.
 
     Raises:
         PeerLost, PeerStalled, NcclFailed: the group did not come together within the mesh's timeout.
     """
-
-    name = "nccl"
 
     def __init__(
         self,
@@ -76,6 +67,7 @@ class NcclAlgorithm(Algorithm):
         nranks: int,
         unique_id: bytes,
         *,
+        ring: bool = False,
         on_host: bool = False,
         end: Callable[[GradSyncError], None] = end_process,
     ) -> None:
@@ -86,7 +78,10 @@ class NcclAlgorithm(Algorithm):
         self._expected: Note = []  # what the left neighbour must tell; empty once it has
         self._failure: GradSyncError | None = None
         self._leaving = self._closed = False
-        self._device_scratch: dict[str, Any] = {}  # by use; bytes
+        self._scratch = Scratch(gpu)
+        kind = RingReductions if ring else OwnReductions
+        self._reductions: Reductions = kind(binding, gpu, self._scratch, self.rank, nranks)
+        self.name = self._reductions.name
         self._host_scratch: Array = np.empty(0, np.uint8)
         self._watchdog = Watchdog(self._look, self._end_this)
         try:
@@ -122,19 +117,21 @@ class NcclAlgorithm(Algorithm):
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         phase = ALL_REDUCE + OPERATIONS * reduction.number
-        self._carry_out("all_reduce", flat, label, phase, lambda array: self._all_reduce(array, reduction))
+        self._carry_out("all_reduce", flat, label, phase, lambda array: self._reductions.all_reduce(array, reduction))
 
     def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
         phase = REDUCE_SCATTER + OPERATIONS * reduction.number
-        self._carry_out("reduce_scatter", flat, label, phase, lambda array: self._reduce_scatter(array, reduction))
+        self._carry_out(
+            "reduce_scatter", flat, label, phase, lambda array: self._reductions.reduce_scatter(array, reduction)
+        )
 
     def all_gather(self, rows: Array, label: Label) -> None:
         phase = ALL_GATHER + OPERATIONS * rows.dtype.num
-        self._carry_out("all_gather", rows.reshape(-1).view(np.uint8), label, phase, self._gather_rows)
+        self._carry_out("all_gather", rows.reshape(-1).view(np.uint8), label, phase, self._reductions.gather_rows)
 
     def gather_chunks(self, flat: Array, label: Label) -> None:
         phase = GATHER_CHUNKS + OPERATIONS * flat.dtype.num
-        self._carry_out("gather_chunks", flat, label, phase, self._gather_chunks)
+        self._carry_out("gather_chunks", flat, label, phase, self._reductions.gather_chunks)
 
     def broadcast(self, flat: Array, root: int, label: Label) -> None:
         phase = BROADCAST + OPERATIONS * flat.dtype.num
@@ -144,7 +141,7 @@ class NcclAlgorithm(Algorithm):
         )
 
     def barrier(self, label: Label) -> None:
-        token = self._scratch("barrier", 1, np.int32)
+        token = self._scratch.of("barrier", 1, np.int32)
         stream = self._gpu.stream.ptr
         self._carry_out("barrier", token, label, BARRIER, lambda array: self._nccl.all_reduce(array, "max", stream))
 
@@ -194,71 +191,11 @@ class NcclAlgorithm(Algorithm):
                 self._host_scratch = self._gpu.pinned(flat.nbytes, np.uint8)
             pinned = self._host_scratch[: flat.nbytes].view(flat.dtype)
             np.copyto(pinned, flat)
-        array = self._scratch("staging", flat.size, flat.dtype)
+        array = self._scratch.of("staging", flat.size, flat.dtype)
         self._gpu.upload(pinned, array)
         work(array)
         self._gpu.download(array, pinned)
         return [] if direct else [pinned]
-
-    def _scratch(self, use: str, count: int, dtype: npt.DTypeLike) -> Any:
-        """A piece of GPU memory kept for this use; its last content may still be read on our stream, in order."""
-        nbytes = count * np.dtype(dtype).itemsize
-        kept = self._device_scratch.get(use)
-        if kept is None or kept.size < nbytes:
-            kept = self._device_scratch[use] = self._gpu.empty(nbytes, np.uint8)
-        return kept[:nbytes].view(dtype)
-
-    # What NCCL does; arrays are on the GPU, and these run within its context
-
-    def _all_reduce(self, array: Any, reduction: Reduction) -> None:
-        work = array.astype(reduction.partial) if reduction.widens else array
-        self._combine_all(work, reduction)
-        self._scale(work, reduction)
-        if work is not array:
-            array[...] = work
-
-    def _combine_all(self, work: Any, reduction: Reduction) -> None:
-        stream, xp = self._gpu.stream.ptr, self._gpu.xp
-        if reduction.combine is np.add:
-            self._nccl.all_reduce(work, "sum", stream)
-        elif work.dtype.kind == "i":
-            self._nccl.all_reduce(work, "max", stream)
-        else:
-            nans = xp.where(xp.isnan(work), work, xp.zeros_like(work))
-            self._nccl.all_reduce(work, "max", stream)
-            self._nccl.all_reduce(nans, "sum", stream)
-            work[...] = xp.where(xp.isnan(nans), nans, work)
-
-    def _reduce_scatter(self, array: Any, reduction: Reduction) -> None:
-        if reduction.combine is not np.add or reduction.widens:
-            self._all_reduce(array, reduction)
-            return
-        stream, bounds = self._gpu.stream.ptr, chunk_bounds(array.size, self.nranks)
-        mine = array[slice(*bounds[self.rank])]
-        if equally_long(bounds):
-            self._nccl.reduce_scatter(array, mine, "sum", stream)
-        else:
-            with self._nccl.grouped():
-                for root, (start, stop) in enumerate(bounds):
-                    self._nccl.reduce(array[start:stop], "sum", root, stream)
-        self._scale(mine, reduction)
-
-    def _gather_chunks(self, array: Any) -> None:
-        stream, bounds = self._gpu.stream.ptr, chunk_bounds(array.size, self.nranks)
-        if equally_long(bounds):
-            self._nccl.all_gather(array[slice(*bounds[self.rank])], array, stream)
-            return
-        with self._nccl.grouped():
-            for root, (start, stop) in enumerate(bounds):
-                self._nccl.broadcast(array[start:stop], root, stream)
-
-    def _gather_rows(self, rows: Any) -> None:
-        each = rows.size // self.nranks
-        self._nccl.all_gather(rows[self.rank * each : (self.rank + 1) * each], rows, self._gpu.stream.ptr)
-
-    def _scale(self, part: Any, reduction: Reduction) -> None:
-        if reduction.scale is not None and part.size:
-            self._gpu.xp.multiply(part, reduction.scale[()], out=part)
 
     # Waiting, and what can go wrong
 
@@ -327,49 +264,6 @@ class NcclAlgorithm(Algorithm):
         if not self._closed:
             self._mesh.close(f"{type(error).__name__}: {error}")
         self._end(error)
-
-
-class NcclRingAlgorithm(NcclAlgorithm):
-    """Our ring: what is combined, and by whom, is as in RingAlgorithm; NCCL only carries chunks to the neighbour."""
-
-    name = "ring"
-
-    def _all_reduce(self, array: Any, reduction: Reduction) -> None:
-        self._reduce_scatter(array, reduction)
-        self._gather_chunks(array)
-
-    def _reduce_scatter(self, array: Any, reduction: Reduction) -> None:
-        partial = array.astype(reduction.partial) if reduction.widens else array
-        bounds = chunk_bounds(array.size, self.nranks)
-        inbox = self._scratch("inbox", max(stop - start for start, stop in bounds), reduction.partial)
-        combine = getattr(self._gpu.xp, reduction.combine.__name__)
-        mine = slice(*bounds[self.rank])
-        for send, receive in reduce_scatter_steps(self.rank, self.nranks):
-            own = partial[slice(*bounds[receive])]
-            arrived = inbox[: own.size]
-            self._pass_on(partial[slice(*bounds[send])], arrived)
-            if own.size:
-                combine(arrived, own, out=own)
-        self._scale(partial[mine], reduction)
-        if partial is not array:
-            array[mine] = partial[mine]
-
-    def _gather_chunks(self, array: Any) -> None:
-        bounds = chunk_bounds(array.size, self.nranks)
-        for send, receive in all_gather_steps(self.rank, self.nranks):
-            self._pass_on(array[slice(*bounds[send])], array[slice(*bounds[receive])])
-
-    def _pass_on(self, leaving: Any, arriving: Any) -> None:
-        stream = self._gpu.stream.ptr
-        with self._nccl.grouped():
-            if leaving.size:
-                self._nccl.send(leaving, self._right, stream)
-            if arriving.size:
-                self._nccl.recv(arriving, self._left, stream)
-
-
-def equally_long(bounds: Sequence[tuple[int, int]]) -> bool:
-    return len({stop - start for start, stop in bounds}) == 1
 
 
 def compare(mine: Note, theirs: Note, rank: int) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from collective.membership.liveness import Mesh
-from collective.nccl.algorithm import NcclAlgorithm, NcclRingAlgorithm
+from collective.nccl.algorithm import NcclAlgorithm
 from collective.nccl.binding import load_binding, words
 from collective.nccl.cuda import Gpu, count_gpus, pick_gpu
 from common.errors import UsageError
@@ -59,9 +59,8 @@ class NcclSeat:
                 )
             for name, value in SHARING.items():
                 os.environ.setdefault(name, value)
-        kind = NcclRingAlgorithm if ring else NcclAlgorithm
         identity = bytes.fromhex(told[0]["id"])
-        return kind(self._binding, self._gpu, mesh, len(told), identity, on_host=self._on_host)
+        return NcclAlgorithm(self._binding, self._gpu, mesh, len(told), identity, ring=ring, on_host=self._on_host)
 
 
 def sharing(gpus: Sequence[str]) -> list[int]:

@@ -28,7 +28,7 @@ from collective.build import build
 from collective.choice import lay_out
 from collective.group import Group, connect
 from collective.membership.connections import Listener, build_mesh
-from collective.nccl.algorithm import NcclAlgorithm, NcclRingAlgorithm
+from collective.nccl.algorithm import NcclAlgorithm
 from collective.transports.memory import connect_threads
 from common.launch.ranks import abstract_address
 from common.system.process import PARENT_VARIABLE, prepare_process
@@ -199,7 +199,6 @@ def nccl_groups(
 ) -> list[Group]:
     """Groups over the fake NCCL and GPU, of threads; `options` are those of NcclAlgorithm."""
     nccl, token, identity = nccl or FakeNccl(), secrets.token_bytes(16), secrets.token_bytes(128)
-    kind = NcclRingAlgorithm if ring else NcclAlgorithm
     with ExitStack() as stack:
         listeners = [stack.enter_context(Listener("", f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
         addresses = tuple(listener.local_address for listener in listeners)
@@ -207,7 +206,8 @@ def nccl_groups(
         def join(rank: int) -> Group:
             mesh, _ = build_mesh(rank, addresses, listeners[rank], token, data=(), timeout=timeout)
             end = partial(nccl.interrupt, rank)
-            algorithm = kind(make_binding(binding, nccl), FakeGpu(), mesh, nranks, identity, end=end, **options)
+            nccl_binding = make_binding(binding, nccl)
+            algorithm = NcclAlgorithm(nccl_binding, FakeGpu(), mesh, nranks, identity, ring=ring, end=end, **options)
             return Group(algorithm, backend="nccl-ring" if ring else "nccl")
 
         return on_threads(nranks, join)
