@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,10 @@ def test_every_public_name_is_on_the_api_page() -> None:
 def test_the_layout_names_every_folder() -> None:
     text = (DOCS / "contributing.md").read_text("utf-8")
     named = set(re.findall(r"`((?:ps|collective|common|benchmarks)/\w+)`", text))
-    hidden = ("_", ".")
-    folders = [path for package in ("ps", "collective", "common", "benchmarks") for path in (ROOT / package).iterdir()]
-    there = {str(path.relative_to(ROOT)) for path in folders if path.is_dir() and not path.name.startswith(hidden)}
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    there = {
+        "/".join(file.split("/")[:2]) for file in files if re.match(r"(ps|collective|common|benchmarks)/\w+/", file)
+    }
     assert named == there
 
 
