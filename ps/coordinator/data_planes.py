@@ -55,13 +55,14 @@ class DataPlanes:
     def _shared_memory(
         self, rank: int, register: Register, mode: Mode, store: Store, memory: ServerMemory, queue: ServerQueue
     ) -> ServerPlane:
+        link = memory.link_to(register)
         landing: FloatArray | None = None
         if mode != SYNC:
             whole = memory.array(register.parameters, register.length)
             landing = whole[store.shard.start : store.shard.stop]
         elif rank == 0 and register.HasField("parameters"):
             memory.keep_parameters(register, store)
-        memory.admit(rank, register)
+        memory.admit(rank, link)
         return SharedMemoryServerPlane(rank, queue, self._epoch, memory, landing)
 
     def settle(self, mode: Mode, store: Store) -> None:
@@ -102,7 +103,7 @@ class DataPlanes:
         """From now on `hear` is called on a thread of its own when there may be notes, until `over` holds."""
         for plane in self._of.values():
             plane.open()
-        if self._memory:
+        if self._memory and self._memory.in_use:
             threading.Thread(
                 target=self._listen, args=(self._memory, hear, over), name="gradsync-mailboxes", daemon=True
             ).start()
@@ -116,7 +117,7 @@ class DataPlanes:
 
     def wake(self) -> None:
         """Have the thread look whether the training is over."""
-        if self._memory:
+        if self._memory and self._memory.in_use:
             self._memory.bell.post()
 
     def close(self) -> None:

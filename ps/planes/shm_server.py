@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from common.errors import PeerLost
 from common.network.gradsync_pb2 import Place, Plane, Register, Served, ServerMessage, TrainerMessage
@@ -29,25 +30,38 @@ class ServerMemory:
 
     def __init__(self, nranks: int, pool: SegmentPool) -> None:
         self.desk = Desk()
-        self._pool = pool
+        self._pool, self._nranks = pool, nranks
         self._links: dict[int, Link] = {}
-        self.mailboxes = Mailboxes(pool.create(mailboxes_bytes(nranks)), nranks, create=True)
         self._in_rank_0: tuple[Segment, int] | None = None  # where in its memory the parameters are, in bytes
         self.parameters = Place()  # once handed out: the shard's, in sync mode
         self._average: Place | None = None
+
+    @cached_property
+    def mailboxes(self) -> Mailboxes:
+        """For what is small and belongs to a step."""
+        return Mailboxes(self._pool.create(mailboxes_bytes(self._nranks)), self._nranks, create=True)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether some trainer shares memory with this server."""
+        return bool(self._links)
 
     @property
     def in_place(self) -> bool:
         """Whether the parameters are kept in rank 0's memory."""
         return self._in_rank_0 is not None
 
-    def admit(self, rank: int, register: Register) -> None:
+    def link_to(self, register: Register) -> Link:
         """
         Raises:
             Unreachable: the trainer has not handed in its memory.
         """
         self.desk.segment(register.probe)
-        self._links[rank] = self.desk.giver_of(register.probe)
+        return self.desk.giver_of(register.probe)
+
+    def admit(self, rank: int, link: Link) -> None:
+        """A trainer gets what is handed out from now on."""
+        self._links[rank] = link
 
     def keep_parameters(self, register: Register, store: Store) -> None:
         """Rank 0's memory becomes that of the shard's parameters.
@@ -72,6 +86,8 @@ class ServerMemory:
         """Let the trainers have the mailboxes' memory and, if they are to read them there, the parameters'. Nobody else
         comes."""
         self.desk.shut()
+        if not self.in_use:
+            return
         self._give(self.mailboxes.segment, 0)
         if parameters is None:
             return
