@@ -45,30 +45,12 @@ def make_record(
     accuracy: float | None,
     digest: str,
 ) -> RunRecord:
-    """Put all ranks' timelines side by side: what was waiting for others, and what was synchronisation?
-
-    Between this rank's `ready` and the last rank's (that of the step it must have made, where ranks may run apart) lies
-    waiting, from there to `end` exposed synchronisation. This compares clocks of different processes, right on one host
-    only.
-    """
+    """Put all ranks' timelines side by side. This compares clocks of different processes, right on one host only."""
     ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
-    begin, input_done, forward_done, ready, end, _ = ranks[synchronizer.rank]
-    late = synchronizer.staleness
-    others_ready = np.full(len(ready), -np.inf)  # when all had made the step without which this one cannot end
-    if late is not None:
-        others_ready[late:] = ranks[:, 3, : max(0, len(ready) - late)].max(0)
-    all_ready = np.clip(others_ready, ready, end)
-    wait, sync = all_ready - ready, end - all_ready
+    late, begin, end = synchronizer.staleness, ranks[synchronizer.rank, 0], ranks[synchronizer.rank, 4]
     steps = np.diff(ranks[:, 0], append=ranks[:, 4, -1:])
-    step = steps[synchronizer.rank]
     rates = config.batch_size / np.median(steps[:, warmup:], axis=1)
-    phases = {
-        "input": input_done - begin,
-        "forward": forward_done - input_done,
-        "backward": ready - forward_done,
-        "wait": wait,
-        "sync": sync,
-    }
+    phases = {name: values[warmup:] for name, values in phases_of(ranks, synchronizer.rank, late).items()}
     losses = ranks[:, 5].mean(0)
     return RunRecord(
         scheme=synchronizer.scheme,
@@ -85,12 +67,36 @@ def make_record(
         steps=len(begin),
         warmup_steps=warmup,
         samples_per_s=float(rates.sum() if late != 0 else synchronizer.nranks * rates[synchronizer.rank]),
-        step_ms=Quantiles.of(step[warmup:]),
-        sync_ms=Quantiles.of(sync[warmup:]),
-        wait_ms=Quantiles.of(wait[warmup:]),
-        phases_ms={name: Quantiles.of(values[warmup:]).p50 for name, values in phases.items()},
+        step_ms=Quantiles.of(steps[synchronizer.rank, warmup:]),
+        sync_ms=Quantiles.of(phases["sync"]),
+        wait_ms=Quantiles.of(phases["wait"]),
+        phases_ms={name: Quantiles.of(values).p50 for name, values in phases.items()},
         loss=Loss(float(losses[0]), float(losses[-1])),
         accuracy=accuracy,
         parameters_sha256=digest,
         curve=[(float(t - begin[0]), float(x)) for t, x in zip(end, losses, strict=True)],
     )
+
+
+def phases_of(ranks: Any, rank: int, late: int | None) -> dict[str, Any]:
+    """What one rank's steps were spent on, in seconds; what was waiting for others, and what was synchronisation?
+
+    Between this rank's `ready` and the last rank's (that of the step it must have made, where ranks may run apart) lies
+    waiting, from there to `end` exposed synchronisation.
+
+    Args:
+        ranks: every rank's timeline, as an array.
+        late: how many steps a rank may be ahead of the slowest; None: any number.
+    """
+    begin, input_done, forward_done, ready, end, _ = ranks[rank]
+    others_ready = np.full(len(ready), -np.inf)  # when all had made the step without which this one cannot end
+    if late is not None:
+        others_ready[late:] = ranks[:, 3, : max(0, len(ready) - late)].max(0)
+    all_ready = np.clip(others_ready, ready, end)
+    return {
+        "input": input_done - begin,
+        "forward": forward_done - input_done,
+        "backward": ready - forward_done,
+        "wait": all_ready - ready,
+        "sync": end - all_ready,
+    }

@@ -78,19 +78,7 @@ def train(
     timeline = Timeline()
     for step in range(total):
         with naming_the_step(step, total):
-            timeline.begin.append(time.monotonic())
-            images, labels = (paddle.to_tensor(part) for part in next(batches))
-            timeline.input_done.append(time.monotonic())
-            loss = functional.cross_entropy(model(images), labels)
-            timeline.forward_done.append(time.monotonic())
-            synchronizer.announce(config.lr)
-            bound.begin()
-            loss.backward()
-            bound.complete_rest()
-            timeline.ready.append(time.monotonic())
-            timeline.tell(synchronizer.trace)
-            synchronizer.finish(config.lr)
-            timeline.end.append(time.monotonic())
+            loss = take_step(model, batches, bound, synchronizer, config.lr, timeline)
         timeline.loss.append(float(loss))
         on_step(step + 1, total, timeline.loss[-1])
     with naming_the_step(total - 1, total):
@@ -99,6 +87,26 @@ def train(
     record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
     bound.close()
     return TrainedModel(model, record)
+
+
+def take_step(
+    model: Any, batches: Iterator[Any], bound: Binding, synchronizer: Synchronizer, rate: float, timeline: Timeline
+) -> Any:
+    """Input, forward, backward, synchronisation; returns the loss, of which nothing has been read yet."""
+    timeline.begin.append(time.monotonic())
+    images, labels = (paddle.to_tensor(part) for part in next(batches))
+    timeline.input_done.append(time.monotonic())
+    loss = functional.cross_entropy(model(images), labels)
+    timeline.forward_done.append(time.monotonic())
+    synchronizer.announce(rate)
+    bound.begin()
+    loss.backward()
+    bound.complete_rest()
+    timeline.ready.append(time.monotonic())
+    timeline.tell(synchronizer.trace)
+    synchronizer.finish(rate)
+    timeline.end.append(time.monotonic())
+    return loss
 
 
 def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None:
