@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.netlab.cluster import ClusterConfig
+from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.training.torch_training import why_absent

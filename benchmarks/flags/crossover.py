@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.flags.compare import numbers
-from benchmarks.flags.sweep import size_in_bytes
-from benchmarks.netlab.cluster import MOST_HOSTS, PORTS_EACH, ClusterConfig
+from benchmarks.netlab.config import MOST_HOSTS, ClusterConfig
+from benchmarks.netlab.hosts import PORTS_EACH
 from benchmarks.page.language import LANGUAGES
+from benchmarks.stats.units import size_in_bytes
 from common.errors import UsageError, choose
 
 __all__ = ["CrossoverConfig"]

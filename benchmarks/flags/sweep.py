@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
 from benchmarks.flags.compare import numbers
-from benchmarks.netlab.cluster import ClusterConfig
+from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.peers import OPERATIONS, PEERS, possible
+from benchmarks.stats.units import size_in_bytes
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
 
-__all__ = ["SweepConfig", "size_in_bytes", "size_in_words"]
+__all__ = ["SweepConfig"]
 
 MOST_LATE_S = 20  # less than what other libraries wait for a rank
-UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,27 +80,3 @@ class SweepConfig:
     @property
     def bytes(self) -> list[int]:
         return [size_in_bytes(size) for size in self.sizes.split(",")]
-
-
-def size_in_bytes(text: str) -> int:
-    """
-    >>> size_in_bytes("4KiB"), size_in_bytes("100MB")
-    (4096, 100000000)
-    """
-    found = re.fullmatch(r"(\d+)\s*([KMG]?i?B?)", text.strip(), re.IGNORECASE)
-    unit = found[2].upper() if found else ""
-    unit = unit + "B" if unit and not unit.endswith("B") else unit or "B"
-    if not found or unit not in UNITS or (size := int(found[1]) * UNITS[unit]) % 4 or not size:
-        raise UsageError(f"--sizes: {text!r} is not a size such as 4KiB or 100MB, in whole float32s")
-    return size
-
-
-def size_in_words(size: int) -> str:
-    """
-    >>> size_in_words(4096), size_in_words(100_000_000), size_in_words(1000)
-    ('4 KiB', '100 MB', '1 KB')
-    """
-    for unit in ("GIB", "GB", "MIB", "MB", "KIB", "KB"):
-        if size % UNITS[unit] == 0:
-            return f"{size // UNITS[unit]} {unit.replace('IB', 'iB')}"
-    return f"{size} B"

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.netlab.cluster import Hosts
+from benchmarks.netlab.hosts import Hosts
 from benchmarks.peers import load_peer
 from common.errors import GradSyncError
 from common.launch.job import Job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -69,7 +69,7 @@ class AccuracyRun(Struct, frozen=True, kw_only=True):
     servers: int
     seed: int
     steps: int
-    straggler: Literal["none", "permanent", "random"]
+    straggler: Annotated[str, Meta(pattern="^(none|permanent|random)$")]
     samples_per_s: Positive
     seconds: Positive
     target_s: float | None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from benchmarks.records.results import Cluster, Count, Interval, Positive, Results, Sha256
 from benchmarks.stats.interval import Measured
@@ -153,7 +153,7 @@ class CompareResults(Results, frozen=True, kw_only=True, tag="compare"):
         interrupted: whether rounds that were asked for are missing.
     """
 
-    scaling: Literal["weak", "strong"] = "weak"
+    scaling: Annotated[str, Meta(pattern="^(weak|strong)$")] = "weak"
     missing: dict[str, str]
     runs: list[Run]
     certificate: Certificate

@@ -7,7 +7,22 @@ from msgspec import Struct
 from benchmarks.records.results import Count, Interval, NonNegative, Positive, Results, Sha256
 from benchmarks.stats.interval import Measured
 
-__all__ = ["Certificate", "Failure", "ScriptResults", "ScriptRun", "Yardstick"]
+__all__ = ["Certificate", "Failure", "ProgramRecord", "ScriptResults", "ScriptRun", "Yardstick"]
+
+
+class ProgramRecord(Struct, frozen=True, kw_only=True):
+    """One whole run of the program, as rank 0 saw it.
+
+    Args:
+        times: when each outermost backward ended, in seconds.
+        memory_bytes: above that after imports.
+        models: that were given to DataParallel or distributed_model.
+    """
+
+    times: list[float]
+    memory_bytes: int
+    parameters_sha256: Sha256
+    models: int
 
 
 class Yardstick(Struct, frozen=True):

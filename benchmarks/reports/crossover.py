@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from benchmarks.flags.sweep import size_in_words
 from benchmarks.page.charts import HeatCell, HeatMap, HeatTable
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import known, mark, say
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import milliseconds
 from benchmarks.stats.interval import in_words, measured
+from benchmarks.stats.units import size_in_words
 
 __all__ = ["cells_of", "heads", "in_cell", "name_of", "panels", "report", "verdict", "winner"]
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.flags.sweep import size_in_words
 from benchmarks.page.charts import Line, Lines, Panel
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Section, Table
 from benchmarks.page.document import Row as Cells
@@ -17,6 +16,7 @@ from benchmarks.peers import OURS, is_limit
 from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words
 from benchmarks.reports.runs import KNOWN
 from benchmarks.stats.interval import in_words, measured, three_digits
+from benchmarks.stats.units import size_in_words
 
 __all__ = ["TITLES", "WAITING", "cells", "nearest_to_limit", "report", "verdict", "wrong_backends"]
 

@@ -11,14 +11,17 @@ far apart, but no farther than such steps take them, the first gradients decide,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
+from msgspec.structs import asdict
 
+from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Peer
 from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed
@@ -51,58 +54,86 @@ def certify(
     config: TrainingConfig,
     folder: Path,
     *,
-    on_run: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run every contestant for a few steps and compare; returns the `certificate` of results.json.
+    on_run: Callable[..., None],
+) -> Certificate:
+    """Run every contestant for a few steps and compare.
 
     Args:
         folder: for the parameters of each run, kept while they may have to be compared.
         on_run: told what is about to run.
     """
-    digests: dict[str, str] = {}
-    differences: list[dict[str, Any]] = []
-    groups: list[dict[str, Any]] = []
-    peers: list[dict[str, Any]] = []
+    found = Found()
     for nranks in sorted({c.nranks for c in contestants}):
         group = [c for c in contestants if c.nranks == nranks]
         short = replace(config.for_ranks(nranks), steps=CERTIFICATE_STEPS, epochs=None)
         for contestant in group:
             on_run(f"certificate: {contestant.name}")
             records = pool.run(contestant, short, warmup_steps=0, evaluate=False, keep=_file(folder, contestant))
-            digests[contestant.name] = records[0]["parameters_sha256"]
-            differences += _between_ranks(contestant, records)
-        exact = [c for c in group if c.exact]
-        if not exact:
-            continue
-        reference = exact[0]
-        unequal = [c for c in exact if digests[c.name] != digests[reference.name]]
-        peers += [_against(c, reference, pool, short, folder) for c in group if c.in_step and not c.exact]
-        differences += [d for c in unequal for d in _locate(folder, c, reference)]
-        if nranks > 1:
-            on_run(f"certificate: one process at the batch of {nranks}")
-        groups.append(
-            {
-                "nranks": nranks,
-                "identical": not unequal,
-                "contestants": [c.name for c in exact],
-                "sha256": digests[reference.name],
-                "whole_batch": _whole_batch(pool, short, reference, folder) if nranks > 1 else None,
-            }
+            found.digests[contestant.name] = records[0].parameters_sha256
+            found.differences += _between_ranks(contestant, records)
+        if exact := [c for c in group if c.exact]:
+            if nranks > 1:
+                on_run(f"certificate: one process at the batch of {nranks}")
+            _compare(group, exact, pool, short, folder, found)
+    whole = [g.whole_batch for g in found.groups if g.whole_batch]
+    return Certificate(
+        identical=not found.differences,
+        passed=not found.differences and all(each.within for each in (*whole, *found.peers)),
+        steps=CERTIFICATE_STEPS,
+        schemes=found.digests,
+        groups=found.groups,
+        other_order=[c.name for c in contestants if not c.in_step],
+        peers=found.peers,
+        differences=found.differences,
+    )
+
+
+@dataclass
+class Found:
+    """What a certificate is made of."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+
+
+def _compare(
+    group: Sequence[Contestant],
+    exact: Sequence[Contestant],
+    pool: WorkerPool,
+    config: TrainingConfig,
+    folder: Path,
+    found: Found,
+) -> None:
+    """All of one number of ranks with the first of those that must be equal, and that one with one process."""
+    reference, nranks = exact[0], exact[0].nranks
+    digest = found.digests[reference.name]
+    unequal = [c for c in exact if found.digests[c.name] != digest]
+    found.peers += [_against(c, reference, pool, config, folder) for c in group if c.in_step and not c.exact]
+    found.differences += [d for c in unequal for d in _locate(folder, c, reference)]
+    found.groups.append(
+        Group(
+            nranks=nranks,
+            identical=not unequal,
+            contestants=[c.name for c in exact],
+            sha256=digest,
+            whole_batch=_whole_batch(pool, config, reference, folder) if nranks > 1 else None,
         )
-    whole = [g["whole_batch"] for g in groups if g["whole_batch"]]
-    return {
-        "identical": not differences,
-        "passed": not differences and all(found["within"] for found in (*whole, *peers)),
-        "steps": CERTIFICATE_STEPS,
-        "schemes": digests,
-        "groups": groups,
-        "other_order": [c.name for c in contestants if not c.in_step],
-        "peers": peers,
-        "differences": differences,
-    }
+    )
 
 
-def require_identical(runs: dict[Contestant, list[dict[str, Any]]]) -> None:
+class Ended(Protocol):
+    """A training's record, as far as its bits are concerned."""
+
+    @property
+    def parameters_sha256(self) -> str: ...
+
+    @property
+    def steps(self) -> int: ...
+
+
+def require_identical(runs: Mapping[Contestant, Sequence[Ended]]) -> None:
     """The measured trainings, too, must have ended in the same bits, in every repetition.
 
     Raises:
@@ -111,69 +142,65 @@ def require_identical(runs: dict[Contestant, list[dict[str, Any]]]) -> None:
     seen: dict[int, tuple[str, str]] = {}
     for contestant, repetitions in runs.items():
         for record in repetitions if contestant.exact else ():
-            name, digest = seen.setdefault(contestant.nranks, (contestant.name, record["parameters_sha256"]))
-            if record["parameters_sha256"] != digest:
+            name, digest = seen.setdefault(contestant.nranks, (contestant.name, record.parameters_sha256))
+            if record.parameters_sha256 != digest:
                 raise CertificateFailed(
-                    f"after {record['steps']} measured steps {contestant.name} has other parameters than {name}"
+                    f"after {record.steps} measured steps {contestant.name} has other parameters than {name}"
                 )
 
 
-def require_same_on_all_ranks(contestant: Contestant, records: Sequence[dict[str, Any]], after: str) -> None:
+def require_same_on_all_ranks(contestant: Contestant, records: Sequence[Ended], after: str) -> None:
     """Of one training, `after` so many steps.
 
     Raises:
         CertificateFailed: naming the first rank that has other parameters.
     """
     for rank, record in enumerate(records):
-        if record["parameters_sha256"] != records[0]["parameters_sha256"]:
+        if record.parameters_sha256 != records[0].parameters_sha256:
             raise CertificateFailed(f"{after} rank {rank} of {contestant.name} has other parameters than its rank 0")
 
 
-def _between_ranks(contestant: Contestant, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _between_ranks(contestant: Contestant, records: Sequence[Ended]) -> list[Difference]:
     return [
-        {
-            "contestant": contestant.name,
-            "reference": f"its own rank 0 (rank {rank} differs)",
-            "bucket": None,
-            "parameter": None,
-            "max_abs": None,
-        }
+        Difference(
+            contestant=contestant.name,
+            reference=f"its own rank 0 (rank {rank} differs)",
+            bucket=None,
+            parameter=None,
+            max_abs=None,
+        )
         for rank, record in enumerate(records)
-        if record["parameters_sha256"] != records[0]["parameters_sha256"]
+        if record.parameters_sha256 != records[0].parameters_sha256
     ]
 
 
-def _locate(folder: Path, contestant: Contestant, reference: Contestant) -> list[dict[str, Any]]:
+def _locate(folder: Path, contestant: Contestant, reference: Contestant) -> list[Difference]:
     """Which parameters differ, in which bucket, and by how much."""
     mine, theirs = _load(_file(folder, contestant)), _load(_file(folder, reference))
     layout = Layout.of((name, pair.shape[1:]) for name, pair in mine.items())
     buckets = plan_buckets([slot.start for slot in layout.slots], layout.length)
     return [
-        {
-            "contestant": contestant.name,
-            "reference": reference.name,
-            "bucket": next(i for i, b in enumerate(buckets) if b.start <= slot.start < b.stop),
-            "parameter": slot.name,
-            "max_abs": float(np.abs(mine[slot.name][1] - theirs[slot.name][1]).max()),
-        }
+        Difference(
+            contestant=contestant.name,
+            reference=reference.name,
+            bucket=next(i for i, b in enumerate(buckets) if b.start <= slot.start < b.stop),
+            parameter=slot.name,
+            max_abs=float(np.abs(mine[slot.name][1] - theirs[slot.name][1]).max()),
+        )
         for slot in layout.slots
         if not np.array_equal(mine[slot.name][1], theirs[slot.name][1])
     ]
 
 
-def _against(
-    peer: Contestant, reference: Contestant, pool: WorkerPool, config: TrainingConfig, folder: Path
-) -> dict[str, Any]:
+def _against(peer: Contestant, reference: Contestant, pool: WorkerPool, config: TrainingConfig, folder: Path) -> Peer:
     """Another library against ours: the same computation, but three ranks, or a kernel's sums, are added in another
     order."""
     difference = relative_difference(_load(_file(folder, peer)), _load(_file(folder, reference)))
     found = _judged(difference, pool, [(peer, config), (reference, config)], folder)
-    return {"contestant": peer.name, "reference": reference.name, **found}
+    return Peer(contestant=peer.name, reference=reference.name, **asdict(found))
 
 
-def _whole_batch(
-    pool: WorkerPool, config: TrainingConfig, reference: Contestant, folder: Path
-) -> dict[str, Any] | None:
+def _whole_batch(pool: WorkerPool, config: TrainingConfig, reference: Contestant, folder: Path) -> Nearness:
     """Compare with one process that takes all ranks' batches as one."""
     one = Contestant("local", "none", 1)
     file = folder / f"whole-{reference.nranks}.npz"
@@ -185,14 +212,14 @@ def _whole_batch(
 
 def _judged(
     difference: float, pool: WorkerPool, both: Sequence[tuple[Contestant, TrainingConfig]], folder: Path
-) -> dict[str, Any]:
+) -> Nearness:
     """Whether two trainings are near enough: after all steps, or, if not by much, in their `first_gradient`.
 
     What one step of SGD changes is the mean gradient; at a rate that large, the parameters themselves leave no mark.
     """
-    found: dict[str, Any] = {"difference": difference, "bound": WHOLE_BATCH_BOUND}
-    if not WHOLE_BATCH_BOUND < difference <= MULTIPLIED_BOUND:
-        return {**found, "within": difference <= WHOLE_BATCH_BOUND}
+    found = Nearness(difference=difference, bound=WHOLE_BATCH_BOUND, within=difference <= WHOLE_BATCH_BOUND)
+    if found.within or difference > MULTIPLIED_BOUND:
+        return found
     ends = []
     for number, (contestant, config) in enumerate(both):
         file = folder / f"first-gradient-{number}.npz"
@@ -200,9 +227,8 @@ def _judged(
         once = TrainingConfig(**{**trained, "steps": 1, "optimizer": "sgd", "lr": 1e6})
         pool.run(contestant, once, warmup_steps=0, evaluate=False, keep=file)
         ends.append(_load(file))
-    first = relative_difference(*ends)
-    within = first <= FIRST_GRADIENT_BOUND
-    return {**found, "within": within, "first_gradient": {"difference": first, "bound": FIRST_GRADIENT_BOUND}}
+    first = Distance(difference=relative_difference(*ends), bound=FIRST_GRADIENT_BOUND)
+    return structs.replace(found, within=first.difference <= FIRST_GRADIENT_BOUND, first_gradient=first)
 
 
 def relative_difference(mine: Parameters, whole: Parameters) -> float:

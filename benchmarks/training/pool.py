@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.netlab.cluster import Hosts
+from msgspec import convert
+
+from benchmarks.netlab.hosts import Hosts
+from benchmarks.records.compare import RankRecord
 from benchmarks.training.contestants import PEERS, TORCH, Contestant
 from benchmarks.training.watched import Watch
 from common.errors import GradSyncError, PeerError, error_from_name
@@ -116,7 +119,7 @@ class WorkerPool:
         keep: Path | None = None,
         watch: Watch | None = None,
         trace: Path | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[RankRecord]:
         """One training; returns every rank's run record (see common/trainer/record.py).
 
         Args:
@@ -159,7 +162,7 @@ class WorkerPool:
         if trace and parts:
             trace.mkdir(parents=True, exist_ok=True)
             write_trace(trace / f"{contestant.stem}.json", read_parts(Path(parts)))
-        return records[: contestant.nranks]
+        return convert(records[: contestant.nranks], list[RankRecord])
 
     def evaluate(self, config: TrainingConfig, file: Path, rows: Sequence[int]) -> list[float]:
         """The accuracy on the test split, 0..1, of some of the parameters in `file` (see Watched.save). All ranks share

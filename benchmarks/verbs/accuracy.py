@@ -2,103 +2,125 @@
 
 Rank 0 keeps its parameters every so many steps, which costs a copy of them; they are evaluated on the test split when
 the training is over, so evaluation takes no time from it. The time to the target is when the first parameters that
-reach it were kept. What is evaluated last is what all ranks agree on when they have settled.
+reach it were kept. What is evaluated last is what all ranks agree on when they have settled. A round is a seed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
+from msgspec import convert, structs, to_builtins
 from rich.console import Console
 from rich.text import Text
 
 from benchmarks.flags.accuracy import AccuracyConfig
-from benchmarks.netlab.cluster import OneHost
-from benchmarks.records.environment import plain_head
-from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, from_plain, withdraw, write_results
+from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
+from benchmarks.measuring.run import check_output, run
+from benchmarks.netlab.hosts import OneHost
+from benchmarks.records.accuracy import AccuracyResults, AccuracyRun, Certificate, Job
+from benchmarks.records.environment import head
+from benchmarks.records.result_files import plain
 from benchmarks.reports.accuracy import verdict
 from benchmarks.reports.accuracy.entries import straggler_words
-from benchmarks.reports.writing import write_report
-from benchmarks.training.certificate import require_identical, require_same_on_all_ranks
+from benchmarks.training.certificate import require_identical
 from benchmarks.training.contestants import Contestant
+from benchmarks.training.judge import WARMUP_STEPS, Judge
 from benchmarks.training.pool import WorkerPool
-from benchmarks.training.watched import Straggler, Watch
 from common.errors import CertificateFailed
-from common.launch.cli import check_writable
 from common.launch.job import FOLDER
-from ps.store.modes import parse_mode
 
-__all__ = ["accuracy"]
-
-WARMUP_STEPS = 3  # left out of samples/s; and the first training of all, which nobody measures
+__all__ = ["Race", "accuracy"]
 
 
-def accuracy(config: AccuracyConfig) -> None:
+def accuracy(config: AccuracyConfig) -> int:
     """Measure, print the verdict, and write `accuracy.json`, `accuracy.md` and `accuracy.html` to `config.out`.
 
     Raises:
         CertificateFailed: contestants that must compute the same bits did not; nothing is left in `config.out` then.
     """
-    check_writable("out", config.out / "accuracy.json")
-    check_history(config.history)
-    console = Console(highlight=False)
-    try:
-        results = run_all(config, console)
-    except CertificateFailed:
-        withdraw(config.out, "accuracy.json", "accuracy.md", "accuracy.html")
-        raise
-    for sentence in verdict(results):
-        console.print(Text(sentence))
-    write_results(from_plain(results), config.out / "accuracy.json", config.history)
-    write_report(from_plain(results), config.out, "accuracy", config.lang)
-    console.print(f"\nreport: {config.out / 'accuracy.html'}", soft_wrap=True)
+    check_output(Race.file, config)
+    return run(Race(config), config, Console(highlight=False))
 
 
-def run_all(config: AccuracyConfig, console: Console) -> dict[str, Any]:
-    """Everything that accuracy.json holds."""
-    contestants, seeds = config.contestants(), config.every_seed()
-    results: dict[str, Any] = {
-        **plain_head("accuracy"),
-        "job": {
-            **{key: getattr(config, key) for key in ("model", "dataset", "batch_size", "optimizer", "lr")},
-            **{key: getattr(config, key) for key in ("nranks", "steps", "target", "eval_every")},
-            "factor": config.stragglers(1)[-1].factor,
-            "seeds": seeds,
-        },
-        "certificate": {"passed": True, "contestants": [c.name for c in contestants if c.in_step], "sha256": {}},
-        "runs": [],
-    }
-    trainings = [(straggler, c) for straggler in config.stragglers(1) for c in contestants]
-    with (
-        tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
-        progress(console, 1 + len(seeds) * len(trainings)) as on_run,
-        WorkerPool(config.nranks, max(c.servers for c in contestants), OneHost()) as pool,
-    ):
-        on_run("warm-up")
-        pool.run(
-            max(contestants, key=lambda c: c.servers), replace(config, steps=WARMUP_STEPS, eval_every=1), warmup_steps=0
+class Race(Measurement[AccuracyResults]):
+    """Every contestant to the target, under every straggler, with every seed."""
+
+    file, report = "accuracy.json", "accuracy"
+
+    def __init__(self, config: AccuracyConfig) -> None:
+        self._config, self._seeds, self._contestants = config, config.every_seed(), config.contestants()
+        self._trainings = [(straggler, c) for straggler in config.stragglers(1) for c in self._contestants]
+        self._head, self._runs = head(), list[AccuracyRun]()
+        self._digests: dict[str, str | None] = {}
+        self._job = Job(
+            model=config.model,
+            dataset=config.dataset,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            nranks=config.nranks,
+            steps=config.steps or 0,
+            target=config.target,
+            eval_every=config.eval_every,
+            factor=config.stragglers(1)[-1].factor,
+            seeds=self._seeds,
         )
-        judge = Judge(pool, config, Path(folder) / "kept.npz")
-        for number, seed in enumerate(seeds):
-            runs: dict[Contestant, list[dict[str, Any]]] = {c: [] for c in contestants}
-            for straggler, contestant in trainings if number % 2 == 0 else reversed(trainings):
-                on_run(f"seed {seed}: {contestant.name}, {straggler_words(straggler.kind, results['job'])}")
-                runs[contestant].append(judge.train(contestant, replace(straggler, seed=seed)))
-            results["certificate"]["sha256"][str(seed)] = certified(runs, seed)
-            results["runs"] += [run for mine in runs.values() for run in mine]
-    return results
+
+    @property
+    def rounds(self) -> int:
+        return len(self._seeds)
+
+    def cost(self) -> int:
+        return 1 + len(self._seeds) * len(self._trainings)
+
+    @contextmanager
+    def prepared(self, on_run: OnRun) -> Iterator[None]:
+        config = self._config
+        most = max(self._contestants, key=lambda c: c.servers)
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
+            WorkerPool(config.nranks, most.servers, OneHost()) as pool,
+        ):
+            on_run("warm-up")
+            pool.run(most, replace(config, steps=WARMUP_STEPS, eval_every=1), warmup_steps=0)
+            kept = Path(folder) / "kept.npz"
+            self._judge = Judge(pool, config, every=config.eval_every, target=config.target, file=kept)
+            yield
+
+    def make_round(self, number: int, on_run: OnRun) -> None:
+        seed, runs = self._seeds[number], dict[Contestant, list[AccuracyRun]]()
+        for straggler, contestant in there_and_back(self._trainings, number):
+            on_run(f"seed {seed}: {contestant.name}, {straggler_words(straggler.kind, plain(self._job))}")
+            runs.setdefault(contestant, []).append(self._judge.train(contestant, replace(straggler, seed=seed)))
+        runs = {contestant: runs[contestant] for contestant in self._contestants}
+        self._digests[str(seed)] = certified(runs, seed)
+        self._runs += [run for mine in runs.values() for run in mine]
+
+    def state(self) -> Any:
+        return {"runs": to_builtins(self._runs), "digests": self._digests}
+
+    def restore(self, kept: Any) -> None:
+        self._runs += convert(kept["runs"], list[AccuracyRun])
+        self._digests |= kept["digests"]
+
+    def results(self, *, interrupted: bool = False) -> AccuracyResults:  # noqa: ARG002 - an interrupted one has none
+        exact = [c.name for c in self._contestants if c.in_step]
+        certificate = Certificate(passed=True, contestants=exact, sha256=self._digests)
+        job = structs.replace(self._job, seeds=[seed for seed in self._seeds if str(seed) in self._digests])
+        return AccuracyResults(**self._head, job=job, certificate=certificate, runs=self._runs)
+
+    def show(self, results: AccuracyResults, console: Console) -> None:
+        for sentence in verdict(plain(results)):
+            console.print(Text(sentence))
 
 
-def certified(runs: dict[Contestant, list[dict[str, Any]]], seed: int) -> str | None:
+def certified(runs: Mapping[Contestant, Sequence[AccuracyRun]], seed: int) -> str | None:
     """The digest of those that must have ended in the same bits, whoever straggled; None if there are none.
 
     Raises:
@@ -108,75 +130,4 @@ def certified(runs: dict[Contestant, list[dict[str, Any]]], seed: int) -> str | 
         require_identical(runs)
     except CertificateFailed as exc:
         raise CertificateFailed(f"with seed {seed}: {exc}") from exc
-    return next((mine[0]["parameters_sha256"] for c, mine in runs.items() if c.in_step), None)
-
-
-class Judge:
-    """Trains in the pool and evaluates what was kept; parameters that it has seen before are not evaluated again."""
-
-    def __init__(self, pool: WorkerPool, config: AccuracyConfig, file: Path) -> None:
-        self._pool, self._config, self._file = pool, config, file
-        self._known: dict[str, float] = {}  # by digest of the parameters
-
-    def train(self, contestant: Contestant, straggler: Straggler) -> dict[str, Any]:
-        """One of the "runs" of accuracy.json.
-
-        Raises:
-            CertificateFailed: its ranks do not agree in the end.
-        """
-        steps = budget(contestant, straggler, self._config)
-        config = replace(self._config, seed=straggler.seed, steps=steps)
-        watch = Watch(straggler, config.eval_every, self._file)
-        records = self._pool.run(contestant, config, warmup_steps=WARMUP_STEPS, evaluate=False, watch=watch)
-        first = records[0]
-        require_same_on_all_ranks(contestant, records, f"with seed {straggler.seed}: after {first['steps']} steps")
-        points = self._points(config, first["curve"])
-        reached = next((point for point in points if point["accuracy"] >= config.target), None)
-        return {
-            "contestant": contestant.name,
-            **{key: first[key] for key in ("scheme", "backend", "mode", "nranks", "servers", "seed", "steps")},
-            "straggler": straggler.kind,
-            "samples_per_s": samples_per_s(records, config.batch_size),
-            "seconds": points[-1]["seconds"],
-            "target_s": reached["seconds"] if reached else None,
-            "accuracy": points[-1]["accuracy"],
-            "parameters_sha256": first["parameters_sha256"],
-            "points": points,
-        }
-
-    def _points(self, config: AccuracyConfig, curve: list[tuple[float, float]]) -> list[dict[str, Any]]:
-        """Every evaluation: `step`, `seconds` since the first step began, `loss` (mean over the steps since the last
-        one), `accuracy`."""
-        with np.load(self._file, allow_pickle=False) as stored:
-            steps, later, kept = stored["steps"].tolist(), stored["later"].tolist(), stored["parameters"]
-        digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in kept]
-        new = [row for row, digest in enumerate(digests) if digest not in self._known]
-        for row, value in zip(new, self._pool.evaluate(config, self._file, new), strict=True):
-            self._known[digests[row]] = value
-        points: list[dict[str, Any]] = []
-        before = 0
-        for step, wait, digest in zip(steps, later, digests, strict=True):
-            losses = [loss for _, loss in curve[before:step]] or [points[-1]["loss"]]
-            seconds, before = curve[step - 1][0] + wait, step
-            points.append({"step": step, "seconds": seconds, "loss": fmean(losses), "accuracy": self._known[digest]})
-        return points
-
-
-def budget(contestant: Contestant, straggler: Straggler, config: AccuracyConfig) -> int:
-    """Steps of each rank. Where nobody waits for a permanent straggler, rank 0 goes on until all ranks together have
-    made about as many steps as elsewhere: N/(N-1 + 1/F) times its own, up to the next evaluation."""
-    steps, nranks, every = config.steps or 0, contestant.nranks, config.eval_every
-    if straggler.kind != "permanent" or parse_mode(contestant.mode).staleness is not None:
-        return steps
-    more = steps * nranks / (nranks - 1 + 1 / straggler.factor)
-    return math.ceil(round(more / every, 6)) * every
-
-
-def samples_per_s(records: list[dict[str, Any]], batch_size: int) -> float:
-    """Every rank's own rate from its first to its last step, warm-up left out, summed; waiting and straggling count."""
-    rates: list[float] = []
-    for record in records:
-        curve, warmup = record["curve"], record["warmup_steps"]
-        begun = curve[warmup - 1][0] if warmup else 0.0
-        rates.append(batch_size * (len(curve) - warmup) / (curve[-1][0] - begun))
-    return sum(rates)
+    return next((mine[0].parameters_sha256 for c, mine in runs.items() if c.in_step), None)

@@ -4,148 +4,164 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from benchmarks.flags.compare import CompareConfig
-from benchmarks.netlab.cluster import ClusterConfig
-from benchmarks.netlab.link import measure_link
-from benchmarks.records.environment import plain_head
-from benchmarks.records.progress import progress
-from benchmarks.records.result_files import check_history, from_plain, withdraw, write_results
+from benchmarks.measuring.measurement import Measurement, OnRun
+from benchmarks.measuring.run import check_output, run
+from benchmarks.netlab.config import ClusterConfig
+from benchmarks.operations.link import measure_link
+from benchmarks.records.compare import CompareResults, Run
+from benchmarks.records.environment import head
+from benchmarks.records.result_files import plain
 from benchmarks.reports.compare.terminal import print_terminal
-from benchmarks.reports.writing import write_report
-from benchmarks.stats.rounds import rounds
 from benchmarks.training.certificate import certify, require_identical
 from benchmarks.training.contestants import Contestant
-from benchmarks.training.measure import Records, measure, records_from, records_to_json, summarise
+from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed, UsageError
-from common.launch.cli import check_writable
 from common.launch.job import FOLDER
 
-__all__ = ["compare"]
+__all__ = ["Comparison", "compare"]
 
 
 def compare(config: CompareConfig) -> int:
-    """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`; also of the whole
-    rounds that were made when it is interrupted. Returns the exit code.
+    """Run the comparison and write `results.json`, `report.md` and `report.html` to `config.out`.
 
     Raises:
         UsageError: all who were asked for are absent.
         CertificateFailed: schemes that must compute the same bits did not; the report then says where, and holds
             no speed; or a measured training did not, and nothing is left in `config.out`.
     """
-    check_history(config.history)
-    check_writable("out", config.out / "results.json")
+    check_output(Comparison.file, config)
     console = Console(highlight=False)
-    try:
-        results = run_all(config, console)
-    except CertificateFailed:
-        withdraw(config.out, "results.json", "report.md", "report.html")
-        raise
-    print_terminal(results, console)  # first: the disk may be full
-    interrupted = results.get("interrupted", False)
-    write_results(from_plain(results), config.out / "results.json", None if interrupted else config.history)
-    write_report(from_plain(results), config.out, "report", config.lang)
-    console.print(f"\nreport: {config.out / 'report.html'}", soft_wrap=True)
-    if not results["certificate"]["passed"]:
-        raise CertificateFailed(f"the schemes did not compute the same; see {config.out / 'report.md'}")
-    return 130 if interrupted else 0
+    return run(Comparison(config, console), config, console)
 
 
-def run_all(config: CompareConfig, console: Console) -> dict[str, Any]:
-    """Everything that results.json holds.
+class Comparison(Measurement[CompareResults]):
+    """The built-in training under every scheme.
 
     Raises:
         UsageError: all who were asked for are absent.
     """
-    absent = config.absent()
-    for scheme, why in absent.items():
-        console.print(f"absent: {scheme}: {why}", soft_wrap=True, markup=False)
-    contestants = [contestant for contestant in config.contestants() if contestant.scheme not in absent]
-    if not contestants:
-        raise UsageError("; ".join(f"{scheme} is absent: {why}" for scheme, why in absent.items()))
-    results: dict[str, Any] = {
-        **plain_head("compare"),
-        "scaling": config.scaling,
-        "missing": absent,
-        "runs": [],
-    }
-    runs = len(contestants) * (1 + config.repetitions) + len({c.nranks for c in contestants if c.nranks > 1})
-    ranks, servers = max(c.nranks for c in contestants), max(c.servers for c in contestants)
-    with (
-        tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
-        progress(console, runs) as on_run,
-        config.cluster.make() as hosts,
-        WorkerPool(ranks, servers, hosts) as pool,
-    ):
-        results["certificate"] = certify(pool, contestants, config, Path(folder), on_run=on_run)
-        if results["certificate"]["passed"]:
-            records: Records = {}
-            streams = measure_link(config.cluster, hosts)
 
-            def so_far() -> dict[str, Any]:
-                return {**results, **speeds(records, config, streams, first_server=ranks)}
+    file, report = "results.json", "report"
 
-            left = rounds(
-                config.repetitions,
-                config.out,
-                state=lambda: records_to_json(records),
-                restore=lambda kept: records.update(records_from(kept, contestants)),
-                so_far=so_far,
-            )
-            try:
-                measure(pool, contestants, config, rounds=left, records=records, on_run=on_run)
-                streams += measure_link(config.cluster, hosts)
-            except KeyboardInterrupt:
-                keep_whole_rounds(records, contestants)
-                results["interrupted"] = True
-            results = so_far()
-    return results
+    def __init__(self, config: CompareConfig, console: Console) -> None:
+        self._config, self._absent = config, config.absent()
+        for scheme, why in self._absent.items():
+            console.print(f"absent: {scheme}: {why}", soft_wrap=True, markup=False)
+        self._contestants = [each for each in config.contestants() if each.scheme not in self._absent]
+        if not self._contestants:
+            raise UsageError("; ".join(f"{scheme} is absent: {why}" for scheme, why in self._absent.items()))
+        self._ranks = max(each.nranks for each in self._contestants)
+        self._head, self._records, self._streams = head(), Records(), list[float]()
+
+    @property
+    def rounds(self) -> int:
+        return self._config.repetitions if self._certificate.passed else 0
+
+    def cost(self) -> int:
+        whole_batches = {each.nranks for each in self._contestants if each.nranks > 1}
+        return len(self._contestants) * (1 + self._config.repetitions) + len(whole_batches)
+
+    @contextmanager
+    def prepared(self, on_run: OnRun) -> Iterator[None]:
+        servers = max(each.servers for each in self._contestants)
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder,
+            self._config.cluster.make() as self._hosts,
+            WorkerPool(self._ranks, servers, self._hosts) as self._pool,
+        ):
+            self._certificate = certify(self._pool, self._contestants, self._config, Path(folder), on_run=on_run)
+            if self._certificate.passed:
+                self._measure_link()
+            yield
+
+    def make_round(self, number: int, on_run: OnRun) -> None:
+        last = self._config.repetitions
+        measure_round(
+            self._pool,
+            self._contestants,
+            number,
+            training_of=self._config.for_ranks,
+            warmup_steps=self._config.warmup_steps,
+            trace=self._config.trace if number == last - 1 else None,
+            records=self._records,
+            on_run=on_run,
+            where=f"round {number + 1} of {last}",
+        )
+
+    def finish(self, on_run: OnRun) -> None:  # noqa: ARG002
+        self._measure_link()
+
+    def _measure_link(self) -> None:
+        """Before the rounds, and after them."""
+        self._streams += measure_link(self._config.cluster, self._hosts)
+
+    def state(self) -> Any:
+        return records_to_json(self._records)
+
+    def restore(self, kept: Any) -> None:
+        self._records.update(records_from(kept, self._contestants))
+
+    def keep_whole_rounds(self) -> bool:
+        return keep_whole_rounds(self._records, self._contestants)
+
+    def results(self, *, interrupted: bool = False) -> CompareResults:
+        require_identical(self._records)
+        runs = [summarise(contestant, mine) for contestant, mine in self._records.items()]
+        found = CompareResults(
+            **self._head,
+            scaling=self._config.scaling,
+            missing=self._absent,
+            runs=runs,
+            certificate=self._certificate,
+            interrupted=interrupted,
+        )
+        return self._on_a_network(found) if self._streams else found
+
+    def _on_a_network(self, found: CompareResults) -> CompareResults:
+        """What the network could do, and each step with the least time that it needs for that."""
+        cluster, rate = self._config.cluster, median(self._streams)
+        described = cluster.describe()
+        assert described
+        runs = [
+            replace(run, least_sync_ms=1e3 * least_seconds(contestant, run, cluster, rate, first_server=self._ranks))
+            for contestant, run in zip(self._records, found.runs, strict=True)
+        ]
+        return replace(found, runs=runs, cluster=replace(described, stream_bytes_per_s=rate))
+
+    def show(self, results: CompareResults, console: Console) -> None:
+        print_terminal(plain(results), console)
+
+    def judge(self, results: CompareResults) -> None:
+        if not results.certificate.passed:
+            raise CertificateFailed(f"the schemes did not compute the same; see {self._config.out / 'report.md'}")
 
 
-def keep_whole_rounds(records: Records, contestants: Sequence[Contestant]) -> None:
-    """Of an interrupted measurement.
-
-    Raises:
-        KeyboardInterrupt: there is none.
-    """
+def keep_whole_rounds(records: Records, contestants: Sequence[Contestant]) -> bool:
+    """Of an interrupted measurement; False if there is none."""
     whole = min(len(records.get(contestant, ())) for contestant in contestants)
-    if not whole:
-        raise KeyboardInterrupt
     for mine in records.values():
         del mine[whole:]
+    return whole > 0
 
 
-def speeds(records: Records, config: CompareConfig, streams: Sequence[float], *, first_server: int) -> dict[str, Any]:
-    """`runs` of results.json, and between emulated hosts its `cluster`.
+def least_seconds(contestant: Contestant, run: Run, cluster: ClusterConfig, rate: float, *, first_server: int) -> float:
+    """The least time in which the network can carry what a step moves.
 
     Args:
-        streams: bytes/s of a plain stream over the link.
-
-    Raises:
-        CertificateFailed: trainings that must end in the same bits did not.
+        rate: bytes/s of a plain stream over the link.
     """
-    require_identical(records)
-    runs = [summarise(contestant, repetitions) for contestant, repetitions in records.items()]
-    if not streams:
-        return {"runs": runs}
-    for contestant, run in zip(records, runs, strict=True):
-        seconds = least_seconds(contestant, run, config.cluster, median(streams), first_server=first_server)
-        run["least_sync_ms"] = 1e3 * seconds
-    return {"runs": runs, "cluster": {**(config.cluster.describe() or {}), "stream_bytes_per_s": median(streams)}}
-
-
-def least_seconds(
-    contestant: Contestant, run: dict[str, Any], cluster: ClusterConfig, rate: float, *, first_server: int
-) -> float:
-    """The least time in which the network can carry what a step moves."""
-    nbytes, nranks = run["parameter_bytes"], contestant.nranks
+    nbytes, nranks = run.parameter_bytes, contestant.nranks
     if contestant.scheme == "ps":
         return cluster.round_seconds(nbytes, rate, nranks, contestant.servers, first_server=first_server)
     return cluster.ring_seconds(nbytes, rate, nranks)

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.flags.sweep import size_in_words
 from benchmarks.peers import OURS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
@@ -28,6 +27,7 @@ from benchmarks.records.sweep import SweepResults
 from benchmarks.reports.accuracy.entries import entries, straggler_words
 from benchmarks.stats.agreement import Figure, agreement
 from benchmarks.stats.interval import Measured, three_digits
+from benchmarks.stats.units import size_in_words
 from benchmarks.training.contestants import PEERS
 from common.errors import DataError, GradSyncError, UsageError
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.jobs.job import Part
 from benchmarks.jobs.part import Outcome, fingerprint, keep, take_up
-from benchmarks.stats.rounds import ROUNDS_FILE
+from benchmarks.measuring.rounds import ROUNDS_FILE
 from benchmarks.verbs.suite import next_of
 from common.system.mkl import CPU_TYPE
 from tests.support import warm
@@ -53,7 +53,7 @@ DIES = """
 import sys
 if sys.orig_argv[2:4] == ["benchmarks", "sweep"] and "first" in sys.orig_argv[-1]:
     import os, pathlib
-    from benchmarks.stats import rounds
+    from benchmarks.measuring import rounds
     def die(job):
         job.sendall(rounds.TURN)
         pathlib.Path({killed!r}).touch()

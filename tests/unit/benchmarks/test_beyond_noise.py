@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.netlab.cluster import ClusterConfig
+from benchmarks.netlab.config import ClusterConfig
 from benchmarks.records.result_files import plain
 from benchmarks.reports import compare as report
 from benchmarks.reports import script as script_report

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.netlab.cluster import FIRST_PORT, PORTS_EACH, Cluster, ClusterConfig, OneHost, why_no_cluster
+from benchmarks.netlab.cluster import Cluster, why_no_cluster
+from benchmarks.netlab.config import ClusterConfig
+from benchmarks.netlab.hosts import FIRST_PORT, PORTS_EACH, OneHost
 from common.errors import UsageError
 from tests.support.groups import LEAST_OF_LINK
 from tests.support.typed_results import load
@@ -46,7 +48,7 @@ def test_ports_of_one_host_come_in_blocks_that_nobody_else_is_given() -> None:
 def test_a_block_with_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     first = int(OneHost().endpoints([0])[0].rpartition(":")[2])
     at = (first - FIRST_PORT) // PORTS_EACH
-    monkeypatch.setattr("benchmarks.netlab.cluster._blocks", itertools.count(at))
+    monkeypatch.setattr("benchmarks.netlab.hosts._blocks", itertools.count(at))
     with socket.create_server(("127.0.0.1", first + 7)):
         assert OneHost().endpoints([0]) != [f"127.0.0.1:{first}"]
 

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.flags.crossover import CrossoverConfig
-from benchmarks.netlab.cluster import ClusterConfig, why_no_cluster
+from benchmarks.netlab.cluster import why_no_cluster
+from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.charts import HeatMap
 from benchmarks.page.document import plots_of
 from benchmarks.records.result_files import plain

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stats.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE, rounds
+from benchmarks.measuring.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE, rounds
 from common.errors import GradSyncError
 
 

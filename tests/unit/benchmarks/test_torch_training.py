@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.flags.compare import CompareConfig
-from benchmarks.netlab.cluster import OneHost
+from benchmarks.netlab.hosts import OneHost
 from benchmarks.training.certificate import certify
 from benchmarks.training.contestants import Contestant, line_up
 from benchmarks.training.pool import WorkerPool

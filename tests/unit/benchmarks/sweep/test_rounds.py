@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.flags.sweep import SweepConfig
-from benchmarks.netlab.cluster import OneHost
+from benchmarks.netlab.hosts import OneHost
 from benchmarks.operations.group import MeasuredGroup
 from benchmarks.reports.sweep import verdict
 from benchmarks.reports.writing import to_html, to_markdown

@@ -30,7 +30,7 @@ def rounds(
     *,
     state: Callable[[], Any],
     restore: Callable[[Any], None],
-    so_far: Callable[[], dict[str, Any] | None],
+    so_far: Callable[[], object],
 ) -> Iterator[int]:
     """The numbers, from 0, of the rounds that are left to make; within a job a round waits for its turn.
 

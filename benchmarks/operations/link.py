@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.netlab.cluster import ClusterConfig, Hosts
+from benchmarks.netlab.config import ClusterConfig
+from benchmarks.netlab.hosts import Hosts
 from benchmarks.operations.group import MeasuredGroup
 from common.launch.job import Job
 

@@ -1,0 +1,116 @@
+"""A program of the user's own, run once under a contestant, and why it failed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.records.script import ProgramRecord
+from benchmarks.training.contestants import OTHER_ORDER, Contestant
+from common.errors import CertificateFailed, GradSyncError
+from common.launch.job import Job
+from common.system.mkl import CPU_TYPE, MKL_CHOOSES
+
+__all__ = ["ProgramFailed", "output_of", "reason_in", "run_once"]
+
+SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.training.other_order"}  # others are called as they are
+WORKER = Path(__file__).with_name("script_worker.py")
+EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
+PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
+
+
+class ProgramFailed(GradSyncError):
+    """The program failed under a contestant; the message is one line, `output` the ends of the ranks' logs."""
+
+    def __init__(self, message: str, output: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.output = list(output)
+
+
+def run_once(
+    contestant: Contestant,
+    script: Sequence[str],
+    folder: Path,
+    *,
+    warmup_steps: int,
+    timeout: float,
+    run_timeout: float,
+) -> ProgramRecord:
+    """One whole run of the program; returns rank 0's step times and the digest, the same on all ranks.
+
+    Raises:
+        ProgramFailed: it did not end well on every rank.
+        CertificateFailed: the ranks ended with different parameters.
+    """
+    record = folder / contestant.stem
+    worker = [str(WORKER), SURFACES.get(contestant.scheme, contestant.scheme), str(record), *script]
+    log = folder / "log"
+    shutil.rmtree(log, ignore_errors=True)  # another contestant's words explain nothing
+    with Job(log) as job:
+        kernels = {CPU_TYPE: MKL_CHOOSES} if contestant.mkl_chooses else {}
+        command = [*launcher(contestant, timeout, log), *worker]
+        process = job.start(contestant.name, command, log="launcher.log", environment=kernels)
+        try:
+            process.wait(run_timeout)
+        except subprocess.TimeoutExpired as exc:
+            raise ProgramFailed(f"the program ran longer than {run_timeout:g} s (--run-timeout)", tails(log)) from exc
+        if process.returncode:
+            raise ProgramFailed(f"exit code {process.returncode}: {reason_in(log)}", tails(log))
+    files = [record.with_suffix(f".{r}.json") for r in range(contestant.nranks)]
+    if missing := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+        raise ProgramFailed(f"the program ended early on rank {', '.join(missing)}, without an error", tails(log))
+    ranks = [msgspec.json.decode(file.read_bytes(), type=ProgramRecord) for file in files]
+    for file in files:
+        file.unlink()  # the next repetition writes its own
+    if not all(each.models for each in ranks):
+        raise ProgramFailed("no model was given to DataParallel or distributed_model, so there is nothing to compare")
+    if (made := len(ranks[0].times)) < warmup_steps + 2:
+        raise ProgramFailed(f"{made} backwards leave no step to time after --warmup-steps {warmup_steps}")
+    if len({each.parameters_sha256 for each in ranks}) > 1:
+        raise CertificateFailed("ranks ended with different parameters")
+    return ranks[0]
+
+
+def launcher(contestant: Contestant, seconds: float, log: Path) -> list[str]:
+    nranks, timeout = str(contestant.nranks), str(seconds)
+    if contestant.scheme == "ps":
+        flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
+        return ["-m", "ps.run", "--data-plane", contestant.backend, *flags]
+    if contestant.scheme in ("ring", OTHER_ORDER):
+        flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
+        return ["-m", "collective.run", *flags]
+    flags = ["--nproc_per_node", nranks, "--backend", "gloo", "--log_dir", str(log)]
+    return ["-m", "paddle.distributed.launch", *flags]
+
+
+def tails(log: Path) -> list[str]:
+    """The last lines of every process."""
+    return [f"{path.name}: {line}" for path in logs(log) for line in lines_of(path)[-3:]]
+
+
+def reason_in(log: Path) -> str:
+    """The line that says best why a run failed: one that names an exception, of the process that fell silent first,
+    and only if there is no other one that blames another process; else anyone's last line."""
+    found = [line for path in logs(log) for line in reversed(lines_of(path)) if EXCEPTION.match(line)]
+    found.sort(key=lambda line: bool(PEER_ERROR.search(line)))
+    last = [line for path in logs(log) for line in lines_of(path)[-1:]]
+    return next(iter([*found, *last]), "without a word")
+
+
+def logs(folder: Path) -> list[Path]:
+    """Of the ranks first, then of servers, then of the launcher; each in the order in which they fell silent."""
+    kinds = ("workerlog", "serverlog", "launcher")
+    return [path for kind in kinds for path in sorted(folder.glob(f"{kind}*"), key=lambda p: p.stat().st_mtime_ns)]
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+
+
+def output_of(failure: GradSyncError) -> list[str]:
+    return failure.output if isinstance(failure, ProgramFailed) else []
