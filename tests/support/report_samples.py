@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
-from benchmarks.verbs.sweep import row_of
 from tests.support import compare_samples as compare
 from tests.support import sweep_samples as sweep
 from tests.support.compare_samples import a_run
+from tests.support.sweep_samples import row_of
 from tests.unit.benchmarks import test_accuracy_report as accuracy
 from tests.unit.benchmarks import test_crossover as crossover
 from tests.unit.benchmarks import test_suite_report as suite

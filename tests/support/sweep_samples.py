@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.verbs.sweep import row_of
+from benchmarks.operations import rows
+from benchmarks.records.result_files import plain
 from tests.support.typed_results import completed
 
-__all__ = ["results_of", "sample"]
+__all__ = ["results_of", "row_of", "sample"]
 
 
-def results_of(*rows: dict[str, Any]) -> dict[str, Any]:
+def row_of(*measured: Any, **flags: Any) -> dict[str, Any]:
+    """As it stands in sweep.json."""
+    return plain(rows.row_of(*measured, **flags))
+
+
+def results_of(*found: dict[str, Any]) -> dict[str, Any]:
     """sweep.json with these rows."""
     machine = {"cpu": "x", "cores": 2, "memory_bytes": 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.1}
     about = {"kernel": "6", "python": "3", "versions": {}, "commit": None}
@@ -23,7 +29,7 @@ def results_of(*rows: dict[str, Any]) -> dict[str, Any]:
             "cluster": None,
             "environment": {**machine, **about},
             "absent": {"mpi": "no <mpirun>"},
-            "rows": list(rows),
+            "rows": list(found),
         },
         "sweep",
     )

@@ -6,18 +6,18 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from msgspec import inspect
+from msgspec import convert, inspect
 
 from benchmarks.records.accuracy import AccuracyResults
-from benchmarks.records.compare import CompareResults
+from benchmarks.records.compare import CompareResults, RankRecord
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.result_files import AnyResults, from_plain, plain
-from benchmarks.records.script import ScriptResults
+from benchmarks.records.script import ProgramRecord, ScriptResults
 from benchmarks.records.suite import SuiteResults
 from benchmarks.records.sweep import SweepResults
 from benchmarks.verbs import diff
 
-__all__ = ["completed", "load", "typed"]
+__all__ = ["completed", "load", "program_record", "rank_record", "typed"]
 
 STRUCTS: dict[str, type] = {
     "compare": CompareResults,
@@ -53,6 +53,16 @@ def typed(content: dict[str, Any], kind: str = "") -> Any:
 def load(path: Path) -> dict[str, Any]:
     """What a file holds, checked as `diff` does."""
     return plain(diff.load(path))
+
+
+def rank_record(**fields: Any) -> RankRecord:
+    """A training as rank 0 saw it."""
+    return convert(complete(inspect.type_info(RankRecord), fields), RankRecord)
+
+
+def program_record(**fields: Any) -> ProgramRecord:
+    """A whole run of a program."""
+    return convert(complete(inspect.type_info(ProgramRecord), fields), ProgramRecord)
 
 
 def complete(wanted: Any, content: Any) -> Any:

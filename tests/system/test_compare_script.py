@@ -15,26 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
 pytest.importorskip("paddle")
-from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.training.program import ProgramFailed, reason_in, run_once
+from benchmarks.training.program_certificate import PADDLE_BOUNDS, YARDSTICK_MULTIPLE, certify_programs, distance
 from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
-from benchmarks.verbs.script import (
-    PADDLE_BOUNDS,
-    YARDSTICK_MULTIPLE,
-    ProgramFailed,
-    certificate,
-    distance,
-    reason_in,
-    run_once,
-    summarise,
-)
+from benchmarks.verbs.script import summarise
 from common.system import mkl
 from tests.support import warm
 from tests.support.groups import ROOT
-from tests.support.typed_results import load
+from tests.support.typed_results import load, program_record
 
+LIMITS: Any = {"warmup_steps": 3, "timeout": 30.0, "run_timeout": 100.0}
 DEFAULT = Contestant("paddle-default", "gloo", 2)
 PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"
 
@@ -52,10 +46,11 @@ def test_a_failure_is_not_explained_by_another_contestants_words(
 ) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "serverlog.0").write_text("ps.server: PeerLost: the server was told to stop\n")
-    monkeypatch.setattr("benchmarks.verbs.script.launcher", lambda *_: ["-c", "import sys; sys.exit('no such data')"])
-    config = CompareScriptConfig()
+    monkeypatch.setattr(
+        "benchmarks.training.program.launcher", lambda *_: ["-c", "import sys; sys.exit('no such data')"]
+    )
     with pytest.raises(ProgramFailed, match=r"^exit code 1: no such data$"):
-        run_once(Contestant("paddle", "gloo", 2), config, ["train.py"], tmp_path)
+        run_once(Contestant("paddle", "gloo", 2), ["train.py"], tmp_path, **LIMITS)
 
 
 @pytest.mark.processes
@@ -70,12 +65,12 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     assert found["certificate"]["yardsticks"] == {}  # not measured where it is not needed
     assert [r["contestant"] for r in found["runs"]] == ["ps/shm N=2", "ring/shm N=2", "paddle N=2"]
     assert all(r["step_ms"] > 0 and r["steps"] == 9 for r in found["runs"])
-    assert done.stdout.rstrip().endswith(str(tmp_path / "script.json"))
+    assert done.stdout.rstrip().endswith(str(tmp_path / "script.html"))
     (kept,) = (tmp_path / "history").iterdir()
     assert "-script-" in kept.name
     assert load(kept) == found
-    other = run_once(Contestant(OTHER_ORDER, "shm", 2), CompareScriptConfig(), [str(PROGRAM)], tmp_path)
-    assert other["parameters_sha256"] == found["certificate"]["schemes"]["ring/shm N=2"]
+    other = run_once(Contestant(OTHER_ORDER, "shm", 2), [str(PROGRAM)], tmp_path, **LIMITS)
+    assert other.parameters_sha256 == found["certificate"]["schemes"]["ring/shm N=2"]
 
 
 @pytest.mark.processes
@@ -145,11 +140,13 @@ def test_unknown_scheme_is_one_line() -> None:
 
 
 def test_step_times_are_differences_after_warm_up() -> None:
-    record = {"times": [0.0, 5.0, 5.1, 5.3, 5.4], "parameters_sha256": "a", "memory_bytes": 3_000_000}
-    found = summarise(Contestant("ps", "grpc", 2, 1), [record, {**record, "times": [0.0, 9, 9.2, 9.4, 9.6]}], 1)
-    assert found["step_ms"] == pytest.approx(150)
-    assert found["memory_mb"] == 3
-    assert found["step_ms_interval"] == pytest.approx([100, 200])
+    times = [0.0, 5.0, 5.1, 5.3, 5.4], [0.0, 9, 9.2, 9.4, 9.6]
+    found = summarise(
+        Contestant("ps", "grpc", 2, 1), [program_record(times=each, memory_bytes=3_000_000) for each in times], 1
+    )
+    assert found.step_ms == pytest.approx(150)
+    assert found.memory_mb == 3
+    assert found.step_ms_interval == pytest.approx((100, 200))
 
 
 def keep(folder: Path, contestant: Contestant, distances: tuple[float, ...]) -> None:
@@ -182,8 +179,8 @@ def certified(
         keep(folder, contestant, yardstick or (0, 0, 0))
         return bool(yardstick)
 
-    runs = {c: [{"parameters_sha256": "a" if c in ours else "b"}] for c in (*ours, *theirs)}
-    return certificate(list(runs), runs, {}, folder, once_more), len(asked)
+    runs = {c: [program_record(parameters_sha256="a" if c in ours else "b")] for c in (*ours, *theirs)}
+    return to_builtins(certify_programs(list(runs), runs, {}, folder, once_more)), len(asked)
 
 
 @pytest.mark.usefixtures("no_cpu_type")
@@ -229,8 +226,9 @@ def certified_default(folder: Path, once_more: Callable[[Contestant], bool], awa
     ours, paddle, default = Contestant("ps", "shm", 2, 1), Contestant("paddle", "gloo", 2), DEFAULT
     for contestant, apart in ((ours, 0), (paddle, 0), (default, away)):
         keep(folder, contestant, (apart,) * 3)
-    runs = {c: [{"parameters_sha256": c.scheme}] for c in (ours, paddle, default)}
-    return certificate(list(runs), runs, {}, folder, once_more)
+    runs = {c: [program_record(parameters_sha256=c.scheme)] for c in (ours, paddle, default)}
+    found: dict[str, Any] = to_builtins(certify_programs(list(runs), runs, {}, folder, once_more))
+    return found
 
 
 @pytest.fixture

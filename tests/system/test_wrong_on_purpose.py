@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flags.script import CompareScriptConfig
+from benchmarks.records.script import ProgramRecord
+from benchmarks.training import program_certificate
 from benchmarks.training.contestants import Contestant
 from benchmarks.verbs import script as compare_script
 from common.errors import CertificateFailed
 from tests.support.groups import ROOT
+from tests.support.typed_results import program_record
 
 PROGRAM = ROOT / "tests" / "programs" / "many_ways.py"
 BROKEN = """
@@ -94,14 +97,14 @@ def test_every_part_of_a_preset_finds_a_broken_reduction(tmp_path: Path, monkeyp
 def test_a_program_that_is_wrong_under_one_scheme_of_ours_has_no_speed_under_any(
     wrong: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_once(contestant: Contestant, *_: object) -> dict[str, object]:
+    def run_once(contestant: Contestant, *_: object, **__: object) -> ProgramRecord:
         if wrong == f"ranks of {contestant.scheme}":
             raise CertificateFailed("ranks ended with different parameters")
         digest = "b" if wrong == f"bits of {contestant.scheme}" else "a"
-        return {"times": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "parameters_sha256": digest, "memory_bytes": 10**6}
+        return program_record(times=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], parameters_sha256=digest, memory_bytes=10**6)
 
     monkeypatch.setattr(compare_script, "run_once", run_once)
-    monkeypatch.setattr(compare_script, "parameters", lambda *_: {})
+    monkeypatch.setattr(program_certificate, "parameters", lambda *_: {})
     with pytest.raises(CertificateFailed) if text else nullcontext() as caught:
         compare_script.compare_script(CompareScriptConfig(out=tmp_path, repetitions=1), [str(PROGRAM)])
     assert not text or (caught and str(caught.value) == text)

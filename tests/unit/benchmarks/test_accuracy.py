@@ -13,14 +13,18 @@ import pytest
 from rich.console import Console
 
 from benchmarks.flags.accuracy import AccuracyConfig
+from benchmarks.measuring.run import measure
+from benchmarks.records.compare import RankRecord
+from benchmarks.records.result_files import plain
 from benchmarks.training.contestants import Contestant
+from benchmarks.training.judge import budget, samples_per_s
 from benchmarks.training.watched import Straggler, Watch
 from benchmarks.verbs import accuracy as module
-from benchmarks.verbs.accuracy import accuracy, budget, run_all, samples_per_s
+from benchmarks.verbs.accuracy import Race, accuracy
 from common.errors import CertificateFailed, UsageError
 from common.launch.config import TrainingConfig
 from tests.support import warm
-from tests.support.typed_results import typed
+from tests.support.typed_results import rank_record, typed
 
 CONFIG = AccuracyConfig(steps=4, eval_every=2, target=0.5, seeds="1,2", ps_modes="sync,async")
 
@@ -44,7 +48,7 @@ class PoolDouble:
 
     def run(
         self, contestant: Contestant, config: TrainingConfig, *, watch: Watch | None = None, **_: Any
-    ) -> list[dict[str, Any]]:
+    ) -> list[RankRecord]:
         if watch is None:
             return []
         slow = watch.straggler.kind != "none"
@@ -56,7 +60,7 @@ class PoolDouble:
         common |= {"nranks": 2, "servers": contestant.servers, "seed": config.seed, "steps": 4, "warmup_steps": 3}
         curve = [[(3 if slow else 1) * (step + 1), 4.0 - step] for step in range(4)]
         return [
-            {**common, "curve": curve, "parameters_sha256": self.digest(contestant, rank, config.seed)}
+            rank_record(**common, curve=curve, parameters_sha256=self.digest(contestant, rank, config.seed))
             for rank in range(2)
         ]
 
@@ -74,7 +78,7 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> type[PoolDouble]:
 
 
 def measured() -> dict[str, Any]:
-    return run_all(CONFIG, Console(file=StringIO()))
+    return plain(measure(Race(CONFIG), CONFIG.out, Console(file=StringIO()))[0])
 
 
 def test_everyone_trains_under_every_straggler_with_every_seed_in_turn(doubled: type[PoolDouble]) -> None:
@@ -150,15 +154,14 @@ def test_other_bits_than_they_must_have_end_it(
     ],
 )
 def test_where_nobody_waits_rank_0_makes_steps_for_the_straggler(mode: str, kind: str, nranks: int, steps: int) -> None:
-    config = AccuracyConfig(steps=180, eval_every=20)
-    assert budget(Contestant("ps", "shm", nranks, 1, mode), Straggler(kind, 3.0), config) == steps
+    assert budget(Contestant("ps", "shm", nranks, 1, mode), Straggler(kind, 3.0), 180, 20) == steps
 
 
 def test_samples_per_s_sums_what_each_rank_does_by_itself() -> None:
-    fast = {"warmup_steps": 1, "curve": [[1.0, 0], [2.0, 0], [3.0, 0]]}
-    slow = {"warmup_steps": 1, "curve": [[3.0, 0], [6.0, 0], [9.0, 0]]}
+    fast = rank_record(warmup_steps=1, curve=[[1.0, 0], [2.0, 0], [3.0, 0]])
+    slow = rank_record(warmup_steps=1, curve=[[3.0, 0], [6.0, 0], [9.0, 0]])
     assert samples_per_s([fast, slow], 30) == pytest.approx(30 + 10)
-    assert samples_per_s([{"warmup_steps": 0, "curve": [[2.0, 0]]}], 30) == pytest.approx(15)
+    assert samples_per_s([rank_record(warmup_steps=0, curve=[[2.0, 0]])], 30) == pytest.approx(15)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from benchmarks.reports.crossover import winner
 from benchmarks.reports.recommendation import recommend
 from benchmarks.stats.agreement import agreement
 from benchmarks.stats.interval import interval
-from benchmarks.verbs.crossover import cell
 from benchmarks.verbs.diff import changes, figures
-from benchmarks.verbs.sweep import row_of
 from tests.support import compare_samples as compare
 from tests.support import sweep_samples as sweep
+from tests.support.sweep_samples import row_of
 from tests.support.typed_results import typed
 from tests.unit.benchmarks import test_crossover as crossover
 from tests.unit.benchmarks import test_suite_report as suite
+from tests.unit.benchmarks.test_crossover import cell
 from tests.unit.benchmarks.test_interval import DRIFT
 
 Results = dict[str, Any]

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks.flags.compare import CompareConfig
+from benchmarks.records.compare import RankRecord
+from benchmarks.records.result_files import plain
 from benchmarks.training.certificate import WHOLE_BATCH_BOUND, certify, relative_difference, require_identical
 from benchmarks.training.contestants import Contestant
 from benchmarks.training.measure import measure
 from common.errors import CertificateFailed, UsageError
 from common.launch.config import TrainingConfig
+from tests.support.typed_results import rank_record
 
 PS = Contestant("ps", "grpc", 2, 1)
 RING = Contestant("ring", "shm", 2)
@@ -31,7 +34,7 @@ class PoolDouble:
 
     def run(
         self, contestant: Contestant, config: TrainingConfig, *, keep: Path | None = None, **_: Any
-    ) -> list[dict[str, Any]]:
+    ) -> list[RankRecord]:
         self.configs.append(config)
         if config.steps == 1 and not self.first_too:
             contestant = RING  # and so as the others
@@ -43,14 +46,14 @@ class PoolDouble:
             np.savez(keep, **arrays)
         digest = f"digest {name} {amount}" if amount else "digest"
         return [
-            {"parameters_sha256": "another" if rank == self.lying_rank else digest, "steps": config.steps}
+            rank_record(parameters_sha256="another" if rank == self.lying_rank else digest, steps=config.steps)
             for rank in range(contestant.nranks)
         ]
 
 
 def certificate(pool: PoolDouble, folder: Path) -> dict[str, Any]:
     config = TrainingConfig(steps=100, batch_size=8)
-    return certify(pool, [PS, RING], config, folder, on_run=lambda what: None)  # type: ignore[arg-type]
+    return plain(certify(pool, [PS, RING], config, folder, on_run=lambda what: None))  # type: ignore[arg-type]
 
 
 def test_equal_runs_pass(tmp_path: Path) -> None:
@@ -68,7 +71,7 @@ def test_modes_in_another_order_are_listed_apart_and_their_ranks_must_agree(tmp_
 
     def certified(pool: PoolDouble, *contestants: Contestant) -> dict[str, Any]:
         config = TrainingConfig(steps=100, batch_size=8)
-        return certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+        return plain(certify(pool, contestants, config, tmp_path, on_run=lambda what: None))  # type: ignore[arg-type]
 
     changed = PoolDouble({free.name: ("0.bias", 0.25)})
     found = certified(changed, free, PS, RING, bound)
@@ -93,7 +96,7 @@ def test_with_strong_scaling_ranks_share_the_batch(tmp_path: Path) -> None:
     pool = PoolDouble({})
     config = CompareConfig(batch_size=8, nranks="1,2", scaling="strong")
     one = Contestant("local", "none", 1)
-    assert certify(pool, [one, PS, RING], config, tmp_path, on_run=lambda what: None)["passed"]  # type: ignore[arg-type]
+    assert plain(certify(pool, [one, PS, RING], config, tmp_path, on_run=lambda what: None))["passed"]  # type: ignore[arg-type]
     assert [c.batch_size for c in pool.configs] == [8, 4, 4, 8]
     assert {c.steps for c in pool.configs} == {5}
     measure(pool, [one, PS], config, records={}, rounds=range(1), on_run=str)  # type: ignore[arg-type]
@@ -141,7 +144,7 @@ def test_where_a_training_multiplies_rounding_its_first_gradients_decide(name: s
     pool = PoolDouble({name: ("0.weight", 10.0)}, first_too=False)
     contestants = [PS, RING, Contestant("paddle", "gloo", 2)]
     config = CompareConfig(steps=100, batch_size=8)
-    found = certify(pool, contestants, config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+    found = plain(certify(pool, contestants, config, tmp_path, on_run=lambda what: None))  # type: ignore[arg-type]
     assert found["passed"]
     (one,) = [each for each in (found["groups"][0]["whole_batch"], *found["peers"]) if "first_gradient" in each]
     assert one["difference"] > WHOLE_BATCH_BOUND
@@ -160,7 +163,7 @@ def test_relative_difference_is_the_distance_by_the_way_moved() -> None:
 
 
 def test_measured_runs_must_agree_in_every_repetition() -> None:
-    good, bad = {"parameters_sha256": "a", "steps": 30}, {"parameters_sha256": "b", "steps": 30}
+    good, bad = (rank_record(parameters_sha256=digest, steps=30) for digest in ("a", "b"))
     require_identical({PS: [good, good], RING: [good, good]})
     with pytest.raises(CertificateFailed, match=r"ring/shm N=2 has other parameters than ps/grpc N=2"):
         require_identical({PS: [good, good], RING: [good, bad]})
@@ -173,11 +176,11 @@ def test_other_libraries_must_come_near_ours(tmp_path: Path, peer: str, change: 
     library = Contestant(peer, "gloo", 2)
     pool = PoolDouble({library.name: ("0.weight", change)})
     config = TrainingConfig(steps=100, batch_size=8)
-    found = certify(pool, [PS, RING, library], config, tmp_path, on_run=lambda what: None)  # type: ignore[arg-type]
+    found = plain(certify(pool, [PS, RING, library], config, tmp_path, on_run=lambda what: None))  # type: ignore[arg-type]
     (near,) = found["peers"]
     assert (near["contestant"], near["reference"], near["within"]) == (f"{peer} N=2", "ps/grpc N=2", passed)
     assert (near["difference"] > 0) == (change > 0)
     assert found["identical"]
     assert found["passed"] == passed
     assert found["groups"][0]["contestants"] == ["ps/grpc N=2", "ring/shm N=2"]
-    require_identical({library: [{"parameters_sha256": "a", "steps": 1}, {"parameters_sha256": "b", "steps": 1}]})
+    require_identical({library: [rank_record(parameters_sha256=digest, steps=1) for digest in ("a", "b")]})

@@ -21,13 +21,15 @@ from benchmarks.__main__ import main
 from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.netlab.config import ClusterConfig
+from benchmarks.operations import settings
+from benchmarks.operations.settings import Setting
 from benchmarks.page.charts import HeatMap
 from benchmarks.page.document import plots_of
 from benchmarks.records.result_files import plain
 from benchmarks.reports.crossover import report, verdict, winner
 from benchmarks.reports.crossover_terminal import print_terminal
 from benchmarks.reports.writing import to_html, to_markdown
-from benchmarks.verbs.crossover import Groups, Setting, cell, cost, in_order, measure_settings, run_crossover
+from benchmarks.verbs.crossover import Contestants, Crossover, cost, run_crossover
 from common.errors import CertificateFailed, UsageError
 from tests.support.groups import LEAST_OF_LINK
 from tests.support.typed_results import completed, load, typed
@@ -71,14 +73,15 @@ def test_without_root_one_line_says_so_before_anything_is_done(monkeypatch: pyte
 
 
 def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def measure(config: CrossoverConfig, settings: list[Setting], rounds: Any, on_run: Any) -> None:
-        settings += [Setting(nranks, config.clusters(nranks)[0], MB, fresh=True) for nranks in config.counts()]
-        if 2 in config.counts():
-            settings[0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
+    def prepared(self: Crossover, on_run: Any) -> Any:
+        for nranks in self._config.counts():
+            self._pairs.append((Setting(nranks, self._config.clusters(nranks)[0], MB, fresh=True), Any))  # type: ignore[arg-type]
+        if 2 in self._config.counts():
+            self._pairs[0][0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
         raise KeyboardInterrupt
 
     monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
-    monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
+    monkeypatch.setattr(Crossover, "prepared", prepared)
     monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
     assert run_crossover(CrossoverConfig(**folders)) == 130
@@ -108,13 +111,22 @@ class GroupDouble:
 
 
 def measured(config: CrossoverConfig, schemes: Any, link: Any, cells: list[Any], calls: list[Any]) -> None:
-    settings: list[Setting] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.verbs.crossover.head", lambda: head_of(results_of()))
+        crossover = Crossover(config)
+    crossover.limit = lambda at: calls.append(("limit", at))  # type: ignore[method-assign]
+    crossover.add(Contestants(4, schemes, link))
     try:
-        groups = Groups(4, schemes, link)
-        rounds = range(config.repetitions)
-        measure_settings([groups], config, settings, rounds, lambda at: calls.append(("limit", at)), lambda *_: None)
+        crossover.check(lambda *_: None)
+        for number in range(config.repetitions):
+            crossover.make_round(number, lambda *_: None)
     finally:
-        cells += [cell for setting in in_order(settings, config) for cell in setting.cells()]
+        cells += plain(crossover.results())["cells"]
+
+
+def head_of(results: dict[str, Any]) -> dict[str, Any]:
+    whole = typed(results)
+    return {"created": whole.created, "command": whole.command, "environment": whole.environment}
 
 
 def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
@@ -183,15 +195,15 @@ def test_wrong_parameters_are_no_result() -> None:
 def test_where_parameters_were_wrong_nothing_is_shown_or_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(config: CrossoverConfig, settings: list[Setting], *_: Any) -> None:
-        settings.append(Setting(2, config.clusters(2)[0], MB, fresh=True))
-        settings[0].restore({"rates": [1e8], "times": [[0, [1.0]], [1, [2.0]]]})
+    def prepared(self: Crossover, on_run: Any) -> Any:
+        self._pairs.append((Setting(2, self._config.clusters(2)[0], MB, fresh=True), Any))  # type: ignore[arg-type]
+        self._pairs[0][0].restore({"rates": [1e8], "times": [[0, [1.0]], [1, [2.0]]]})
         schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
         one_link = CrossoverConfig(links="1gbit")
         measured(one_link, schemes, GroupDouble("link", 0.1, []), [], [])
 
     monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
-    monkeypatch.setattr("benchmarks.verbs.crossover.measure_all", measure)
+    monkeypatch.setattr(Crossover, "prepared", prepared)
     monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])
     assert main() == 3
@@ -205,6 +217,11 @@ def test_the_time_left_is_reckoned_from_the_links() -> None:
     whole = CrossoverConfig(links="100mbit", nranks="4", sizes="25MB", servers="1", repetitions=1)
     # starts: 3; ring: 3 steps of 3 s; one server: 3 of 12 s; and a second for each of four
     assert cost(whole) == 3 * 4 + 3 * 3 + 3 * 12 + 4
+
+
+def cell(*measured: Any) -> dict[str, Any]:
+    """As it stands in crossover.json."""
+    return plain(settings.cell(*measured))
 
 
 def made(link: str, servers: int, nbytes: int, ring: float, ps: float, *, nranks: int = 4, spread: float = 0.01) -> Any:

@@ -21,7 +21,7 @@ from benchmarks.training.certificate import certify
 from benchmarks.training.contestants import Contestant, line_up
 from benchmarks.training.pool import WorkerPool
 from benchmarks.training.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
-from benchmarks.verbs.compare import run_all
+from benchmarks.verbs.compare import Comparison
 from common.errors import GradSyncError, PeerLost, UsageError
 from common.launch.config import TrainingConfig
 from common.tensors.optimizers import OPTIMIZERS, Adam, AdamW, Momentum
@@ -59,7 +59,7 @@ def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_all_absent_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, torch=False)
     with pytest.raises(UsageError, match=r"^torch-ddp is absent: PyTorch is not installed \(pip install torch\)$"):
-        run_all(CompareConfig(schemes="torch-ddp"), Console(file=StringIO()))
+        Comparison(CompareConfig(schemes="torch-ddp"), Console(file=StringIO()))
 
 
 class DistError(RuntimeError):

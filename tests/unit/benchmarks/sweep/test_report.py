@@ -8,8 +8,7 @@ from benchmarks.page.charts import Lines
 from benchmarks.page.document import plots_of
 from benchmarks.reports.sweep import report, verdict
 from benchmarks.reports.writing import to_html, to_markdown
-from benchmarks.verbs.sweep import row_of
-from tests.support.sweep_samples import sample
+from tests.support.sweep_samples import row_of, sample
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:

@@ -12,9 +12,14 @@ import pytest
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.operations.group import MeasuredGroup
+from benchmarks.operations.groups import Groups
+from benchmarks.operations.measured import Measured
+from benchmarks.operations.rows import rows_of as typed_rows
+from benchmarks.records.result_files import plain
+from benchmarks.records.sweep import Waiting
 from benchmarks.reports.sweep import verdict
 from benchmarks.reports.writing import to_html, to_markdown
-from benchmarks.verbs.sweep import Groups, Measured, measure_all, rows_of
+from benchmarks.verbs.sweep import make_round, measure_waiting, waits
 from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory
@@ -63,8 +68,15 @@ def fake_measurement(
 ) -> Measured:
     config = config or SweepConfig(sizes="4KiB,1MiB", repetitions=3, seconds=1)
     mine, there = measured or Measured(), Groups(4, [*groups], restless or {})  # type: ignore[list-item]
-    measure_all([there], {4: mine}, config, range(config.repetitions), lambda _: None)
+    for number in range(config.repetitions):
+        make_round(there, mine, config, number, lambda _: None)
+    if waits(config):
+        measure_waiting(there, mine, config.late)
     return mine
+
+
+def rows_of(*measured: Any) -> list[dict[str, Any]]:
+    return [plain(row) for row in typed_rows(*measured)]
 
 
 def test_another_library_that_fails_is_named_and_the_rest_is_measured() -> None:
@@ -124,8 +136,8 @@ def test_what_waiting_costs_is_measured_last() -> None:
     groups[2].lives = 8  # its last measurement is its end
     measured = fake_measurement(*groups)
     assert measured.waiting == [
-        {"backend": "shm", "nranks": 4, "late_s": 2.0, "core": 0.04},
-        {"backend": "tcp", "nranks": 4, "late_s": 2.0, "core": 0.06},
+        Waiting("shm", 4, 2.0, 0.04),
+        Waiting("tcp", 4, 2.0, 0.06),
     ]
     assert measured.failed == {"gloo": "gloo: no answer"}
 
