@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.contestants.trainings import Contestant, line_up
 from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
-from benchmarks.training.contestants import Contestant, line_up
 from benchmarks.training.watched import STRAGGLERS, Straggler
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose

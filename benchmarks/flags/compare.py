@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.contestants.trainings import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
-from benchmarks.training.contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.training.torch_training import why_absent
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.contestants.trainings import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
-from benchmarks.training.contestants import PADDLE_SCHEMES, Contestant
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.contestants import OPERATIONS, PEERS, possible
 from benchmarks.flags.compare import numbers
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
-from benchmarks.peers import OPERATIONS, PEERS, possible
 from benchmarks.stats.units import size_in_bytes
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank

@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import load_peer
 from benchmarks.netlab.hosts import Hosts
-from benchmarks.peers import load_peer
 from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory, added_since

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from benchmarks.contestants import OURS, load_peer
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.operations.group import MeasuredGroup
 from benchmarks.operations.measured import Measured
-from benchmarks.peers import OURS, load_peer
 from common.errors import GradSyncError
 from common.launch.job import Job
 

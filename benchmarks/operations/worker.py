@@ -31,7 +31,7 @@ def main() -> int:
     prepare_process()
     operation, name, nranks, address, control, *rest = sys.argv[1:]
     rank = int(rest[0] if rest else os.environ["OMPI_COMM_WORLD_RANK"])
-    from benchmarks.peers import load_peer
+    from benchmarks.contestants import load_peer
 
     module = load_peer(name)
     checked = getattr(module, "sums", True) and not (rank and getattr(module, "driven_by_rank_0", False))
@@ -115,7 +115,7 @@ def wrong_copies(peer: Any, rank: int, nranks: int) -> int:  # noqa: ARG001 - as
 def wrong_parameters(peer: Any, rank: int, nranks: int) -> int:
     """A step of SGD with whole numbers, whose mean is exact for nranks that are powers of two, else nearly so. Block by
     block, for malloc keeps what is freed, and a rank's memory is measured too."""
-    from benchmarks.peers import RATE
+    from benchmarks.contestants import RATE
 
     adds_ranks, wrong = hasattr(peer, "changed"), 0
     blocks = [(slice(a, b), (np.arange(a, b) % 61).astype(np.uint8)) for a, b in pieces_of(0, peer.array.size, BLOCK)]

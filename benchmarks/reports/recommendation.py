@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.contestants.trainings import PEERS
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
@@ -13,7 +14,6 @@ from benchmarks.reports.compare.certificate import groups
 from benchmarks.reports.runs import KNOWN, Run, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
 from benchmarks.stats.interval import Measured, are_paired, chance, measured
-from benchmarks.training.contestants import PEERS
 
 __all__ = ["picture", "races_in", "recommend"]
 

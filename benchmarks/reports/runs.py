@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.contestants.trainings import TORCH
 from benchmarks.page.charts import OTHERS
-from benchmarks.training.contestants import TORCH
 from ps.store.modes import parse_mode
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from benchmarks.contestants.trainings import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import say
@@ -13,7 +14,6 @@ from benchmarks.page.reasons import reason
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import in_words, measured
-from benchmarks.training.contestants import PADDLE_SCHEMES
 
 __all__ = ["cells", "distances", "heads", "outcome", "report", "verdict"]
 

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.contestants import OURS, is_limit
 from benchmarks.page.charts import Line, Lines, Panel
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Section, Table
 from benchmarks.page.document import Row as Cells
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
 from benchmarks.page.scales import logarithmic
-from benchmarks.peers import OURS, is_limit
 from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words
 from benchmarks.reports.runs import KNOWN
 from benchmarks.stats.interval import in_words, measured, three_digits

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from msgspec import structs
 from msgspec.structs import asdict
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Peer
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed
 from common.launch.config import TrainingConfig

@@ -11,10 +11,10 @@ from statistics import fmean
 
 import numpy as np
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.records.accuracy import AccuracyRun, Point
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.certificate import require_same_on_all_ranks
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool
 from benchmarks.training.watched import Straggler, Watch
 from common.launch.config import TrainingConfig

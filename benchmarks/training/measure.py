@@ -10,11 +10,11 @@ from typing import Any
 from msgspec import convert, to_builtins
 from msgspec.structs import asdict
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.measuring.measurement import OnRun, there_and_back
 from benchmarks.records.compare import Quantiles, RankRecord, Run
 from benchmarks.stats.interval import interval
 from benchmarks.training.certificate import require_same_on_all_ranks
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.pool import WorkerPool
 from common.launch.config import TrainingConfig
 

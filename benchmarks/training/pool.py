@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from msgspec import convert
 
+from benchmarks.contestants.trainings import PEERS, TORCH, Contestant
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.records.compare import RankRecord
-from benchmarks.training.contestants import PEERS, TORCH, Contestant
 from benchmarks.training.watched import Watch
 from common.errors import GradSyncError, PeerError, error_from_name
 from common.launch.config import TrainingConfig

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.contestants.trainings import OTHER_ORDER, Contestant
 from benchmarks.records.script import ProgramRecord
-from benchmarks.training.contestants import OTHER_ORDER, Contestant
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.job import Job
 from common.system.mkl import CPU_TYPE, MKL_CHOOSES

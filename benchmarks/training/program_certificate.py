@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.contestants.trainings import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.records.script import Certificate, ProgramRecord, Yardstick
-from benchmarks.training.contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from common.errors import CertificateFailed, GradSyncError
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
 

@@ -19,6 +19,7 @@ from msgspec import convert, structs, to_builtins
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
@@ -29,7 +30,6 @@ from benchmarks.records.result_files import plain
 from benchmarks.reports.accuracy import verdict
 from benchmarks.reports.accuracy.entries import straggler_words
 from benchmarks.training.certificate import require_identical
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.judge import WARMUP_STEPS, Judge
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.measuring.measurement import Measurement, OnRun
 from benchmarks.measuring.run import check_output, run
@@ -23,7 +24,6 @@ from benchmarks.records.environment import head
 from benchmarks.records.result_files import plain
 from benchmarks.reports.compare.terminal import print_terminal
 from benchmarks.training.certificate import certify, require_identical
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed, UsageError

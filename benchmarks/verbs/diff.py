@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.peers import OURS
+from benchmarks.contestants import OURS
+from benchmarks.contestants.trainings import PEERS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults
@@ -28,7 +29,6 @@ from benchmarks.reports.accuracy.entries import entries, straggler_words
 from benchmarks.stats.agreement import Figure, agreement
 from benchmarks.stats.interval import Measured, three_digits
 from benchmarks.stats.units import size_in_words
-from benchmarks.training.contestants import PEERS
 from common.errors import DataError, GradSyncError, UsageError
 
 __all__ = ["Change", "DiffConfig", "changes", "diff", "figures", "load"]

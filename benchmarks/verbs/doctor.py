@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.contestants import load_peer
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
-from benchmarks.peers import load_peer
 from benchmarks.records.environment import cpu_name, installed
 from common.errors import GradSyncError
 from common.system.mkl import CPU_TYPE, wanted_cpu_type

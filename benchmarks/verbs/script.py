@@ -16,6 +16,7 @@ from msgspec import convert, to_builtins
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.contestants.trainings import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
@@ -24,7 +25,6 @@ from benchmarks.records.result_files import plain
 from benchmarks.records.script import Certificate, Failure, ProgramRecord, ScriptResults, ScriptRun
 from benchmarks.reports.script import cells, distances, heads, outcome
 from benchmarks.stats.interval import interval
-from benchmarks.training.contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.training.program import ProgramFailed, output_of, run_once
 from benchmarks.training.program_certificate import certify_programs, ours_that_disagree
 from common.errors import CertificateFailed, GradSyncError

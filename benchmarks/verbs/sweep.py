@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.contestants import load_peer
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
@@ -16,7 +17,6 @@ from benchmarks.operations.groups import Groups, groups_of, leave, leaving, rest
 from benchmarks.operations.link import link_bytes
 from benchmarks.operations.measured import Measured
 from benchmarks.operations.rows import rows_of
-from benchmarks.peers import load_peer
 from benchmarks.records.environment import head
 from benchmarks.records.result_files import plain
 from benchmarks.records.sweep import SweepResults, Waiting

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.contestants.trainings import PEERS, Contestant
 from benchmarks.netlab.cluster import why_no_cluster
-from benchmarks.training.contestants import PEERS, Contestant
 from benchmarks.training.measure import Records
 from benchmarks.verbs.compare import keep_whole_rounds
 from tests.support import warm

@@ -34,7 +34,7 @@ flags = {{ backends = ["shm", "memory-limit"], nranks = {nranks}, sizes = "{size
 BROKEN = """
 import sys
 if "benchmarks.operations.worker" in sys.orig_argv and "3" in sys.orig_argv:
-    from benchmarks.peers.gradsync import Rank
+    from benchmarks.contestants.gradsync import Rank
     whole = Rank.all_reduce
     def broken(self):
         whole(self)

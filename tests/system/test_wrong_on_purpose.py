@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.records.script import ProgramRecord
 from benchmarks.training import program_certificate
-from benchmarks.training.contestants import Contestant
 from benchmarks.verbs import script as compare_script
 from common.errors import CertificateFailed
 from tests.support.groups import ROOT

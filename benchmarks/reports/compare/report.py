@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.contestants.trainings import PEERS
 from benchmarks.page.document import Block, Bullets, Cell, Definitions, Fold, Paragraph, Report, Row, Section, Table
 from benchmarks.page.language import known, listed, say
 from benchmarks.page.reasons import reason
@@ -21,7 +22,6 @@ from benchmarks.reports.compare.verdict import is_strong, verdict
 from benchmarks.reports.facts import NOISE, cluster_in_words, environment
 from benchmarks.reports.runs import Run, leads, milliseconds, rate, series
 from benchmarks.stats.interval import in_words as interval_in_words
-from benchmarks.training.contestants import PEERS
 
 __all__ = ["cells", "columns", "how_to_read", "notes", "report", "terms", "workload"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.contestants.trainings import PEERS, TORCH
 from benchmarks.page.language import listed, say
 from benchmarks.reports.compare.certificate import Results, certified, compared, describe, groups, holds, peers
 from benchmarks.reports.runs import Group, Run, fastest, in_step, races, rate, series
 from benchmarks.stats.interval import measured
-from benchmarks.training.contestants import PEERS, TORCH
 
 __all__ = ["is_strong", "verdict"]
 

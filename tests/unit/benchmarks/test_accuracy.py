@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.measuring.run import measure
 from benchmarks.records.compare import RankRecord
 from benchmarks.records.result_files import plain
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.judge import budget, samples_per_s
 from benchmarks.training.watched import Straggler, Watch
 from benchmarks.verbs import accuracy as module

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import RankRecord
 from benchmarks.records.result_files import plain
 from benchmarks.training.certificate import WHOLE_BATCH_BOUND, certify, relative_difference, require_identical
-from benchmarks.training.contestants import Contestant
-from benchmarks.training.measure import measure
 from common.errors import CertificateFailed, UsageError
 from common.launch.config import TrainingConfig
 from tests.support.typed_results import rank_record
+from tests.unit.benchmarks.test_measure import measure
 
 PS = Contestant("ps", "grpc", 2, 1)
 RING = Contestant("ring", "shm", 2)
@@ -99,7 +99,7 @@ def test_with_strong_scaling_ranks_share_the_batch(tmp_path: Path) -> None:
     assert plain(certify(pool, [one, PS, RING], config, tmp_path, on_run=lambda what: None))["passed"]  # type: ignore[arg-type]
     assert [c.batch_size for c in pool.configs] == [8, 4, 4, 8]
     assert {c.steps for c in pool.configs} == {5}
-    measure(pool, [one, PS], config, records={}, rounds=range(1), on_run=str)  # type: ignore[arg-type]
+    measure(pool, [one, PS], config, records={}, rounds=range(1), on_run=str)
     assert [c.batch_size for c in pool.configs[4:]] == [8, 4]
     with pytest.raises(
         UsageError, match=r"^--scaling strong shares --batch-size 8 equally, which 3 ranks cannot; give a "

@@ -82,7 +82,9 @@ def test_each_host_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     found = ClusterConfig(hosts=2, cores_per_host=2)
     assert found.cores() == [[2, 3], [5, 6]]
     assert found.in_words() == "2 hosts, 1gbit, 2 cores each"
-    assert (found.describe() or {})["cores_per_host"] == 2
+    described = found.describe()
+    assert described
+    assert described.cores_per_host == 2
     hosts = found.make()
     assert [" ".join(hosts.within(host)).split(" ", 4)[4] for host in range(3)] == [
         "taskset -c 2,3",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.contestants import PEERS, load_peer
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.flags.crossover import CrossoverConfig
@@ -24,7 +25,6 @@ from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page import language
 from benchmarks.page.language import LANGUAGES, catalogue, known, say, speaking
 from benchmarks.page.reasons import reason
-from benchmarks.peers import PEERS, load_peer
 from benchmarks.reports.writing import to_html, to_markdown, write_report
 from benchmarks.verbs.report import ReportConfig, report_again
 from benchmarks.verbs.suite import SuiteConfig, command_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.contestants.trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import Quantiles, RankRecord
-from benchmarks.training.contestants import Contestant
 from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise
 from common.errors import CertificateFailed
 from common.launch.config import TrainingConfig

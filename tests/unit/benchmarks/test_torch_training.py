@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from benchmarks.contestants.trainings import Contestant, line_up
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.training.certificate import certify
-from benchmarks.training.contestants import Contestant, line_up
 from benchmarks.training.pool import WorkerPool
 from benchmarks.training.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
 from benchmarks.verbs.compare import Comparison

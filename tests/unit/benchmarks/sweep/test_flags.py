@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.contestants import PEERS, load_peer
 from benchmarks.flags.sweep import SweepConfig
-from benchmarks.peers import PEERS, load_peer
 from benchmarks.stats.units import size_in_bytes, size_in_words
 from common.errors import UsageError
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.contestants import RATE
 from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
-from benchmarks.peers import RATE
 
 
 class FakePeer:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from benchmarks.peers import RATE
+from benchmarks.contestants import RATE
 from common.errors import PeerError
 from common.system.addresses import address_after
 from common.system.memory import aligned_empty, give_memory_back
@@ -26,7 +26,7 @@ from ps.store.shards import parse_shard
 
 __all__ = ["SERVER", "Rank", "main", "uses_ports", "why_absent"]
 
-SERVER = "benchmarks.peers.parameter_server"
+SERVER = "benchmarks.contestants.parameter_server"
 uses_ports = True
 TIMEOUT_S = 60.0
 

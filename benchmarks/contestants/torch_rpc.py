@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers import RATE
+from benchmarks.contestants import RATE
 
 __all__ = ["SERVER", "Rank", "main", "uses_ports", "why_absent"]
 
-SERVER = "benchmarks.peers.torch_rpc"
+SERVER = "benchmarks.contestants.torch_rpc"
 uses_ports = True
 NAME = "server"
 
@@ -96,7 +96,7 @@ class Rank:
 
 def main() -> int:
     address, _, nranks, _ = sys.argv[1:]
-    from benchmarks.peers import torch_rpc  # under the name that the trainers' pickles have
+    from benchmarks.contestants import torch_rpc  # under the name that the trainers' pickles have
 
     torch_rpc.join(NAME, 0, int(nranks), address).shutdown()  # which waits for all trainers to shut down
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers import gradsync
+from benchmarks.contestants import gradsync
 
 __all__ = ["Rank", "why_absent"]
 

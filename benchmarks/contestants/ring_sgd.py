@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from benchmarks.peers import RATE, gradsync
+from benchmarks.contestants import RATE, gradsync
 from common.system.memory import aligned_empty
 from common.tensors.optimizers import SGD
 
