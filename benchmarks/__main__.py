@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from common.errors import UsageError, choose
 from common.launch.cli import run_command, split_script
@@ -11,7 +13,15 @@ from common.system.process import die_with_parent
 
 __all__ = ["main"]
 
-VERBS = ("compare", "sweep", "crossover", "accuracy", "report", "diff", "results", "doctor")
+VERBS = {  # flags and function; compare has several, see `compare`
+    "sweep": ("benchmarks.flags.sweep:SweepConfig", "benchmarks.verbs.sweep:run_sweep"),
+    "crossover": ("benchmarks.flags.crossover:CrossoverConfig", "benchmarks.verbs.crossover:run_crossover"),
+    "accuracy": ("benchmarks.flags.accuracy:AccuracyConfig", "benchmarks.verbs.accuracy:accuracy"),
+    "report": ("benchmarks.verbs.report:ReportConfig", "benchmarks.verbs.report:report_again"),
+    "diff": ("benchmarks.verbs.diff:DiffConfig", "benchmarks.verbs.diff:diff"),
+    "results": ("benchmarks.verbs.results:ResultsConfig", "benchmarks.verbs.results:list_results"),
+    "doctor": ("benchmarks.verbs.doctor:DoctorConfig", "benchmarks.verbs.doctor:doctor"),
+}
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks compare --preset quick|full|accuracy [OPTIONS]
@@ -39,42 +49,20 @@ def main() -> int:
         print(USAGE)
         return 0
     try:
-        choose("verb", verb, VERBS)
+        choose("verb", verb, ("compare", *VERBS))
     except UsageError as exc:
         print(f"benchmarks: {exc}", file=sys.stderr)
         return exc.exit_code
-    if verb == "sweep":
-        from benchmarks.flags.sweep import SweepConfig
-        from benchmarks.verbs.sweep import run_sweep
+    if verb == "compare":
+        return compare(sys.argv[2:])
+    flags, function = map(loaded, VERBS[verb])  # no other verb's modules
+    return run_command(flags, function, prog=f"benchmarks {verb}", args=sys.argv[2:])
 
-        return run_command(SweepConfig, run_sweep, prog="benchmarks sweep", args=sys.argv[2:])
-    if verb == "crossover":
-        from benchmarks.flags.crossover import CrossoverConfig
-        from benchmarks.verbs.crossover import run_crossover
 
-        return run_command(CrossoverConfig, run_crossover, prog="benchmarks crossover", args=sys.argv[2:])
-    if verb == "results":
-        from benchmarks.verbs.results import ResultsConfig, list_results
-
-        return run_command(ResultsConfig, list_results, prog="benchmarks results", args=sys.argv[2:])
-    if verb == "report":
-        from benchmarks.verbs.report import ReportConfig, report_again
-
-        return run_command(ReportConfig, report_again, prog="benchmarks report", args=sys.argv[2:])
-    if verb == "accuracy":
-        from benchmarks.flags.accuracy import AccuracyConfig
-        from benchmarks.verbs.accuracy import accuracy
-
-        return run_command(AccuracyConfig, accuracy, prog="benchmarks accuracy", args=sys.argv[2:])
-    if verb == "doctor":
-        from benchmarks.verbs.doctor import DoctorConfig, doctor
-
-        return run_command(DoctorConfig, doctor, prog="benchmarks doctor", args=sys.argv[2:])
-    if verb == "diff":
-        from benchmarks.verbs.diff import DiffConfig, diff
-
-        return run_command(DiffConfig, diff, prog="benchmarks diff", args=sys.argv[2:])
-    return compare(sys.argv[2:])
+def loaded(name: str) -> Any:
+    """Of MODULE:NAME."""
+    module, _, found = name.partition(":")
+    return getattr(importlib.import_module(module), found)
 
 
 def compare(args: Sequence[str]) -> int:

@@ -9,11 +9,10 @@ import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import psutil
-from msgspec import to_builtins
 
 from benchmarks.records.results import Environment, command_line, moment
 from collective.nccl.binding import load_binding, words
@@ -22,7 +21,7 @@ from common.errors import UsageError
 from common.system.memory import aligned_empty
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
 
-__all__ = ["cpu_name", "describe_environment", "head", "installed", "machine_of", "plain_head"]
+__all__ = ["cpu_name", "describe_environment", "head", "installed", "machine_of"]
 
 PACKAGES = (
     *("paddlepaddle", "numpy", "grpcio", "protobuf", "cupy-cuda12x", "cupy-cuda13x", "pynccl"),
@@ -145,8 +144,3 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
-
-
-def plain_head(kind: str) -> dict[str, Any]:
-    """As `plain` has it."""
-    return {"schema": 1, "kind": kind, **to_builtins(head())}

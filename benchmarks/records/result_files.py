@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.records.suite import PartResults, SuiteResults
 from common.errors import DataError, GradSyncError, UsageError
 
-__all__ = ["SCHEMA", "AnyResults", "check_history", "from_plain", "plain", "read", "sort_of", "withdraw"]
+__all__ = ["SCHEMA", "AnyResults", "check_history", "plain", "read", "sort_of", "withdraw"]
 __all__ += ["write_results"]
 
 SCHEMA = 1  # the version that every kind has so far
@@ -71,16 +71,6 @@ def _look_at(path: Path) -> tuple[bytes, Sort | None]:
 def plain(results: msgspec.Struct) -> dict[str, Any]:
     """As whoever reads the file with a JSON parser has it."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(results))
-    return found
-
-
-def from_plain(content: object) -> AnyResults:
-    """What `plain` was made of.
-
-    Raises:
-        msgspec.ValidationError: nothing.
-    """
-    found: AnyResults = msgspec.convert(content, AnyResults, str_keys=True)
     return found
 
 

@@ -11,7 +11,7 @@ from msgspec import convert, inspect
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, RankRecord
 from benchmarks.records.crossover import CrossoverResults
-from benchmarks.records.result_files import AnyResults, from_plain, plain
+from benchmarks.records.result_files import AnyResults, plain
 from benchmarks.records.script import ProgramRecord, ScriptResults
 from benchmarks.records.suite import SuiteResults
 from benchmarks.records.sweep import SweepResults
@@ -46,7 +46,7 @@ def completed(content: dict[str, Any], kind: str = "") -> dict[str, Any]:
 
 def typed(content: dict[str, Any], kind: str = "") -> Any:
     """The same as a struct."""
-    results: AnyResults = from_plain(completed(content, kind))
+    results: AnyResults = convert(completed(content, kind), AnyResults, str_keys=True)
     return results
 
 
