@@ -9,7 +9,7 @@ from collective.algorithm import Algorithm
 from collective.algorithms.by_size import BySize
 from collective.algorithms.hierarchical import HierarchicalAlgorithm
 from collective.algorithms.ring import RingAlgorithm
-from collective.choice import Layout
+from collective.choice import Topology
 from collective.membership.liveness import Mesh
 from collective.shared_memory.algorithm import SharedMemoryAlgorithm
 from collective.shared_memory.barrier import SharedMemoryBarrier
@@ -20,15 +20,15 @@ __all__ = ["build", "build_alone"]
 
 
 def build(
-    backend: str, layout: Layout, mesh: Mesh, connections: Mapping[int, socket.socket], *, checksum: str = "auto"
+    backend: str, topology: Topology, mesh: Mesh, connections: Mapping[int, socket.socket], *, checksum: str = "auto"
 ) -> Algorithm:
-    """Of backend shm or tcp, over a mesh and data connections that were made by this layout."""
+    """Of backend shm or tcp, over a mesh and data connections that were made by this topology."""
     if backend == "shm":
-        return SharedMemoryAlgorithm(SharedMemoryBarrier(mesh, layout.local))
+        return SharedMemoryAlgorithm(SharedMemoryBarrier(mesh, topology.local))
     transport = TcpTransport(mesh, connections, checksum=checksum)
-    if layout.algorithm == "hierarchical":
-        return HierarchicalAlgorithm(SharedMemoryBarrier(mesh, layout.local), transport)
-    return RingAlgorithm(transport) if layout.algorithm == "ring" else BySize(transport)
+    if topology.algorithm == "hierarchical":
+        return HierarchicalAlgorithm(SharedMemoryBarrier(mesh, topology.local), transport)
+    return RingAlgorithm(transport) if topology.algorithm == "ring" else BySize(transport)
 
 
 def build_alone() -> Algorithm:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collective.algorithms.hierarchical import neighbours, ranks_each
 from common.errors import UsageError, choose
 
-__all__ = ["ALGORITHMS", "BACKENDS", "Layout", "Place", "choose_backend", "lay_out"]
+__all__ = ["ALGORITHMS", "BACKENDS", "Place", "Topology", "choose_backend", "topology_of"]
 
 BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
 ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Topology:
     """With whom a rank is connected, and how."""
 
     algorithm: str
@@ -82,7 +82,7 @@ def refusal(backend: str, algorithm: str) -> str:
     return f"algorithm {algorithm} is {what} (backend is {backend}); use direct"
 
 
-def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Layout:
+def topology_of(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> Topology:
     """The same choice on every rank, from every rank's host.
 
     Raises:
@@ -98,13 +98,13 @@ def lay_out(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -> La
         )
     taken = fitting[0]
     if backend.startswith("nccl"):
-        return Layout(taken, local=everyone if len(set(hosts)) == 1 else ())
+        return Topology(taken, local=everyone if len(set(hosts)) == 1 else ())
     if backend == "shm":
-        return Layout(taken, local=everyone)
+        return Topology(taken, local=everyone)
     if taken == "hierarchical":
         first = rank // each * each
-        return Layout(taken, range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
-    return Layout(taken, linked=[r for r in everyone if r != rank])
+        return Topology(taken, range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
+    return Topology(taken, linked=[r for r in everyone if r != rank])
 
 
 def fits(algorithm: str, *, asked: str, ranks_each_host: int) -> bool:

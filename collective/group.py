@@ -12,7 +12,7 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm
 from collective.build import build, build_alone
 from collective.calls import Array, Label
-from collective.choice import Place, choose_backend, lay_out
+from collective.choice import Place, choose_backend, topology_of
 from collective.membership.liveness import Mesh
 from collective.membership.meeting import Meeting
 from collective.nccl.seat import NcclSeat, check_device
@@ -240,18 +240,18 @@ def connect(
         return Group(alone(backend, algorithm, seat, timeout), backend=backend)
     with Meeting(rendezvous, rank, nranks, host=reached_at(place, backend), timeout=timeout) as meeting:
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
-        layout = lay_out(backend, algorithm, rank, met.hosts)
-        mesh, connections = meeting.connect(met, near=layout.local, data=layout.linked)
+        topology = topology_of(backend, algorithm, rank, met.hosts)
+        mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked)
     if seat:
-        return Group(seat.join(mesh, met.notes, ring=layout.algorithm == "ring"), backend=backend)
-    return Group(build(backend, layout, mesh, connections, checksum=checksum), backend=backend)
+        return Group(seat.join(mesh, met.notes, ring=topology.algorithm == "ring"), backend=backend)
+    return Group(build(backend, topology, mesh, connections, checksum=checksum), backend=backend)
 
 
 def alone(backend: str, algorithm: str, seat: NcclSeat | None, timeout: float) -> Algorithm:
     """The algorithm of a group of one rank."""
     if not seat:
         return build_alone()
-    ring = lay_out(backend, algorithm, 0, [""]).algorithm == "ring"
+    ring = topology_of(backend, algorithm, 0, [""]).algorithm == "ring"
     return seat.join(Mesh(0, {}, timeout=timeout), [seat.note], ring=ring)
 
 

@@ -25,16 +25,18 @@ class EarlyBuckets:
         self._marked: set[int] = set()  # in this backward
         self._completed: list[int] = []  # in this backward, in order
         self._order_agreed = False
+        self._synchronise = True
 
-    def begin(self) -> None:
-        """A backward begins."""
+    def begin(self, *, synchronise: bool) -> None:
+        """A backward begins. `synchronise`: its gradients are not only accumulated."""
+        self._synchronise = synchronise
         self._marked.clear()
         self._completed = []
 
-    def complete(self, bucket: int, *, mark: bool) -> None:
-        """All gradients of a bucket are there. `mark`: they are not only accumulated, but synchronised."""
+    def complete(self, bucket: int) -> None:
+        """All gradients of a bucket are there."""
         self._completed.append(bucket)
-        if mark and bucket in self._early:
+        if self._synchronise and bucket in self._early:
             self._marked.add(bucket)
             self._synchronizer.mark_ready(bucket)
 

@@ -1,7 +1,6 @@
 """The mean over all ranks of a model's gradients, after every backward; or, where servers update, their push to them.
 
-One bucket's way, from Paddle's backward to the synchronizer: Binding's hook -> GradientAverage -> EarlyBuckets ->
-Synchronizer.mark_ready.
+One bucket's way from Paddle's backward: Binding's hook -> EarlyBuckets.complete -> Synchronizer.mark_ready.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class GradientAverage:
         arena = Arena(layout, buckets=buckets, empty=synchronizer.empty)
         self._synchronizer = synchronizer
         self._buckets = EarlyBuckets(synchronizer, len(buckets))
-        self.binding = Binding(named, arena, self._on_complete, self._on_again)
+        self.binding = Binding(named, arena, self._buckets.complete, self._on_again)
         self._used = UsedMask(self.binding)
         self._replicas = ReplicaCheck(synchronizer)
         self.steps_by_servers: StepsByServers | None = None
@@ -70,7 +69,7 @@ class GradientAverage:
         kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.binding.named]
         if self.steps_by_servers and self.steps_by_servers.pushed:  # an earlier backward since the last step
             self.steps_by_servers.take_average(kept)
-        self._buckets.begin()
+        self._buckets.begin(synchronise=self.enabled)
         self.binding.begin(kept)
         self._used.keep(kept)
 
@@ -97,9 +96,6 @@ class GradientAverage:
         self._buckets.agree_on_order()
         self._replicas.after_average(p for _, p in self.binding.named)
         self._used.take_all()
-
-    def _on_complete(self, bucket: int) -> None:
-        self._buckets.complete(bucket, mark=self.enabled)
 
     def _on_again(self, index: int) -> None:
         self._buckets.reached_again(self.binding.bucket_of[index], self.binding.named[index][0])

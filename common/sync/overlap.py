@@ -10,7 +10,7 @@ __all__ = ["BucketRunner", "LaunchOrder"]
 
 
 class LaunchOrder:
-    """Turns "bucket i is final", told in any order, into the one order in which all ranks start buckets: by number,
+    """Turns "bucket i is ready", told in any order, into the one order in which all ranks start buckets: by number,
     unless another one is given."""
 
     def __init__(self, count: int) -> None:
@@ -29,22 +29,22 @@ class LaunchOrder:
         self._order = list(order)
 
     def reset(self) -> None:
-        self._final = [False] * self.count
+        self._ready = [False] * self.count
         self._next = 0
 
     def mark(self, bucket: int) -> Sequence[int]:
-        """The buckets that may start now, in order; empty while an earlier one is not final.
+        """The buckets that may start now, in order; empty while an earlier one is not ready.
 
         Raises:
             ValueError: no such bucket, or marked before in this step.
         """
         if not 0 <= bucket < self.count:
             raise ValueError(f"bucket must be in 0..{self.count - 1} (got {bucket})")
-        if self._final[bucket]:
+        if self._ready[bucket]:
             raise ValueError(f"bucket {bucket} was marked ready twice in one step")
-        self._final[bucket] = True
+        self._ready[bucket] = True
         first = self._next
-        while self._next < self.count and self._final[self._order[self._next]]:
+        while self._next < self.count and self._ready[self._order[self._next]]:
             self._next += 1
         return self._order[first : self._next]
 

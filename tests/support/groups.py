@@ -25,7 +25,7 @@ import numpy as np
 
 from collective.algorithms.ring import RingAlgorithm
 from collective.build import build
-from collective.choice import lay_out
+from collective.choice import topology_of
 from collective.group import Group, connect
 from collective.membership.connections import Listener, build_mesh
 from collective.nccl.algorithm import NcclAlgorithm
@@ -180,7 +180,7 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
         listeners = [stack.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
 
         def join(rank: int) -> Group:
-            layout = lay_out(kind, algorithm or "direct", rank, hosts_of(nranks))
+            layout = topology_of(kind, algorithm or "direct", rank, hosts_of(nranks))
             addresses = [x.local_address if r in layout.local else x.address for r, x in enumerate(listeners)]
             mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=layout.linked, timeout=timeout)
             return Group(build(kind, layout, mesh, connections), backend=kind)

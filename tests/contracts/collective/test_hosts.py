@@ -1,4 +1,4 @@
-"""Which algorithm serves which layout of hosts and length of arrays."""
+"""Which algorithm serves which topology of hosts and length of arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import collective
 from collective.algorithms.by_size import SHORT_BYTES
-from collective.choice import lay_out
+from collective.choice import topology_of
 from common.errors import PeerError, ProtocolError, UsageError
 from tests.support.collectives import ones
 from tests.support.groups import assert_same_bits, errors_on, opened, reduced, sample
@@ -24,14 +24,14 @@ from tests.support.groups import assert_same_bits, errors_on, opened, reduced, s
     ],
 )
 def test_auto_takes_the_hierarchy_where_hosts_are_alike(hosts, algorithm, local, linked):
-    layout = lay_out("tcp", "auto", 3, list(hosts))
-    assert (layout.algorithm, [*layout.local], [*layout.linked]) == (algorithm, local, linked)
+    topology = topology_of("tcp", "auto", 3, list(hosts))
+    assert (topology.algorithm, [*topology.local], [*topology.linked]) == (algorithm, local, linked)
 
 
 @pytest.mark.parametrize(("hosts", "counts"), [("aaaa", "4"), ("aab", "2, 1"), ("abab", "2, 2")])
 def test_a_hierarchy_that_does_not_fit_is_refused(hosts, counts):
     with pytest.raises(UsageError) as caught:
-        lay_out("tcp", "hierarchical", 1, list(hosts))
+        topology_of("tcp", "hierarchical", 1, list(hosts))
     assert str(caught.value) == (
         "algorithm hierarchical needs two or more hosts with equally many ranks, numbered host by host "
         f"(ranks on each host here: {counts}); use direct"

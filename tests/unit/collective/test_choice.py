@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collective.choice import ALGORITHMS, BACKENDS, Layout, Place, choose_backend, lay_out
+from collective.choice import ALGORITHMS, BACKENDS, Place, Topology, choose_backend, topology_of
 from common.errors import UsageError
 
 HERE, AWAY = Place.of("unix-abstract:x"), Place.of("10.0.0.1:8600")
@@ -70,27 +70,27 @@ def test_what_does_not_go_together(backend: str, algorithm: str, device: str, pl
 @pytest.mark.parametrize(
     ("backend", "algorithm", "hosts", "taken"),
     [
-        ("shm", "auto", ONE_HOST, Layout("direct", range(4))),
-        ("shm", "direct", ONE_HOST, Layout("direct", range(4))),
-        ("tcp", "auto", ONE_HOST, Layout("direct", (), [0, 1, 3])),
-        ("tcp", "auto", APART, Layout("direct", (), [0, 1, 3])),
-        ("tcp", "auto", UNEQUAL, Layout("direct", (), [0, 1, 3])),
-        ("tcp", "auto", ALIKE, Layout("hierarchical", range(2, 4), [0])),
-        ("tcp", "direct", ALIKE, Layout("direct", (), [0, 1, 3])),
-        ("tcp", "ring", ALIKE, Layout("ring", (), [0, 1, 3])),
-        ("tcp", "hierarchical", ALIKE, Layout("hierarchical", range(2, 4), [0])),
-        ("tcp", "hierarchical", APART, Layout("hierarchical", range(2, 3), [1, 3])),
-        ("nccl", "auto", ONE_HOST, Layout("nccl", range(4))),
-        ("nccl", "auto", ALIKE, Layout("nccl")),
-        ("nccl", "ring", ONE_HOST, Layout("ring", range(4))),
-        ("nccl-ring", "auto", APART, Layout("ring")),
-        ("nccl-ring", "ring", ONE_HOST, Layout("ring", range(4))),
+        ("shm", "auto", ONE_HOST, Topology("direct", range(4))),
+        ("shm", "direct", ONE_HOST, Topology("direct", range(4))),
+        ("tcp", "auto", ONE_HOST, Topology("direct", (), [0, 1, 3])),
+        ("tcp", "auto", APART, Topology("direct", (), [0, 1, 3])),
+        ("tcp", "auto", UNEQUAL, Topology("direct", (), [0, 1, 3])),
+        ("tcp", "auto", ALIKE, Topology("hierarchical", range(2, 4), [0])),
+        ("tcp", "direct", ALIKE, Topology("direct", (), [0, 1, 3])),
+        ("tcp", "ring", ALIKE, Topology("ring", (), [0, 1, 3])),
+        ("tcp", "hierarchical", ALIKE, Topology("hierarchical", range(2, 4), [0])),
+        ("tcp", "hierarchical", APART, Topology("hierarchical", range(2, 3), [1, 3])),
+        ("nccl", "auto", ONE_HOST, Topology("nccl", range(4))),
+        ("nccl", "auto", ALIKE, Topology("nccl")),
+        ("nccl", "ring", ONE_HOST, Topology("ring", range(4))),
+        ("nccl-ring", "auto", APART, Topology("ring")),
+        ("nccl-ring", "ring", ONE_HOST, Topology("ring", range(4))),
     ],
 )
 def test_the_algorithm_and_who_is_connected_with_rank_2(
-    backend: str, algorithm: str, hosts: list[str], taken: Layout
+    backend: str, algorithm: str, hosts: list[str], taken: Topology
 ) -> None:
-    assert lay_out(backend, algorithm, 2, hosts) == taken
+    assert topology_of(backend, algorithm, 2, hosts) == taken
 
 
 @pytest.mark.parametrize(
