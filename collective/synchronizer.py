@@ -47,12 +47,12 @@ class RingSynchronizer(Synchronizer):
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._agree(arena, optimizer)
         self._group.broadcast(arena.parameters)
-        self._shared = self._sharded and optimizer is not None and self._group.share(arena.parameters)
+        self._one_copy = self._sharded and optimizer is not None and self._group.share(arena.parameters)
         self._arena = arena
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         if self._sharded and optimizer is None:
             raise UsageError("--shard-optimizer needs the built-in trainer: a program of your own updates by itself")
-        mine = [self._share_of(bucket) for bucket in arena.buckets] if self._sharded else [slice(None)]
+        mine = [self._own_part_of(bucket) for bucket in arena.buckets] if self._sharded else [slice(None)]
         parts = [(arena.parameters[s], arena.gradients[s]) for s in mine] if optimizer else []
         self._updaters = [make_updater(optimizer, *part) for part in parts]
         self._step = 0
@@ -68,7 +68,7 @@ class RingSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
             self._attached().finish()
-            if self._shared:
+            if self._one_copy:
                 self._group.barrier()  # nobody's backward reads parameters any longer
             if self._updaters:
                 with self.trace.span("update"):
@@ -93,7 +93,7 @@ class RingSynchronizer(Synchronizer):
         return self._runner
 
     def _gather_parameters(self) -> None:
-        if self._shared:
+        if self._one_copy:
             self._group.barrier()
             return
         for number, bucket in enumerate(self._arena.buckets):
@@ -111,7 +111,7 @@ class RingSynchronizer(Synchronizer):
         reduce = self._group.reduce_scatter if self._sharded else self._group.all_reduce
         reduce(gradients, "mean", step=self._step, bucket=bucket)
 
-    def _share_of(self, bucket: Bucket) -> slice:
+    def _own_part_of(self, bucket: Bucket) -> slice:
         """What this rank updates of a bucket, in words: the chunk that reduce-scatter leaves with it."""
         word = words(bucket.dtype)
         start, stop = chunk_bounds(bucket.length // word, self.nranks)[self.rank]

@@ -21,7 +21,6 @@ class Transport(ABC):
     Blocking methods wait at most the group's timeout and raise PeerLost or PeerStalled, naming the rank at fault.
     """
 
-    name: str
     rank: int
     nranks: int
     piece_bytes = PIECE_BYTES  # what a long array is best cut into

@@ -37,8 +37,6 @@ class Meeting:
 class MemoryTransport(Transport):
     """Passes references; the receiver copies out of the sender's own array."""
 
-    name = "memory"
-
     def __init__(self, rank: int, nranks: int, meeting: Meeting, *, timeout: float) -> None:
         self.rank, self.nranks, self.timeout = rank, nranks, timeout
         self._edges, self._reasons = meeting.edges, meeting.reasons

@@ -58,7 +58,6 @@ class TcpTransport(Transport):
         checksum: one of CHECKSUMS; auto: on between hosts, off on loopback. Equal on all ranks.
     """
 
-    name = "tcp"
     piece_bytes = 512 * 1024
 
     def __init__(self, mesh: Mesh, connections: Mapping[int, socket.socket], *, checksum: str = "auto") -> None:
