@@ -13,7 +13,7 @@ from common.tensors.reduction import Reduction
 
 __all__ = ["SHORT_BYTES", "BySize"]
 
-SHORT_BYTES = 4 << 20  # divided by N: 1 MiB at N=4; measured, docs/performance.md
+SHORT_BYTES = 4 << 20  # divided by N: 1 MiB at N=4; measured
 
 
 class BySize(Algorithm):
