@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.support.groups import (
     sample,
     say,
 )
+from tests.support.thorough import LONG
 
 pytestmark = pytest.mark.processes
 
@@ -160,9 +162,11 @@ def test_processes_compute_what_numpy_computes(backend):
         assert_nothing_left(ranks)
 
 
-@pytest.mark.parametrize("body", [reduces_for_ever, reduces_its_own_memory_for_ever])
-@backends
-@pytest.mark.parametrize("victim", [0, 1])
+ONE_EACH = [("shm", 1, reduces_its_own_memory_for_ever), ("tcp", 0, reduces_for_ever)]
+ALL = [*product(PROCESSES, (0, 1), (reduces_for_ever, reduces_its_own_memory_for_ever))]
+
+
+@pytest.mark.parametrize(("backend", "victim", "body"), ALL if LONG else ONE_EACH)
 def test_a_killed_rank_is_named_by_all_others_within_a_second(backend, victim, body):
     with RankProcesses(body, 3, backend, f"127.0.0.1:{free_port()}") as ranks:
         for rank in range(3):
@@ -207,7 +211,9 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
         assert ranks.code(1) == 0
 
 
-@pytest.mark.parametrize(("backend", "victim"), [("shm", 1), ("tcp-ring", 1), ("tcp", 0)])
+@pytest.mark.parametrize(
+    ("backend", "victim"), [("shm", 1), pytest.param("tcp-ring", 1, marks=pytest.mark.long), ("tcp", 0)]
+)
 def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim):
     with RankProcesses(reduces_for_ever_with_a_short_limit, 3, backend) as ranks:
         for rank in range(3):

@@ -59,7 +59,7 @@ def end_as_told(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("killed", "^rank 1 was killed by signal 9$"),
+        pytest.param("killed", "^rank 1 was killed by signal 9$", marks=pytest.mark.long),
         ("at length", "^rank 1 ended with exit code 1\n.* and that is all$"),
     ],
 )
@@ -69,6 +69,7 @@ def test_however_a_rank_fails_it_is_named(how: str, text: str) -> None:
     assert re.search(text, str(caught.value), re.DOTALL)
 
 
+@pytest.mark.long
 def test_a_rank_may_exit_with_0() -> None:
     collective.spawn(end_as_told, args=("well",), nprocs=2)
 
@@ -80,7 +81,9 @@ def test_ranks_talk_to_each_other(module: object, tmp_path: Path) -> None:
         assert (tmp_path / str(rank)).read_text() == "3 [3.0, 30.0] [0, 1, 2]"
 
 
-@pytest.mark.parametrize("module", [ps, collective], ids=["ps", "collective"])
+@pytest.mark.parametrize(
+    "module", [pytest.param(ps, id="ps", marks=pytest.mark.long), pytest.param(collective, id="collective")]
+)
 def test_the_rank_that_failed_is_named_with_its_traceback(module: object) -> None:
     with pytest.raises(ProcessFailed, match="rank 1 ended with exit code 1") as caught:
         module.spawn(fail_on_rank_1, args=(module.__name__,), nprocs=2)  # type: ignore[attr-defined]

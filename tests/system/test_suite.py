@@ -163,7 +163,9 @@ def test_what_is_taken_up(tmp_path: Path) -> None:
     assert outcome.status == "missing"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_an_interrupted_job_reports_what_it_has(
     number: signal.Signals, code: int, tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
 ) -> None:

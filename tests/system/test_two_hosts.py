@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from tests.support.groups import ROOT
+from tests.support.thorough import LONG
 
 pytest.importorskip("paddle")
 pytestmark = [
@@ -189,8 +191,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("scheme", LAUNCHERS)
+@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))] if LONG else [("ps", 0), ("collective", 1)])
 def test_a_killed_launcher_is_noticed_on_the_other_host(
     scheme: str, lost: int, hosts: tuple[str, str], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

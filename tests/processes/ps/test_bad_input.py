@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 
@@ -23,7 +24,6 @@ BAD_FLAGS: dict[str, tuple[list[str], list[str]]] = {
     "no servers": (["ps.run", "--servers", "0"], ["--servers must be at least 1 (got 0)"]),
     "rank": (["ps.trainer", "--rank", "2", "--nranks", "2"], ["ps.trainer:", "rank 2 is outside 0..1"]),
     "address": (["ps.trainer", "--servers", "here"], ["'here'", "HOST:PORT"]),
-    "shard": (["ps.server", "--shard", "2/2"], ["ps.server:", "'2/2'", "I/S"]),
     "port": (["ps.server", "--port", "65536"], ["--port must be in 0..65535 (got 65536)"]),
     "flag": (["ps.run", "--server", "2"], ["ps.run: UsageError: unknown flag --server; did you mean --servers?"]),
     "value": (["ps.trainer", "--rank", "one"], ["ps.trainer: UsageError: --rank must be a whole number (got 'one')"]),
@@ -32,11 +32,17 @@ BAD_FLAGS: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", BAD_FLAGS)
-def test_bad_flags_are_one_line_and_exit_code_2(what: str, start: Callable[..., Started]) -> None:
-    command, texts = BAD_FLAGS[what]
-    started = start(*command)
-    started.refused(*texts)
-    assert started.out == ""
+def test_bad_flags_are_one_line_and_exit_code_2(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (module, *flags), texts = BAD_FLAGS[what]
+    assert import_module(module).main(flags) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == ""
+    assert all(text in line for text in texts)
+
+
+def test_a_command_that_refuses_ends_with_its_code(start: Callable[..., Started]) -> None:
+    start("ps.server", "--shard", "2/2").refused("ps.server:", "'2/2'", "I/S")
 
 
 def test_a_port_in_use_is_named(start: Callable[..., Started]) -> None:

@@ -74,9 +74,9 @@ def start_trainers(
     ("mode", "flags", "at"),
     [
         (SYNC, [], "3"),
-        (SYNC, ["--data-plane", "grpc"], "3"),
-        (Mode("ssp", 1), ["--mode", "ssp", "--staleness", 1], ""),
-        (Mode("async"), ["--mode", "async"], ""),
+        pytest.param(SYNC, ["--data-plane", "grpc"], "3", marks=pytest.mark.long),
+        pytest.param(Mode("ssp", 1), ["--mode", "ssp", "--staleness", 1], "", marks=pytest.mark.long),
+        pytest.param(Mode("async"), ["--mode", "async"], "", marks=pytest.mark.long),
         (Mode("geo", 3), ["--mode", "geo", "--local-steps", 3], ""),
     ],
     ids=["sync", "sync, committed ahead", "ssp", "async", "geo"],

@@ -66,7 +66,7 @@ def test_a_run_writes_its_record(ps_run: Run) -> None:
     ("flags", "mode"),
     [
         (["--mode", "ssp", "--staleness", 0], "ssp:0"),
-        (["--mode", "async"], "async"),
+        pytest.param(["--mode", "async"], "async", marks=pytest.mark.long),
         (["--mode", "geo", "--local-steps", 2, "--data-plane", "grpc"], "geo:2"),
     ],
 )
