@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,8 @@ def start(tmp_path):
     """Starts `python -m MODULE ARGS...` in an empty folder; whatever still runs at the end is killed."""
     started = []
 
-    def run(module, *args):
-        process = warm.Popen(
+    def run(module, *args, popen=warm.Popen):
+        process = popen(
             [sys.executable, "-m", module, *map(str, args)],
             cwd=tmp_path,
             env=environment(),
@@ -90,9 +91,19 @@ def ended(process):
     return process.returncode, stdout, stderr.splitlines()
 
 
+def assert_main_refuses(capfd, module, args, words):
+    """As a command with these arguments does, without a process."""
+    code = import_module(module).main(args)
+    out, err = capfd.readouterr()
+    assert_one_line(code, out, err.splitlines(), module, *words)
+
+
 def assert_refused(process, prog, *words):
+    assert_one_line(*ended(process), prog, *words)
+
+
+def assert_one_line(code, stdout, lines, prog, *words):
     """Exit code 2 and one line on stderr that holds these words."""
-    code, stdout, lines = ended(process)
     assert (code, stdout, len(lines)) == (2, "", 1), lines
     assert lines[0].startswith(f"{prog}: ")
     for word in words:
@@ -140,8 +151,11 @@ def test_a_run_records_saves_and_reports(start, tmp_path):
 
 
 def long_run(start):
-    """A run that does not end by itself, once it is in its steps; and its ranks' process ids, rank 0 first."""
-    process = start("collective.run", "--nranks", 2, "--steps", 10**6, *LONG)
+    """A run that does not end by itself, once it is in its steps; and its ranks' process ids, rank 0 first.
+
+    With interpreters of their own: /proc shows the arguments and the environment of each.
+    """
+    process = start("collective.run", "--nranks", 2, "--steps", 10**6, *LONG, popen=subprocess.Popen)
     ranks = wait_until(lambda: ranks_of(process.pid), "two ranks")
     wait_until(lambda: all(is_training(pid) for pid in ranks), "a first step")
     return process, ranks
@@ -203,8 +217,8 @@ def test_a_killed_launcher_leaves_no_rank_behind(start, number, tmp_path):
     ],
     ids=lambda value: value[0].strip("-") if value[0].startswith("--") else "",
 )
-def test_run_refuses_what_cannot_work(start, args, words):
-    assert_refused(start("collective.run", *args), "collective.run", *words)
+def test_run_refuses_what_cannot_work(capfd, args, words):
+    assert_main_refuses(capfd, "collective.run", args, words)
 
 
 @pytest.mark.parametrize(
@@ -217,8 +231,8 @@ def test_run_refuses_what_cannot_work(start, args, words):
     ],
     ids=["rank too high", "rank negative", "any host", "another host"],
 )
-def test_trainer_refuses_what_cannot_work(start, args, words):
-    assert_refused(start("collective.trainer", *args), "collective.trainer", *words)
+def test_trainer_refuses_what_cannot_work(capfd, args, words):
+    assert_main_refuses(capfd, "collective.trainer", args, words)
 
 
 def test_trainers_that_disagree_on_nranks_are_both_told(start):
@@ -254,8 +268,8 @@ def test_a_rendezvous_port_that_is_taken_is_named(start):
     ],
     ids=["value", "flag", "devices", "ips", "insecure", "master"],
 )
-def test_flags_that_cannot_work_are_refused_in_one_line(start, args, words):
-    assert_refused(start("collective.run", *args), "collective.run", *words)
+def test_flags_that_cannot_work_are_refused_in_one_line(capfd, args, words):
+    assert_main_refuses(capfd, "collective.run", args, words)
 
 
 TELL_PLACE = """
