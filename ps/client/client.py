@@ -123,7 +123,7 @@ class Client:
             raise UsageError(f"mode {self.mode} needs the optimizer when the training begins; use mode sync")
         self._arena, sessions = arena, self._servers.sessions
         for session, shard in zip(sessions, plan_shards(arena.layout.length, len(sessions)), strict=True):
-            session.inbox.shard, session.inbox.target = shard, arena.parameters
+            session.inbox.begin(shard, arena.parameters)
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
         if self.mode != SYNC:
             message.mode = str(self.mode)

@@ -76,11 +76,11 @@ class DataPlanes:
             if terms.kind == SharedMemoryTrainerPlane.name:
                 near.append((session, self._shared_memory(session, terms, arena)))
             else:
-                session.plane = self._grpc(session, terms)
+                session.use(self._grpc(session, terms))
         if near and all(session.inbox.terms.in_place for session, _ in near):
             self._share_parameters(near, arena, whole=len(near) == len(sessions))
         for session, plane in near:
-            session.plane = plane
+            session.use(plane)
 
     def _grpc(self, session: Session, terms: Plane) -> TrainerPlane:
         if terms.kind != GrpcTrainerPlane.name:

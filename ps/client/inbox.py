@@ -30,15 +30,42 @@ class Inbox:
         self.error: GradSyncError | None = None
         self.terms = Plane()  # how data travel; known when the first parameters have arrived
         self.shard = Shard(0, 0)
-        self.target: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
+        self._target: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.served = Served()  # what told so
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
-        self.state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
+        self._state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
         self._welcome = threading.Event()  # until then words are not taken; set but for a step committed ahead
         self._welcome.set()
         self._closed = False
+
+    def begin(self, shard: Shard, target: FloatArray) -> None:
+        """The server has this shard; what it serves is written to `target`, of the whole arena."""
+        self.shard, self._target = shard, target
+
+    def expect(self, target: FloatArray, *, version: int | None = None) -> None:
+        """What is served next is written to `target`; it is of the step after `version`, if that is not the last."""
+        self._target = target
+        self.version = self.version if version is None else version
+
+    def has_sent(self) -> None:
+        """Something was sent over gRPC, which the server has not answered yet."""
+        self.unanswered = True
+
+    def expect_state(self) -> None:
+        """An optimizer state is asked for."""
+        self._state = []
+
+    @property
+    def has_state(self) -> bool:
+        """Whether all of it has come."""
+        return bool(self._state) and self._state[-1].last
+
+    def take_state(self) -> list[StatePiece]:
+        """What has come of it, once."""
+        state, self._state = self._state, []
+        return state
 
     def hold(self) -> None:
         """Take no words until `welcome`: the program still reads what they would replace."""
@@ -77,7 +104,7 @@ class Inbox:
                     self.gathered[message.gathered.sequence] = self._gathering
                     self._gathering = bytearray()
             elif kind == "state":
-                self.state.append(message.state)
+                self._state.append(message.state)
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
@@ -98,4 +125,4 @@ class Inbox:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
         self._welcome.wait()  # for the commit, or for the end of the session
         if not self._closed:
-            self.target[chunk.start : chunk.start + data.size] = data
+            self._target[chunk.start : chunk.start + data.size] = data

@@ -43,18 +43,14 @@ class OptimizerState:
         """See Client.optimizer_state."""
         inboxes = [session.inbox for session in self._servers.sessions]
         for inbox in inboxes:
-            inbox.state = []
+            inbox.expect_state()
         self._servers.send_all(TrainerMessage(state_request=StateRequest(epoch=self._epoch)))
-        self._servers.wait(
-            lambda session: bool(session.inbox.state) and session.inbox.state[-1].last,
-            "asking for the optimizer's state",
-        )
+        self._servers.wait(lambda session: session.inbox.has_state, "asking for the optimizer's state")
         found: dict[str, Array] = {}
         for inbox in inboxes:
-            for run in state_of(inbox.state):
+            for run in state_of(inbox.take_state()):
                 whole = found.setdefault(run.key, np.zeros(run.size, run.values.dtype))
                 whole[run.first : run.first + run.values.size] = run.values
-            inbox.state = []
         return {key: self._shaped(key, found[key]) for key in self._in_paddles_order(found)}
 
     def load(self, state: Mapping[str, Array]) -> None:

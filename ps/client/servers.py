@@ -81,11 +81,12 @@ class Servers:
             self.check()
             for session in self.sessions:
                 if not done(session):
-                    session.inbox.error = PeerStalled(  # which the other servers are told as we leave
+                    stalled = PeerStalled(
                         f"{session.name} did not answer within {self.timeout:g} s while {doing}; "
                         "it is frozen or overloaded"
                     )
-                    raise session.inbox.error
+                    session.inbox.fail(stalled)  # which the other servers are told as we leave
+                    raise stalled
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:

@@ -59,8 +59,12 @@ class Session:
 
     def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
         """Queue messages, as SendQueue.put."""
-        self.inbox.unanswered = True
+        self.inbox.has_sent()
         self._queue.put(messages)
+
+    def use(self, plane: TrainerPlane) -> None:
+        """Data travel so from now on."""
+        self.plane = plane
 
     def ask(self, *, events: bool, timeout: float) -> ServerAnswer:
         """What the server has to say for a trace."""

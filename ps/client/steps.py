@@ -75,7 +75,7 @@ class Steps:
         """See Client.pull."""
         parameters = self._arena.parameters
         for session in self._servers.sessions:
-            session.inbox.target, session.inbox.version = parameters, self.step - 1
+            session.inbox.expect(parameters, version=self.step - 1)
             session.plane.note(TrainerMessage(pull=Pull(epoch=self._epoch, step=self.step)))
         self._servers.wait_for_step(self.step, "waiting for the parameters")
         self.fetch(parameters)
@@ -100,7 +100,7 @@ class Steps:
         message = TrainerMessage(commit=commit)
         message.commit.epoch, message.commit.step = self._epoch, self.step
         for session in self._servers.sessions:
-            session.inbox.target = target
+            session.inbox.expect(target)
             session.plane.note(message)
 
     def _end(self, commit: Commit, target: FloatArray) -> None:

@@ -1,4 +1,4 @@
-"""What trainers of three small parameters say to a training group, and inboxes of what they hear."""
+"""What trainers of three small parameters say to a coordinator, and inboxes of what they hear."""
 
 from __future__ import annotations
 

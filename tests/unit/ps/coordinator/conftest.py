@@ -1,4 +1,4 @@
-"""A training group whose updates are NumPy's."""
+"""A coordinator whose updates are NumPy's."""
 
 from __future__ import annotations
 
