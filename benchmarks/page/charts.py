@@ -96,7 +96,7 @@ class Bars:
         """Its length in percent."""
         ends = [bar.end for group in self.groups for bar in group.bars]
         marks = [group.mark for group in self.groups if group.mark is not None]
-        return round(100 * value / (max(ends + marks) or 1.0), 2)
+        return round(100 * value / (max(ends + marks, default=0.0) or 1.0), 2)
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from benchmarks.page.charts import HeatCell, HeatMap, HeatTable
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import known, mark, say
+from benchmarks.records.crossover import Cell, CrossoverResults, Time
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import milliseconds
-from benchmarks.stats.interval import in_words, measured
+from benchmarks.stats.interval import in_words
 from benchmarks.stats.units import size_in_words
 
 __all__ = ["cells_of", "heads", "in_cell", "name_of", "panels", "report", "verdict", "winner"]
 
-Results = dict[str, Any]  # what lies in crossover.json
-Cell = dict[str, Any]  # one of its "cells"
 Panel = tuple[tuple[int, int], list[Cell]]  # (number of ranks, of servers) and the cells, by size and then by link
 
 SCHEMES = {"ring": mark("the ring"), "ps": mark("the parameter server")}
@@ -37,20 +35,25 @@ BOUND = mark(
 )
 
 
+def by_scheme(cell: Cell) -> dict[str, Time]:
+    """By scheme."""
+    return {"ring": cell.ring, "ps": cell.ps}
+
+
 def winner(cell: Cell) -> str:
     """ "ring", "ps", or "" where the difference is within noise."""
-    ring, server = (measured(cell[scheme], "time_ms") for scheme in ("ring", "ps"))
+    ring, server = cell.ring.time, cell.ps.time
     return {-1: "ring", 0: "", 1: "ps"}[ring.against(server)]
 
 
 def lead(cell: Cell) -> float:
     """How many times as long the slower one takes."""
-    return float(max(cell["ratio"], 1 / cell["ratio"]))
+    return float(max(cell.ratio, 1 / cell.ratio))
 
 
-def panels(results: Results) -> list[Panel]:
-    cells = sorted(results["cells"], key=lambda c: (c["nranks"], c["servers"], c["bytes"], c["link_bytes_per_s"]))
-    return [(key, list(found)) for key, found in groupby(cells, key=lambda c: (c["nranks"], c["servers"]))]
+def panels(results: CrossoverResults) -> list[Panel]:
+    cells = sorted(results.cells, key=lambda c: (c.nranks, c.servers, c.bytes, c.link_bytes_per_s))
+    return [(key, list(found)) for key, found in groupby(cells, key=lambda c: (c.nranks, c.servers))]
 
 
 def name_of(key: tuple[int, int]) -> str:
@@ -68,10 +71,10 @@ def heads() -> list[str]:
     return [say("model"), say("link"), ring, say("of bound"), server, say("of bound"), say("faster")]
 
 
-def verdict(results: Results) -> list[str]:
+def verdict(results: CrossoverResults) -> list[str]:
     """The outcome in plain sentences: all in all, then for each number of ranks and servers who wins from which link
     and size on and by how much, then where the link was not what set the times."""
-    cells = results["cells"]
+    cells = results.cells
     won = [winner(cell) for cell in cells]
     tied = won.count("")
     overall = say(
@@ -81,9 +84,9 @@ def verdict(results: Results) -> list[str]:
         cases=len(cells),
         ps=won.count("ps") or say("none"),
         noise=say(", {tied} is within noise" if tied == 1 else ", {tied} are within noise", tied=tied) if tied else "",
-        once=say("; each was measured once, so its noise is unknown") if results["repetitions"] < 2 else "",
+        once=say("; each was measured once, so its noise is unknown") if results.repetitions < 2 else "",
     )
-    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results["interrupted"] else []
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
     return [overall, *cut, *map(_panel_verdict, panels(results)), *_other_limits(cells)]
 
 
@@ -93,7 +96,7 @@ def _panel_verdict(panel: Panel) -> str:
     won = {winner(cell) for cell in cells}
     if len(won) == 1:
         return say("{name}: {wins} at every size and link measured.", name=name, wins=_wins(won.pop(), cells))
-    rows = [list(row) for _, row in groupby(cells, key=lambda cell: cell["bytes"])]
+    rows = [list(row) for _, row in groupby(cells, key=lambda cell: cell.bytes)]
     return say("{name}: {rows}.", name=name, rows=say("; ").join(map(_row_verdict, rows)))
 
 
@@ -104,7 +107,7 @@ def _row_verdict(cells: Sequence[Cell]) -> str:
         run = list(found)
         phrase = {"wins": _wins(scheme, run), "reach": _reach(run, cells)}
         phrases += say(", {wins} {reach}" if phrases else "{wins} {reach}", **phrase)
-    return say("with {size} {phrases}", size=size_in_words(cells[0]["bytes"]), phrases=phrases)
+    return say("with {size} {phrases}", size=size_in_words(cells[0].bytes), phrases=phrases)
 
 
 def _wins(scheme: str, cells: Sequence[Cell]) -> str:
@@ -121,7 +124,7 @@ def _wins(scheme: str, cells: Sequence[Cell]) -> str:
 
 def _reach(run: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """Where among the links these are."""
-    first, last = run[0]["link"], run[-1]["link"]
+    first, last = run[0].link, run[-1].link
     if len(run) == len(cells):
         return say("on every link")
     if len(run) == 1:
@@ -135,7 +138,7 @@ def _other_limits(cells: Sequence[Cell]) -> list[str]:
     """Links at which nobody comes near what the link allows."""
     found = []
     for link, same in _by_link(cells):
-        best = max(cell[scheme]["of_bound"] for cell in same for scheme in SCHEMES)
+        best = max(by_scheme(cell)[scheme].of_bound for cell in same for scheme in SCHEMES)
         if best < CPU_BOUND:
             found.append(
                 say(
@@ -150,19 +153,19 @@ def _other_limits(cells: Sequence[Cell]) -> list[str]:
 
 
 def _by_link(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
-    links = sorted(cells, key=lambda cell: cell["link_bytes_per_s"])
-    return [(link, list(same)) for link, same in groupby(links, key=lambda cell: str(cell["link"]))]
+    links = sorted(cells, key=lambda cell: cell.link_bytes_per_s)
+    return [(link, list(same)) for link, same in groupby(links, key=lambda cell: str(cell.link))]
 
 
 def _stream(cells: Sequence[Cell]) -> str:
     """What a plain TCP stream carried, in all these cells."""
-    rates = [8e-6 * cell["stream_bytes_per_s"] for cell in cells]
+    rates = [8e-6 * cell.stream_bytes_per_s for cell in cells]
     few, most = f"{min(rates):,.0f}", f"{max(rates):,.0f}"
     return say("{most} Mbit/s" if few == most else "{few} to {most} Mbit/s", few=few, most=most)
 
 
-def report(results: Results) -> Report:
-    rounds = say("Medians over {rounds} rounds. {bound}", rounds=results["repetitions"], bound=known(BOUND))
+def report(results: CrossoverResults) -> Report:
+    rounds = say("Medians over {rounds} rounds. {bound}", rounds=results.repetitions, bound=known(BOUND))
     tables = [
         Table(name_of(key), heads(), [[Row(cells_of(cell)) for cell in cells]], figures=True, names=2, wide=True)
         for key, cells in panels(results)
@@ -179,10 +182,10 @@ def report(results: Results) -> Report:
     )
 
 
-def _map(results: Results) -> Plot:
+def _map(results: CrossoverResults) -> Plot:
     """A table for each number of ranks and servers, links to the right, sizes upwards."""
     shown = panels(results)
-    most = max([1.0, *(abs(_depth(cell)) for cell in results["cells"])])
+    most = max([1.0, *(abs(_depth(cell)) for cell in results.cells)])
     heard = say("; ").join(f"{name_of(key)}: {say(', ').join(map(_heard, cells))}" for key, cells in shown)
     ring, server, noise = say("ring faster"), say("parameter server faster"), say("≈ within noise")
     return Plot(
@@ -199,10 +202,10 @@ def _map(results: Results) -> Plot:
     )
 
 
-def _heat_table(key: tuple[int, int], cells: Sequence[Cell], results: Results, most: float) -> HeatTable:
-    links = [link for link, _ in _by_link(results["cells"])]
-    sizes = sorted({cell["bytes"] for cell in results["cells"]})
-    at = {(cell["bytes"], cell["link"]): cell for cell in cells}
+def _heat_table(key: tuple[int, int], cells: Sequence[Cell], results: CrossoverResults, most: float) -> HeatTable:
+    links = [link for link, _ in _by_link(results.cells)]
+    sizes = sorted({cell.bytes for cell in results.cells})
+    at = {(cell.bytes, cell.link): cell for cell in cells}
     rows = [(size_in_words(size), [_heat_cell(at.get((size, link)), most) for link in links]) for size in sizes]
     return HeatTable(name_of(key), say("model"), links, rows)
 
@@ -225,7 +228,7 @@ def _shade(colour: str, opacity: float) -> str:
 
 def _depth(cell: Cell) -> float:
     """Of the colour: log2(ring / ps), but none for noise."""
-    return math.log2(cell["ratio"]) if winner(cell) else 0.0
+    return math.log2(cell.ratio) if winner(cell) else 0.0
 
 
 def in_cell(cell: Cell) -> str:
@@ -233,8 +236,8 @@ def in_cell(cell: Cell) -> str:
 
 
 def _heard(cell: Cell) -> str:
-    size = size_in_words(cell["bytes"])
-    return say("{size} at {link} {outcome}", size=size, link=cell["link"], outcome=_outcome(cell))
+    size = size_in_words(cell.bytes)
+    return say("{size} at {link} {outcome}", size=size, link=cell.link, outcome=_outcome(cell))
 
 
 def _outcome(cell: Cell) -> str:
@@ -242,38 +245,38 @@ def _outcome(cell: Cell) -> str:
 
 
 def _on_hover(cell: Cell) -> str:
-    name = name_of((cell["nranks"], cell["servers"]))
-    where = say("{name}, {size} at {link}", name=name, size=size_in_words(cell["bytes"]), link=cell["link"])
+    name = name_of((cell.nranks, cell.servers))
+    where = say("{name}, {size} at {link}", name=name, size=size_in_words(cell.bytes), link=cell.link)
     times = [
         say(
             "{scheme}: {time} ms, {share:.0%} of the bound",
             scheme=known(words),
-            time=_time(cell[scheme]),
-            share=cell[scheme]["of_bound"],
+            time=_time(by_scheme(cell)[scheme]),
+            share=by_scheme(cell)[scheme].of_bound,
         )
         for scheme, words in SCHEMES.items()
     ]
     return "\n".join([where, *times, _outcome(cell)])
 
 
-def _time(figure: dict[str, Any]) -> str:
-    return f"{milliseconds(figure['time_ms'])} ({in_words(figure['time_ms_interval'], milliseconds)})"
+def _time(figure: Time) -> str:
+    return f"{milliseconds(figure.time_ms)} ({in_words(figure.time_ms_interval, milliseconds)})"
 
 
 def cells_of(cell: Cell) -> list[str]:
     """A line of the table, in the order of `heads`."""
-    figures = [text for s in SCHEMES for text in (_time(cell[s]), f"{cell[s]['of_bound']:.0%}")]
-    return [size_in_words(cell["bytes"]), cell["link"], *figures, _outcome(cell)]
+    figures = [text for each in (cell.ring, cell.ps) for text in (_time(each), f"{each.of_bound:.0%}")]
+    return [size_in_words(cell.bytes), cell.link, *figures, _outcome(cell)]
 
 
-def _links(results: Results) -> list[str]:
+def _links(results: CrossoverResults) -> list[str]:
     """What a plain stream carried over each link."""
     return [
         say(
             "{link}: a plain TCP stream carried {stream}, {share:.0%} of it or more.",
             link=link,
             stream=_stream(cells),
-            share=min(cell["stream_bytes_per_s"] / cell["link_bytes_per_s"] for cell in cells),
+            share=min(cell.stream_bytes_per_s / cell.link_bytes_per_s for cell in cells),
         )
-        for link, cells in _by_link(results["cells"])
+        for link, cells in _by_link(results.cells)
     ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.records.crossover import CrossoverResults
 from benchmarks.reports.crossover import cells_of, heads, in_cell, name_of, panels, verdict
 
 __all__ = ["print_terminal"]
 
 
-def print_terminal(results: dict[str, Any], console: Console) -> None:
+def print_terminal(results: CrossoverResults, console: Console) -> None:
     """The tables, for 80 columns or more, and the verdict."""
     for key, cells in panels(results):
         shown = Table(title=name_of(key), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.page.document import Command, Paragraph, Row, Section, Table
 from benchmarks.page.language import known, mark, say
+from benchmarks.records.results import Cluster, Results
 from common.system.mkl import CPU_TYPE
 
 __all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words"]
-
-Results = dict[str, Any]  # of any kind
 
 NOISE = mark(
     "too close to call. With 7 or more rounds of both, one leads if it is ahead by 1 % and in so many rounds (all"
@@ -32,33 +29,33 @@ def environment(results: Results) -> Section:
         [
             Table(say("The machine and the versions"), (say("what"), say("value")), [rows]),
             Paragraph(say("All of this comes from one command:")),
-            Command(results["command"]),
+            Command(results.command),
         ],
     )
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
-    facts = results["environment"]
+    facts = results.environment
     return [
-        ("CPU", say("{cpu}, {cores} cores", cpu=facts["cpu"], cores=facts["cores"])),
-        *([(CPU_TYPE, str(facts["mkl_cpu_type"]))] if "mkl_cpu_type" in facts else []),
-        (say("Frequency governor"), str(facts.get("governor") or say("unknown"))),
-        (say("Memory"), f"{facts['memory_bytes'] / 1e9:.1f} GB"),
+        ("CPU", say("{cpu}, {cores} cores", cpu=facts.cpu, cores=facts.cores)),
+        *([(CPU_TYPE, str(facts.mkl_cpu_type))] if facts.mkl_cpu_type is not None else []),
+        (say("Frequency governor"), str(facts.governor or say("unknown"))),
+        (say("Memory"), f"{facts.memory_bytes / 1e9:.1f} GB"),
         (
             say("Memory copy"),
-            say("{rate:.1f} GB/s, noise {noise:.1%}", rate=facts["memcpy_gb_per_s"], noise=facts["noise"]),
+            say("{rate:.1f} GB/s, noise {noise:.1%}", rate=facts.memcpy_gb_per_s, noise=facts.noise),
         ),
-        (say("Kernel"), str(facts["kernel"])),
-        ("Python", str(facts["python"])),
-        *((name, str(version)) for name, version in facts["versions"].items()),
-        (say("Commit"), str(facts["commit"] or say("unknown"))),
-        (say("Measured"), f"{results['created'][:16].replace('T', ' ')} UTC"),
+        (say("Kernel"), str(facts.kernel)),
+        ("Python", str(facts.python)),
+        *((name, str(version)) for name, version in facts.versions.items()),
+        (say("Commit"), str(facts.commit or say("unknown"))),
+        (say("Measured"), f"{results.created[:16].replace('T', ' ')} UTC"),
     ]
 
 
-def cluster_in_words(cluster: dict[str, Any]) -> str:
+def cluster_in_words(cluster: Cluster) -> str:
     """Emulated hosts, as in "4 hosts, 1gbit, 0.5ms late, host 2 3x slower"."""
-    hosts, link, *more = cluster["words"].split(", ")
+    hosts, link, *more = cluster.words.split(", ")
     told = say("{hosts} hosts, {link}", hosts=hosts.partition(" ")[0], link=link)
     for words in map(str.split, more):
         if words[0] == "host":

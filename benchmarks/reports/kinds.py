@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from benchmarks.page.document import Report
+from benchmarks.records.suite import PartResults
 from benchmarks.reports import accuracy, compare, crossover, script, sweep
-from common.errors import choose
 
 __all__ = ["KINDS", "Kind", "report_of"]
 
@@ -14,10 +14,10 @@ __all__ = ["KINDS", "Kind", "report_of"]
 class Kind(Protocol):
     """A module that reports files of a kind; where a certificate failed, without any speed."""
 
-    def verdict(self, results: dict[str, Any]) -> list[str]:
+    def verdict(self, results: Any) -> list[str]:
         """The outcome in plain sentences."""
 
-    def report(self, results: dict[str, Any]) -> Report:
+    def report(self, results: Any) -> Report:
         """The names of its plots begin with the kind, and are unique."""
 
 
@@ -30,9 +30,5 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def report_of(results: dict[str, Any]) -> Kind:
-    """
-    Raises:
-        UsageError: results of another kind.
-    """
-    return KINDS[choose("kind of results", str(results["kind"]), KINDS)]
+def report_of(results: PartResults) -> Kind:
+    return KINDS[results.kind]

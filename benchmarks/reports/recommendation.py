@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.contestants.trainings import PEERS
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
+from benchmarks.records.compare import CompareResults, Run
+from benchmarks.records.results import Environment
+from benchmarks.records.script import ScriptResults, ScriptRun
+from benchmarks.records.suite import PartResults
+from benchmarks.records.sweep import SweepResults
 from benchmarks.reports.compare.certificate import groups
-from benchmarks.reports.runs import KNOWN, Run, in_step, series
+from benchmarks.reports.runs import KNOWN, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
-from benchmarks.stats.interval import Measured, are_paired, chance, measured
+from benchmarks.stats.interval import Measured, are_paired, chance
 
 __all__ = ["picture", "races_in", "recommend"]
 
@@ -59,7 +63,7 @@ class Race:
         return self.best[one].rate / self.best[other].rate
 
 
-def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[str, Any]) -> list[str]:
+def recommend(parts: Sequence[tuple[str, PartResults]], environment: Environment) -> list[str]:
     """Sentences from all parts that held a race between schemes; none if there was none.
 
     Args:
@@ -69,7 +73,7 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
     both = [race for race in races if NAMES.keys() <= race.best.keys()]
     if not both:
         return []
-    machine = say("{cpu}, {cores} cores", cpu=environment["cpu"], cores=environment["cores"])
+    machine = say("{cpu}, {cores} cores", cpu=environment.cpu, cores=environment.cores)
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
     sure = say(
         "Confidence: all parts shown passed their certificate, so they compute the same. Each contestant was "
@@ -82,13 +86,13 @@ def recommend(parts: Sequence[tuple[str, dict[str, Any]]], environment: Mapping[
             "two equals look apart in 1 of {cases} cases",
             cases=min(int(1 / chance(race.repetitions, paired=race.paired)) for race in races),
         ),
-        noise=environment["noise"],
+        noise=environment.noise,
     )
     first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
     return [first, *against_peers(races), sure, *bounds(races, parts)]
 
 
-def picture(parts: Sequence[tuple[str, dict[str, Any]]]) -> list[Plot]:
+def picture(parts: Sequence[tuple[str, PartResults]]) -> list[Plot]:
     """The speeds of the best of each scheme in every race, against the fastest; none if there was no race."""
     races = [race for title, results in parts for race in races_in(title, results)]
     both = [race for race in races if NAMES.keys() <= race.best.keys()]
@@ -207,7 +211,7 @@ def against(race: Race, peer: str) -> str:
     return say("{lead:.2f} times as fast ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
 
 
-def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+def bounds(races: Sequence[Race], parts: Sequence[tuple[str, PartResults]]) -> Iterator[str]:
     """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
     if shares := [(race.computing, race.where) for race in races if race.computing is not None]:
         yield say(
@@ -216,45 +220,43 @@ def bounds(races: Sequence[Race], parts: Sequence[tuple[str, dict[str, Any]]]) -
             shares=span(shares),
         )
     for title, results in parts:
-        if results["kind"] == "sweep" and (found := nearest_to_limit(results)):
+        if isinstance(results, SweepResults) and (found := nearest_to_limit(results)):
             yield say("{title}: {sentence}.", title=title, sentence=found)
 
 
-def races_in(title: str, results: dict[str, Any]) -> Iterator[Race]:
+def races_in(title: str, results: PartResults) -> Iterator[Race]:
     """Those of a comparison, or of a program's, with several ranks and schemes."""
-    kind = results["kind"]
-    if kind == "compare":
+    if isinstance(results, CompareResults):
         for nranks, runs in groups(results):
             racing = [run for run in runs if in_step(run)]
             if nranks > 1 and racing:
                 where = say("{title}, N={nranks}", title=title, nranks=nranks)
                 yield race_of(where, [(run, of_training(run)) for run in racing])
-    elif kind == "script" and results["certificate"]["passed"]:
-        for nranks in sorted({run["nranks"] for run in results["runs"]} - {1}):
-            runs = [run for run in results["runs"] if run["nranks"] == nranks]
+    elif isinstance(results, ScriptResults) and results.certificate.passed:
+        for nranks in sorted({run.nranks for run in results.runs} - {1}):
             where = say("{title}, N={nranks}", title=title, nranks=nranks)
-            yield race_of(where, [(run, of_program(run)) for run in runs])
+            yield race_of(where, [(run, of_program(run)) for run in results.runs if run.nranks == nranks])
 
 
-def race_of(where: str, speeds: Sequence[tuple[Run, Speed]]) -> Race:
+def race_of(where: str, speeds: Sequence[tuple[Run | ScriptRun, Speed]]) -> Race:
     best: dict[str, Speed] = {}
     for run, speed in speeds:
-        if run["scheme"] not in best or speed.rate > best[run["scheme"]].rate:
-            best[run["scheme"]] = speed
+        if run.scheme not in best or speed.rate > best[run.scheme].rate:
+            best[run.scheme] = speed
     fastest, _ = max(
-        (each for each in speeds if each[0]["scheme"] not in PEERS), key=lambda each: each[1].rate, default=speeds[0]
+        (each for each in speeds if each[0].scheme not in PEERS), key=lambda each: each[1].rate, default=speeds[0]
     )
-    phases = fastest.get("phases_ms")
+    phases = fastest.phases_ms if isinstance(fastest, Run) else {}
     share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None
     paired = are_paired(*(speed.measured for _, speed in speeds))
-    return Race(where, best, share, min(run["repetitions"] for run, _ in speeds), paired)
+    return Race(where, best, share, min(run.repetitions for run, _ in speeds), paired)
 
 
 def of_training(run: Run) -> Speed:
-    return Speed(series(run), measured(run, "samples_per_s"))
+    return Speed(series(run), run.rate)
 
 
-def of_program(run: Run) -> Speed:
-    step = measured(run, "step_ms")
+def of_program(run: ScriptRun) -> Speed:
+    step = run.step
     rates = tuple(1e3 / each for each in step.rounds)
     return Speed(series(run), Measured(1e3 / step.median, 1e3 / step.high, 1e3 / step.low, rates))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Protocol
 
 from benchmarks.contestants.trainings import TORCH
 from benchmarks.page.charts import OTHERS
+from benchmarks.records.compare import Run
 from ps.store.modes import parse_mode
 
 __all__ = [
     "KNOWN",
     "Group",
-    "Run",
+    "Named",
     "colours_of",
     "fastest",
     "in_step",
@@ -23,7 +24,6 @@ __all__ = [
     "series",
 ]
 
-Run = dict[str, Any]  # one of the "runs" of results.json
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
 
 # Warm is the parameter server, cool the ring; all are apart for colour-blind eyes, and on white as on black.
@@ -37,6 +37,14 @@ KNOWN = {
 }
 
 
+class Named(Protocol):
+    """Whatever belongs to one contestant, as in "ring/shm N=2"."""
+
+    @property
+    def contestant(self) -> str:
+        """Its name, with its number of ranks."""
+
+
 def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
@@ -46,24 +54,24 @@ def milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def series(run: Run) -> str:
+def series(run: Named) -> str:
     """The contestant without its number of ranks: what has one name and one colour for all N."""
-    return " ".join(word for word in str(run["contestant"]).split() if not word.startswith("N="))
+    return " ".join(word for word in str(run.contestant).split() if not word.startswith("N="))
 
 
 def in_step(run: Run) -> bool:
     """Whether it computes the same as the others."""
-    return parse_mode(run.get("mode", "sync")).in_step
+    return parse_mode(run.mode).in_step
 
 
 def races(run: Run) -> bool:
     """Whether only its way to synchronise can make it faster than the others: it computes the same, with Paddle too."""
-    return in_step(run) and run["scheme"] != TORCH
+    return in_step(run) and run.scheme != TORCH
 
 
 def fastest(runs: Iterable[Run]) -> Run:
     """Of those that race, if any do."""
-    return max(runs, key=lambda run: (races(run), float(run["samples_per_s"])))
+    return max(runs, key=lambda run: (races(run), float(run.samples_per_s)))
 
 
 def leads(run: Run, runs: Sequence[Run]) -> bool:
@@ -71,7 +79,7 @@ def leads(run: Run, runs: Sequence[Run]) -> bool:
     return len(runs) > 1 and run is fastest(runs)
 
 
-def colours_of(runs: Iterable[Run]) -> dict[str, str]:
+def colours_of(runs: Iterable[Named]) -> dict[str, str]:
     """A colour for each series, the known ones first."""
     names = list(dict.fromkeys(series(run) for run in runs))
     others = [name for name in names if name not in KNOWN]

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from benchmarks.contestants.trainings import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import say
 from benchmarks.page.reasons import reason
+from benchmarks.records.script import Certificate, ScriptResults, ScriptRun, Yardstick
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import colours_of, series
-from benchmarks.stats.interval import in_words, measured
+from benchmarks.stats.interval import in_words
 
 __all__ = ["cells", "distances", "heads", "outcome", "report", "verdict"]
 
-Results = dict[str, Any]  # what lies in script.json
-Run = dict[str, Any]
 
-
-def verdict(results: Results) -> list[str]:
+def verdict(results: ScriptResults) -> list[str]:
     """The bits first, then who is fastest at each number of ranks, then who failed."""
     failed = [
-        say("{name} failed: {why}.", name=name, why=reason(found["reason"]))
-        for name, found in results["failed"].items()
+        say("{name} failed: {why}.", name=name, why=reason(found.reason)) for name, found in results.failed.items()
     ]
-    certificate = results["certificate"]
+    certificate = results.certificate
     bits = _sentence(outcome(certificate))
-    if not certificate["passed"]:
+    if not certificate.passed:
         return [say("{bits}; no speed is shown.", bits=bits), *distances(results), *failed]
     return [
         say("{bits}.", bits=bits),
@@ -39,28 +35,27 @@ def verdict(results: Results) -> list[str]:
     ]
 
 
-def outcome(certificate: dict[str, Any]) -> str:
+def outcome(certificate: Certificate) -> str:
     """What the certificate says, without a full stop."""
-    if not certificate["identical"]:
+    if not certificate.identical:
         return say("NOT the same under all schemes")
-    if not certificate["passed"]:
+    if not certificate.passed:
         return say("the same bits under every scheme of ours, but too far from paddle.DataParallel")
-    ran = len(certificate["ours"])
+    ran = len(certificate.ours)
     if ran > 1:
         return say("the same bits under every scheme of ours")
     return say("nothing to compare ({ran} of ours ran)", ran=ran)
 
 
-def distances(results: Results) -> list[str]:
+def distances(results: ScriptResults) -> list[str]:
     """From Paddle's own DataParallel, a sentence for each of its contestants."""
-    certificate = results["certificate"]
-    bounds = {int(steps): bound for steps, bound in certificate["bounds"].items()}
-    made = {run["contestant"]: run["steps"] for run in results["runs"] if "steps" in run}
+    certificate = results.certificate
+    made = {run.contestant: run.steps for run in results.runs}
     lines = []
-    for peer, found in certificate["against_paddle"].items():
-        last = max(map(int, found))
+    for peer, found in certificate.against_paddle.items():
+        last = max(found)
         steps = min(made.get(peer, last), last)
-        if peer in certificate.get("own_kernels", []):
+        if peer in certificate.own_kernels:
             lines.append(
                 say(
                     "{peer} lets MKL choose the matrix kernels, so its time says little about communication. It "
@@ -71,9 +66,10 @@ def distances(results: Results) -> list[str]:
         if not any(found.values()):
             lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
             continue
-        yardstick = certificate.get("yardsticks", {}).get(peer, {})
+        yardstick = certificate.yardsticks.get(peer, {})
         apart = [
-            _distance(d, min(steps, int(after)), bounds[int(after)], yardstick.get(after)) for after, d in found.items()
+            _distance(distance, min(steps, after), certificate.bounds[after], yardstick.get(after))
+            for after, distance in found.items()
         ]
         lines.append(
             say(
@@ -86,7 +82,7 @@ def distances(results: Results) -> list[str]:
     return lines
 
 
-def _distance(apart: float, steps: int, bound: float, yardstick: dict[str, float] | None) -> str:
+def _distance(apart: float, steps: int, bound: float, yardstick: Yardstick | None) -> str:
     """Beside the fixed bound, or where that was exceeded, beside what another order of summation does to ours."""
     if yardstick is None:
         return say("{apart:.1e} after {steps} (bound {bound:.0e})", apart=apart, steps=steps, bound=bound)
@@ -94,40 +90,40 @@ def _distance(apart: float, steps: int, bound: float, yardstick: dict[str, float
         "{apart:.1e} after {steps} (another order of our own sums: {other:.1e}; bound {bound:.0e})",
         apart=apart,
         steps=steps,
-        other=yardstick["distance"],
-        bound=yardstick["bound"],
+        other=yardstick.distance,
+        bound=yardstick.bound,
     )
 
 
-def speedup(run: Run, runs: Sequence[Run], peer: str) -> str:
+def speedup(run: ScriptRun, runs: Sequence[ScriptRun], peer: str) -> str:
     """The peer's median step time over this one's, at the same number of ranks; "" if it did not run."""
-    of_peer = [r["step_ms"] for r in runs if r["scheme"] == peer and r["nranks"] == run["nranks"]]
-    return f"{of_peer[0] / run['step_ms']:.2f}x" if of_peer else ""
+    of_peer = [r.step_ms for r in runs if r.scheme == peer and r.nranks == run.nranks]
+    return f"{of_peer[0] / run.step_ms:.2f}x" if of_peer else ""
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _groups(results: Results) -> list[tuple[int, list[Run]]]:
-    runs = sorted(results["runs"] if results["certificate"]["passed"] else [], key=lambda run: int(run["nranks"]))
-    return [(nranks, list(group)) for nranks, group in groupby(runs, key=lambda run: int(run["nranks"]))]
+def _groups(results: ScriptResults) -> list[tuple[int, list[ScriptRun]]]:
+    runs = sorted(results.runs if results.certificate.passed else [], key=lambda run: int(run.nranks))
+    return [(nranks, list(group)) for nranks, group in groupby(runs, key=lambda run: int(run.nranks))]
 
 
-def _race(nranks: int, runs: Sequence[Run]) -> str:
+def _race(nranks: int, runs: Sequence[ScriptRun]) -> str:
     """The fastest, and every other one against it."""
-    first, *others = sorted(runs, key=lambda run: float(run["step_ms"]))
-    winner = {"nranks": nranks, "name": series(first), "step_ms": first["step_ms"]}
+    first, *others = sorted(runs, key=lambda run: float(run.step_ms))
+    winner = {"nranks": nranks, "name": series(first), "step_ms": first.step_ms}
     if not others:
         return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
     told, clear = [], True
     for run in others:
-        near = not measured(run, "step_ms").against(measured(first, "step_ms"))
+        near = not run.step.against(first.step)
         clear = clear and not near
-        once = say(", noise unknown") if min(run["repetitions"], first["repetitions"]) < 2 else ""
-        slower = run["step_ms"] / first["step_ms"] - 1
+        once = say(", noise unknown") if min(run.repetitions, first.repetitions) < 2 else ""
+        slower = run.step_ms / first.step_ms - 1
         behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
-        told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run["step_ms"], behind=behind))
+        told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run.step_ms, behind=behind))
     return say(
         "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}."
         if clear
@@ -137,8 +133,8 @@ def _race(nranks: int, runs: Sequence[Run]) -> str:
     )
 
 
-def report(results: Results) -> Report:
-    certificate = results["certificate"]
+def report(results: ScriptResults) -> Report:
+    certificate = results.certificate
     digests = _digests(certificate)
     measured = _groups(results)
     return Report(
@@ -152,26 +148,26 @@ def report(results: Results) -> Report:
         if measured
         else [Section(say("Certificate"), [digests])],
         [environment(results)],
-        failed=not certificate["passed"],
+        failed=not certificate.passed,
     )
 
 
-def _digests(certificate: dict[str, Any]) -> Table:
-    rows = [Row((name, Cell(sha[:12], "code"))) for name, sha in certificate["schemes"].items()]
+def _digests(certificate: Certificate) -> Table:
+    rows = [Row((name, Cell(sha[:12], "code"))) for name, sha in certificate.schemes.items()]
     return Table(say("Parameters at the end"), (say("contestant"), "sha256"), [rows])
 
 
-def _figures(results: Results, measured: Sequence[tuple[int, list[Run]]]) -> Section:
-    bodies = [[Row(cells(run, results["runs"])) for run in runs] for _, runs in measured]
+def _figures(results: ScriptResults, measured: Sequence[tuple[int, list[ScriptRun]]]) -> Section:
+    bodies = [[Row(cells(run, results.runs)) for run in runs] for _, runs in measured]
     figures = Table(say("Step times"), heads(), bodies, figures=True, wide=True)
     return Section(say("Results"), [figures, Paragraph(noise_in_words(), muted=True)])
 
 
-def _step_times(measured: Sequence[tuple[int, list[Run]]]) -> Plot:
+def _step_times(measured: Sequence[tuple[int, list[ScriptRun]]]) -> Plot:
     runs = [run for _, group in measured for run in group]
     colours = colours_of(runs)
     groups = [BarGroup(f"N={n}", [_bar(run, colours[series(run)]) for run in group]) for n, group in measured]
-    heard = say(", ").join(f"{run['contestant']} {run['step_ms']:.1f}" for run in runs)
+    heard = say(", ").join(f"{run.contestant} {run.step_ms:.1f}" for run in runs)
     return Plot(
         "script-steps",
         say("Time of a step"),
@@ -185,10 +181,10 @@ def _step_times(measured: Sequence[tuple[int, list[Run]]]) -> Plot:
     )
 
 
-def _bar(run: Run, colour: str) -> Bar:
-    time, (low, high) = f"{run['step_ms']:.1f}", run["step_ms_interval"]
-    words = f"{run['contestant']}: {say('{time} ms a step', time=time)} ({low:.1f}–{high:.1f})"
-    return Bar.single(series(run), f"{time} ms", run["step_ms"], colour, words, interval=(low, high))
+def _bar(run: ScriptRun, colour: str) -> Bar:
+    time, (low, high) = f"{run.step_ms:.1f}", run.step_ms_interval
+    words = f"{run.contestant}: {say('{time} ms a step', time=time)} ({low:.1f}–{high:.1f})"
+    return Bar.single(series(run), f"{time} ms", run.step_ms, colour, words, interval=(low, high))
 
 
 def heads() -> list[str]:
@@ -197,8 +193,8 @@ def heads() -> list[str]:
     return [say("contestant"), say("step ms"), say("interval"), *against, say("memory MB")]
 
 
-def cells(run: Run, runs: Sequence[Run]) -> list[str]:
+def cells(run: ScriptRun, runs: Sequence[ScriptRun]) -> list[str]:
     """A run's line, in the order of `heads`."""
-    interval = in_words(run["step_ms_interval"], "{:.1f}".format)
+    interval = in_words(run.step_ms_interval, "{:.1f}".format)
     ratios = [speedup(run, runs, peer) for peer in PADDLE_SCHEMES]
-    return [run["contestant"], f"{run['step_ms']:.1f}", interval, *ratios, f"{run['memory_mb']:,.0f}"]
+    return [run.contestant, f"{run.step_ms:.1f}", interval, *ratios, f"{run.memory_mb:,.0f}"]

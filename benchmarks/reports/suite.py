@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,6 +10,9 @@ from rich.text import Text
 from benchmarks.page.document import Chapter, Command, Report, Section
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
+from benchmarks.records.accuracy import AccuracyResults
+from benchmarks.records.crossover import CrossoverResults
+from benchmarks.records.suite import PartRecord, PartResults, SuiteResults
 from benchmarks.reports.compare.report import how_to_read
 from benchmarks.reports.facts import environment
 from benchmarks.reports.kinds import report_of
@@ -18,7 +20,6 @@ from benchmarks.reports.recommendation import picture, recommend
 
 __all__ = ["print_summary", "report", "verdict"]
 
-Results = dict[str, Any]  # what lies in suite.json
 STATUSES = {
     "failed": mark("Failed"),
     "wrong": mark("Wrong"),
@@ -28,35 +29,36 @@ STATUSES = {
 }
 
 
-def verdict(results: Results) -> list[str]:
+def verdict(results: SuiteResults) -> list[str]:
     """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
     is missing."""
     good = _good(results)
-    lines = [*recommend(good, results["environment"]), *beyond(good)]
+    lines = [*recommend(good, results.environment), *beyond(good)]
     nothing = say("No part measured both schemes on several ranks, so no scheme can be recommended.")
     synthetic = say(
         "Without --data-dir, synthetic data of the same shape stand in for MNIST and Fashion-MNIST. The times are"
         " realistic, the accuracies are not."
     )
-    return [*(lines or [nothing]), *([synthetic] if results["synthetic"] else []), *shortcomings(results)]
+    return [*(lines or [nothing]), *([synthetic] if results.synthetic else []), *shortcomings(results)]
 
 
-def _good(results: Results) -> list[tuple[str, Results]]:
+def _good(results: SuiteResults) -> list[tuple[str, PartResults]]:
     """Title and results of each part that ended well."""
-    return [(known(part["title"]), part["results"]) for part in results["parts"] if part["status"] == "done"]
+    titles = {part.name: known(part.title) for part in results.parts}
+    return [(titles[name], found) for name, found in results.done().items()]
 
 
-def beyond(parts: Sequence[tuple[str, Results]]) -> list[str]:
+def beyond(parts: Sequence[tuple[str, PartResults]]) -> list[str]:
     """What crossover maps and times to accuracy say first."""
     return [
         say("{title}: {line}", title=title, line=line)
         for title, found in parts
-        if found["kind"] in ("crossover", "accuracy")
+        if isinstance(found, CrossoverResults | AccuracyResults)
         for line in report_of(found).verdict(found)[:2]
     ]
 
 
-def shortcomings(results: Results) -> list[str]:
+def shortcomings(results: SuiteResults) -> list[str]:
     """The parts that are not as they should be, those that computed the wrong thing first."""
     said = {
         "wrong": mark("{name} computed the WRONG thing, so no speed of it is shown: {why}."),
@@ -66,22 +68,22 @@ def shortcomings(results: Results) -> list[str]:
         "incomplete": mark("{name} is incomplete: {why}."),
     }
     return [
-        known(sentence).format(name=known(part["title"]), why=reason(part["reason"]))
+        known(sentence).format(name=known(part.title), why=reason(part.reason))
         for status, sentence in said.items()
-        for part in results["parts"]
-        if part["status"] == status
+        for part in results.parts
+        if part.status == status
     ]
 
 
-def is_wrong(results: Results) -> bool:
-    return any(part["status"] == "wrong" for part in results["parts"])
+def is_wrong(results: SuiteResults) -> bool:
+    return any(part.status == "wrong" for part in results.parts)
 
 
-def report(results: Results) -> Report:
-    chapters = [_chapter(part) for part in results["parts"]]
+def report(results: SuiteResults) -> Report:
+    chapters = [_chapter(part) for part in results.parts]
     shown = any(chapter.sections and not chapter.failed for chapter in chapters)
     return Report(
-        known(results["title"]),
+        known(results.title),
         verdict(results),
         [Section.of(plot) for plot in picture(_good(results))],
         [*([how_to_read()] if shown else []), environment(results)],
@@ -90,23 +92,23 @@ def report(results: Results) -> Report:
     )
 
 
-def _chapter(part: dict[str, Any]) -> Chapter:
-    name, title, lines = f"part-{part['name']}", known(part["title"]), _verdict_of(part)
-    if part["results"] is None:
+def _chapter(part: PartRecord) -> Chapter:
+    name, title, lines = f"part-{part.name}", known(part.title), _verdict_of(part)
+    if part.results is None:
         return Chapter(name, title, lines, [], failed=True)
-    found = report_of(part["results"]).report(part["results"])
-    sections = [*found.sections, Section("", [Command(part["command"])])]
-    return Chapter(name, title, lines, sections, found.about, failed=part["status"] != "done")
+    found = report_of(part.results).report(part.results)
+    sections = [*found.sections, Section("", [Command(part.command)])]
+    return Chapter(name, title, lines, sections, found.about, failed=part.status != "done")
 
 
-def _verdict_of(part: dict[str, Any]) -> list[str]:
-    found = report_of(part["results"]).verdict(part["results"]) if part["results"] is not None else []
-    if part["status"] == "done":
+def _verdict_of(part: PartRecord) -> list[str]:
+    found = report_of(part.results).verdict(part.results) if part.results is not None else []
+    if part.status == "done":
         return found
-    return [say("{status}: {why}.", status=known(STATUSES[part["status"]]), why=reason(part["reason"])), *found]
+    return [say("{status}: {why}.", status=known(STATUSES[part.status]), why=reason(part.reason)), *found]
 
 
-def print_summary(results: Results, console: Console) -> None:
+def print_summary(results: SuiteResults, console: Console) -> None:
     """The verdict on a terminal."""
     console.print()
     for line in verdict(results):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.contestants import OURS, is_limit
 from benchmarks.page.charts import Line, Lines, Panel
@@ -13,15 +12,14 @@ from benchmarks.page.document import Row as Cells
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
 from benchmarks.page.scales import logarithmic
+from benchmarks.records.sweep import Row, ServerMemory, SweepResults
 from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words
 from benchmarks.reports.runs import KNOWN
-from benchmarks.stats.interval import in_words, measured, three_digits
+from benchmarks.stats.interval import in_words, three_digits
 from benchmarks.stats.units import size_in_words
 
 __all__ = ["TITLES", "WAITING", "cells", "nearest_to_limit", "report", "verdict", "wrong_backends"]
 
-Results = dict[str, Any]  # what lies in sweep.json
-Row = dict[str, Any]
 TITLES = {
     "all_reduce": mark("all_reduce, sum of float32"),
     "push_pull": mark("push_pull, a parameter server's round with SGD in float32"),
@@ -32,38 +30,36 @@ COOL = (KNOWN["ring/shm"], KNOWN["ring/tcp"], "#00906a", "#7a8b1f", KNOWN["local
 WARM = (KNOWN["ps/shm"], "#aa4499", KNOWN["ps/shm S=2"], "#8c6d5a")  # other libraries
 
 
-def verdict(results: Results) -> list[str]:
+def verdict(results: SweepResults) -> list[str]:
     """For each number of ranks: the best of ours against the best of the others, and against the limit."""
-    failed = [
-        say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in results.get("failed", {}).items()
-    ]
+    failed = [say("{name} failed: {why}.", name=name, why=reason(why)) for name, why in results.failed.items()]
     if wrong := wrong_backends(results):
         return [say("The sums are WRONG from {names}; no speed is shown.", names=say(", ").join(wrong)), *failed]
-    count = sum(not is_limit(row["backend"]) for row in results["rows"])
+    count = sum(not is_limit(row.backend) for row in results.rows)
     checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
-    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
     return [checked, *cut, *(line for n, rows in groups(results) for line in _race(n, rows)), *failed]
 
 
-def wrong_backends(results: Results) -> list[str]:
-    return sorted({f"{row['backend']} N={row['nranks']}" for row in results["rows"] if row["wrong"]})
+def wrong_backends(results: SweepResults) -> list[str]:
+    return sorted({f"{row.backend} N={row.nranks}" for row in results.rows if row.wrong})
 
 
-def groups(results: Results) -> list[tuple[int, list[Row]]]:
+def groups(results: SweepResults) -> list[tuple[int, list[Row]]]:
     """The rows by number of ranks, without the link's; none if a sum was wrong."""
-    rows = [] if wrong_backends(results) else [row for row in results["rows"] if row["backend"] != "link"]
-    return [(n, [row for row in rows if row["nranks"] == n]) for n in sorted({row["nranks"] for row in rows})]
+    rows = [] if wrong_backends(results) else [row for row in results.rows if row.backend != "link"]
+    return [(n, [row for row in rows if row.nranks == n]) for n in sorted({row.nranks for row in rows})]
 
 
 def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
-    ours = [row for row in rows if row["backend"] in OURS]
-    others = [row for row in rows if row not in ours and not is_limit(row["backend"]) and row["backend"] != "nccl-raw"]
+    ours = [row for row in rows if row.backend in OURS]
+    others = [row for row in rows if row not in ours and not is_limit(row.backend) and row.backend != "nccl-raw"]
     told, near = [], []
-    for size in sorted({row["bytes"] for row in ours}):
-        best = min((row for row in ours if row["bytes"] == size), key=_time)
-        if best["of_limit"]:
-            near.append((best["of_limit"], size_in_words(size)))
-        if rivals := [row for row in others if row["bytes"] == size]:
+    for size in sorted({row.bytes for row in ours}):
+        best = min((row for row in ours if row.bytes == size), key=_time)
+        if best.of_limit:
+            near.append((best.of_limit, size_in_words(size)))
+        if rivals := [row for row in others if row.bytes == size]:
             told.append(f"{size_in_words(size)} {_against(best, min(rivals, key=_time))}")
     lines = []
     if told:
@@ -86,7 +82,7 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
                 most=reach[1],
             )
         )
-    if told := [_memory(row) for row in rows if "server_memory" in row]:
+    if told := [_memory(row, row.server_memory) for row in rows if row.server_memory]:
         lines.append(
             say(
                 "N={nranks}, memory (PSS) of a server above its imports: {servers}.",
@@ -97,58 +93,59 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _memory(row: Row) -> str:
-    of, size = row["server_memory"], size_in_words(row["bytes"])
+def _memory(row: Row, of: ServerMemory) -> str:
     return say(
         "{backend} {pss:.0f} MB at {size} (its own {own:.0f}, limit {limit:.0f})",
-        backend=row["backend"],
-        size=size,
-        **of,
+        backend=row.backend,
+        size=size_in_words(row.bytes),
+        pss=of.pss,
+        own=of.own,
+        limit=of.limit,
     )
 
 
-def nearest_to_limit(results: Results) -> str:
+def nearest_to_limit(results: SweepResults) -> str:
     """Of the largest array: how near the best of ours comes to what the machine allows; "" if it is not known."""
     found = []
     for nranks, rows in groups(results):
-        ours = [row for row in rows if row["backend"] in OURS and row["of_limit"]]
-        largest = [row for row in ours if row["bytes"] == max(row["bytes"] for row in ours)]
+        ours = [row for row in rows if row.backend in OURS and row.of_limit]
+        largest = [row for row in ours if row.bytes == max(row.bytes for row in ours)]
         if largest:
             best = min(largest, key=_time)
             found.append(
                 say(
                     "{share:.0%} of the machine's limit at {size} and N={nranks} ({backend})",
-                    share=best["of_limit"],
-                    size=size_in_words(best["bytes"]),
+                    share=best.of_limit,
+                    size=size_in_words(best.bytes),
                     nranks=nranks,
-                    backend=best["backend"],
+                    backend=best.backend,
                 )
             )
-    return say("{op} reaches {shares}", op=results["op"], shares=say(", ").join(found)) if found else ""
+    return say("{op} reaches {shares}", op=results.op, shares=say(", ").join(found)) if found else ""
 
 
 def _time(row: Row) -> float:
-    return float(row["time_ms"])
+    return float(row.time_ms)
 
 
 def _against(best: Row, rival: Row) -> str:
-    ours, theirs = (measured(row, "time_ms") for row in (best, rival))
+    ours, theirs = best.time, rival.time
     if not ours.against(theirs):
-        return say("within noise of {rival}", rival=rival["backend"])
-    ratio = rival["time_ms"] / best["time_ms"]
+        return say("within noise of {rival}", rival=rival.backend)
+    ratio = rival.time_ms / best.time_ms
     times = max(ratio, 1 / ratio)
     return say(
         "{ratio} times faster than {rival}{once}" if ratio > 1 else "{ratio} times slower than {rival}{once}",
         ratio=f"{times:.2f}" if times < 1.095 else f"{times:.1f}",
-        rival=rival["backend"],
+        rival=rival.backend,
         once=say(" (noise unknown)") if ours.low == ours.high or theirs.low == theirs.high else "",
     )
 
 
-def report(results: Results) -> Report:
+def report(results: SweepResults) -> Report:
     tables = [
         Section(
-            say("{op} on {nranks} ranks, the figures", op=results["op"], nranks=nranks),
+            say("{op} on {nranks} ranks, the figures", op=results.op, nranks=nranks),
             [
                 Table(f"N={nranks}{_where(results)}", heads(), bodies_of(rows), figures=True, names=2, wide=True),
                 *([] if number else [Paragraph(noise_in_words(), muted=True)]),
@@ -156,13 +153,13 @@ def report(results: Results) -> Report:
         )
         for number, (nranks, rows) in enumerate(groups(results))
     ]
-    if results.get("waiting"):
+    if results.waiting:
         tables.append(Section(say("What waiting costs"), [waiting(results)]))
-    if absent := results["absent"]:
+    if absent := results.absent:
         lines = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in absent.items()]
         tables.append(Section(say("Not measured"), [Bullets(lines)]))
     return Report(
-        f"GradSync: {known(TITLES[results['op']])}{_where(results)}",
+        f"GradSync: {known(TITLES[results.op])}{_where(results)}",
         verdict(results),
         [*map(Section.of, _plots(results)), *tables],
         [environment(results)],
@@ -170,22 +167,22 @@ def report(results: Results) -> Report:
     )
 
 
-def _plots(results: Results) -> list[Plot]:
+def _plots(results: SweepResults) -> list[Plot]:
     """One for each number of ranks."""
-    backends = list(dict.fromkeys(row["backend"] for _, rows in groups(results) for row in rows))
+    backends = list(dict.fromkeys(row.backend for _, rows in groups(results) for row in rows))
     cool, warm = itertools.cycle(COOL), itertools.cycle(WARM)
     colours = {name: next(cool if name in OURS else warm) for name in backends if not is_limit(name)}
-    return [_times(nranks, rows, colours, results["op"]) for nranks, rows in groups(results)]
+    return [_times(nranks, rows, colours, results.op) for nranks, rows in groups(results)]
 
 
 def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -> Plot:
     by_name = {
-        name: sorted((row for row in rows if row["backend"] == name), key=lambda row: int(row["bytes"]))
-        for name in dict.fromkeys(row["backend"] for row in rows)
+        name: sorted((row for row in rows if row.backend == name), key=lambda row: int(row.bytes))
+        for name in dict.fromkeys(row.backend for row in rows)
     }
     lines = [_line(name, mine, colours.get(name, "var(--muted)")) for name, mine in by_name.items()]
-    sizes = sorted({row["bytes"] for row in rows})
-    times = [row["time_ms"] for row in rows]
+    sizes = sorted({row.bytes for row in rows})
+    times = [row.time_ms for row in rows]
     x = logarithmic(
         say("bytes on each rank"), 0.8 * min(sizes), 1.25 * max(sizes), [(s, size_in_words(s)) for s in sizes]
     )
@@ -206,21 +203,21 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
 
 
 def _line(name: str, rows: Sequence[Row], colour: str) -> Line:
-    points = [(row["bytes"], row["time_ms"]) for row in rows]
+    points = [(row.bytes, row.time_ms) for row in rows]
     if is_limit(name):
         return Line(points, colour, [name], dash="dot")
     return Line(points, colour, [*map(_hover, rows)], marks=True)
 
 
 def _point(row: Row) -> str:
-    return say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row["bytes"]))
+    return say("{time:.3g} at {size}", time=_time(row), size=size_in_words(row.bytes))
 
 
 def _hover(row: Row) -> str:
-    low, high = row["time_ms_interval"]
-    head = f"{row['backend']}, {size_in_words(row['bytes'])}: {row['time_ms']:.3g} ms ({low:.3g}–{high:.3g})"
-    share = [say("{share:.0%} of the limit", share=row["of_limit"])] if row["of_limit"] else []
-    return say(", ").join([head, f"busbw {row['busbw_gb_s']:.3g} GB/s", *share])
+    low, high = row.time_ms_interval
+    head = f"{row.backend}, {size_in_words(row.bytes)}: {row.time_ms:.3g} ms ({low:.3g}–{high:.3g})"
+    share = [say("{share:.0%} of the limit", share=row.of_limit)] if row.of_limit else []
+    return say(", ").join([head, f"busbw {row.busbw_gb_s:.3g} GB/s", *share])
 
 
 def heads() -> list[str]:
@@ -231,36 +228,36 @@ def heads() -> list[str]:
 
 def bodies_of(rows: Sequence[Row]) -> list[list[Cells]]:
     """The lines of each size."""
-    sizes = list(dict.fromkeys(row["bytes"] for row in rows))
-    return [[Cells([size_in_words(size), *cells(each)]) for each in rows if each["bytes"] == size] for size in sizes]
+    sizes = list(dict.fromkeys(row.bytes for row in rows))
+    return [[Cells([size_in_words(size), *cells(each)]) for each in rows if each.bytes == size] for size in sizes]
 
 
-def _where(results: Results) -> str:
-    if not results.get("cluster"):
+def _where(results: SweepResults) -> str:
+    if not results.cluster:
         return ""
-    return say(", emulated {cluster}", cluster=cluster_in_words(results["cluster"]))
+    return say(", emulated {cluster}", cluster=cluster_in_words(results.cluster))
 
 
 def cells(row: Row) -> list[str]:
     """A row's line after its size, in the order of `heads`; without what makes no sense for a limit."""
-    link = row["backend"] == "link"
-    limit = is_limit(row["backend"]) and not link
+    link = row.backend == "link"
+    limit = is_limit(row.backend) and not link
     return [
-        row["backend"],
-        three_digits(row["time_ms"]),
-        in_words(row["time_ms_interval"], three_digits),
-        "" if limit else f"{row['algbw_gb_s']:.3g}",
-        "" if limit or link else f"{row['busbw_gb_s']:.3g}",
-        f"{row['of_limit']:.0%}" if row["of_limit"] else "",
-        "" if limit or link else str(row["wrong"]),
+        row.backend,
+        three_digits(row.time_ms),
+        in_words(row.time_ms_interval, three_digits),
+        "" if limit else f"{row.algbw_gb_s:.3g}",
+        "" if limit or link else f"{row.busbw_gb_s:.3g}",
+        f"{row.of_limit:.0%}" if row.of_limit else "",
+        "" if limit or link else str(row.wrong),
     ]
 
 
-def waiting(results: Results) -> Table:
+def waiting(results: SweepResults) -> Table:
     """What waiting costs: a line for each backend."""
-    shares = {(row["backend"], row["nranks"]): f"{row['core']:.1%}" for row in results["waiting"]}
+    shares = {(row.backend, row.nranks): f"{row.core:.1%}" for row in results.waiting}
     counts = sorted({nranks for _, nranks in shares})
     backends = dict.fromkeys(backend for backend, _ in shares)
     lines = [Cells([name, *(shares.get((name, n), "") for n in counts)]) for name in backends]
-    title = known(WAITING).format(late=results["waiting"][0]["late_s"])
+    title = known(WAITING).format(late=results.waiting[0].late_s)
     return Table(title, (say("backend"), *(f"N={n}" for n in counts)), [lines], figures=True)

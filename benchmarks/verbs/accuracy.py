@@ -26,7 +26,6 @@ from benchmarks.measuring.run import check_output, run
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.records.accuracy import AccuracyResults, AccuracyRun, Certificate, Job
 from benchmarks.records.environment import head
-from benchmarks.records.result_files import plain
 from benchmarks.reports.accuracy import verdict
 from benchmarks.reports.accuracy.entries import straggler_words
 from benchmarks.training.certificate import require_identical
@@ -96,7 +95,7 @@ class Race(Measurement[AccuracyResults]):
     def make_round(self, number: int, on_run: OnRun) -> None:
         seed, runs = self._seeds[number], dict[Contestant, list[AccuracyRun]]()
         for straggler, contestant in there_and_back(self._trainings, number):
-            on_run(f"seed {seed}: {contestant.name}, {straggler_words(straggler.kind, plain(self._job))}")
+            on_run(f"seed {seed}: {contestant.name}, {straggler_words(straggler.kind, self._job)}")
             runs.setdefault(contestant, []).append(self._judge.train(contestant, replace(straggler, seed=seed)))
         runs = {contestant: runs[contestant] for contestant in self._contestants}
         self._digests[str(seed)] = certified(runs, seed)
@@ -116,7 +115,7 @@ class Race(Measurement[AccuracyResults]):
         return AccuracyResults(**self._head, job=job, certificate=certificate, runs=self._runs)
 
     def show(self, results: AccuracyResults, console: Console) -> None:
-        for sentence in verdict(plain(results)):
+        for sentence in verdict(results):
             console.print(Text(sentence))
 
 

@@ -21,7 +21,6 @@ from benchmarks.netlab.config import ClusterConfig
 from benchmarks.operations.link import measure_link
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.environment import head
-from benchmarks.records.result_files import plain
 from benchmarks.reports.compare.terminal import print_terminal
 from benchmarks.training.certificate import certify, require_identical
 from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise
@@ -140,7 +139,7 @@ class Comparison(Measurement[CompareResults]):
         return replace(found, runs=runs, cluster=replace(described, stream_bytes_per_s=rate))
 
     def show(self, results: CompareResults, console: Console) -> None:
-        print_terminal(plain(results), console)
+        print_terminal(results, console)
 
     def judge(self, results: CompareResults) -> None:
         if not results.certificate.passed:

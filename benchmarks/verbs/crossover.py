@@ -27,7 +27,6 @@ from benchmarks.operations.link import link_bytes
 from benchmarks.operations.settings import RING, Setting, name_of, seconds
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.environment import head
-from benchmarks.records.result_files import plain
 from benchmarks.reports.crossover_terminal import print_terminal
 from common.errors import CertificateFailed, UsageError
 from common.launch.job import Job
@@ -146,7 +145,7 @@ class Crossover(Measurement[CrossoverResults]):
         )
 
     def show(self, results: CrossoverResults, console: Console) -> None:
-        print_terminal(plain(results), console)
+        print_terminal(results, console)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import tyro
 from msgspec.structs import asdict
@@ -20,7 +19,7 @@ from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults
 from benchmarks.records.environment import machine_of
-from benchmarks.records.result_files import AnyResults, plain, read
+from benchmarks.records.result_files import AnyResults, read
 from benchmarks.records.results import Cluster
 from benchmarks.records.script import ScriptResults
 from benchmarks.records.suite import PartResults, SuiteResults
@@ -145,7 +144,7 @@ def _figures(results: PartResults) -> Iterator[tuple[str, Figure]]:
                 race = f"N={row.nranks} {size_in_words(row.bytes)}"
                 yield f"{row.backend} {race}", figure(row.time, row.backend in OURS, race)
         case AccuracyResults():
-            yield from _figures_of_accuracy(plain(results))
+            yield from _figures_of_accuracy(results)
         case CrossoverResults():
             for cell in results.cells:
                 yield from _figures_of_cell(cell)
@@ -158,9 +157,9 @@ def _figures(results: PartResults) -> Iterator[tuple[str, Figure]]:
                 yield program.contestant, figure(program.step, ours, f"N={program.nranks}")
 
 
-def _figures_of_accuracy(results: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+def _figures_of_accuracy(results: AccuracyResults) -> Iterator[tuple[str, Figure]]:
     for entry in (each for group in entries(results) for each in group if each.reached == len(each.runs)):
-        race = straggler_words(entry.straggler, results["job"])
+        race = straggler_words(entry.straggler, results.job)
         middle, low, high = (1e3 * each for each in entry.target)
         yield f"{entry.name}, {race}", Figure(middle, low, high, race=race)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.records.environment import machine_of
-from benchmarks.records.result_files import AnyResults, plain, read, sort_of
+from benchmarks.records.result_files import AnyResults, read, sort_of
 from benchmarks.reports.writing import REPORTS
 from common.errors import UsageError
 
@@ -71,7 +71,7 @@ def to_markdown(folder: Path, home: Path) -> str:
 
 def verdict(results: AnyResults) -> list[str]:
     """In plain sentences: those of the kind's own report."""
-    return REPORTS[results.kind].verdict(plain(results))
+    return REPORTS[results.kind].verdict(results)
 
 
 def _entry(path: Path, results: AnyResults, home: Path) -> str:

@@ -21,7 +21,6 @@ from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
 from benchmarks.records.environment import head
-from benchmarks.records.result_files import plain
 from benchmarks.records.script import Certificate, Failure, ProgramRecord, ScriptResults, ScriptRun
 from benchmarks.reports.script import cells, distances, heads, outcome
 from benchmarks.stats.interval import interval
@@ -127,7 +126,7 @@ class Programs(Measurement[ScriptResults]):
         )
 
     def show(self, results: ScriptResults, console: Console) -> None:
-        show(plain(results), console)
+        show(results, console)
 
     def judge(self, results: ScriptResults) -> None:
         verdict(results.certificate, self._failures)
@@ -179,21 +178,21 @@ def summarise(contestant: Contestant, repetitions: Sequence[ProgramRecord], warm
     )
 
 
-def show(results: dict[str, Any], console: Console) -> None:
-    console.print(f"Certificate: {outcome(results['certificate'])}.")
+def show(results: ScriptResults, console: Console) -> None:
+    console.print(f"Certificate: {outcome(results.certificate)}.")
     for line in distances(results):
         console.print(f"  {line}", soft_wrap=True)
-    if results["runs"]:
+    if results.runs:
         console.print(table_of(results))
-    for name, failure in results["failed"].items():
-        console.print(f"{name} failed: {failure['reason']}", soft_wrap=True, markup=False)
+    for name, failure in results.failed.items():
+        console.print(f"{name} failed: {failure.reason}", soft_wrap=True, markup=False)
 
 
-def table_of(results: dict[str, Any]) -> Table:
+def table_of(results: ScriptResults) -> Table:
     """A row for each contestant; those that failed come last, without figures."""
     table = Table(*heads(), box=None, pad_edge=False)
-    for each in results["runs"]:
-        table.add_row(*cells(each, results["runs"]))
-    for name in results["failed"]:
+    for each in results.runs:
+        table.add_row(*cells(each, results.runs))
+    for name in results.failed:
         table.add_row(name, "failed")
     return table

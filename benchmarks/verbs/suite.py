@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -87,7 +87,7 @@ def run_suite(config: SuiteConfig) -> None:
         run_parts(outcomes, prints, suite, config, console)
     finally:
         write_report(suite, outcomes, config)
-        print_summary(plain(replace(suite, parts=[each.record() for each in outcomes])), console)
+        print_summary(replace(suite, parts=[each.record() for each in outcomes]), console)
         console.print(f"\nreport: {config.out / 'suite.html'}", soft_wrap=True)
     for status, error, what in (
         ("wrong", CertificateFailed, "computed the wrong thing"),
@@ -205,7 +205,7 @@ def next_of(parts: Sequence[T], free: float) -> T:
 
 
 def write_report(suite: SuiteResults, outcomes: list[Outcome], config: SuiteConfig) -> None:
-    results = plain(replace(suite, parts=[each.record() for each in outcomes]))
+    results = replace(suite, parts=[each.record() for each in outcomes])
     with speaking(config.lang):
         texts = dict(written(results))
     for name, text in texts.items():
@@ -214,8 +214,8 @@ def write_report(suite: SuiteResults, outcomes: list[Outcome], config: SuiteConf
         unfinished.replace(config.out / name)
 
 
-def written(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "suite.json", json.dumps(results, indent=1) + "\n"
+def written(results: SuiteResults) -> Iterator[tuple[str, str]]:
+    yield "suite.json", json.dumps(plain(results), indent=1) + "\n"
     yield "suite.md", to_markdown(results)
     yield "suite.html", to_html(results)
 

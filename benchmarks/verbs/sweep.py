@@ -18,7 +18,6 @@ from benchmarks.operations.link import link_bytes
 from benchmarks.operations.measured import Measured
 from benchmarks.operations.rows import rows_of
 from benchmarks.records.environment import head
-from benchmarks.records.result_files import plain
 from benchmarks.records.sweep import SweepResults, Waiting
 from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
 from benchmarks.stats.units import size_in_words
@@ -117,10 +116,10 @@ class Sweep(Measurement[SweepResults]):
     def show(self, results: SweepResults, console: Console) -> None:
         for who, reason in results.failed.items():
             console.print(f"failed: {who}: {reason}", soft_wrap=True, markup=False)
-        show(plain(results), console)
+        show(results, console)
 
     def judge(self, results: SweepResults) -> None:
-        if wrong := wrong_backends(plain(results)):
+        if wrong := wrong_backends(results):
             raise CertificateFailed(f"wrong sums from {', '.join(wrong)}; no speed is reported")
 
 
@@ -159,17 +158,17 @@ def waits(config: SweepConfig) -> bool:
     return config.op == "all_reduce" and config.late > 0
 
 
-def show(results: dict[str, Any], console: Console) -> None:
+def show(results: SweepResults, console: Console) -> None:
     """A table for each number of ranks; none if anything was wrong, at whatever number."""
     if wrong := wrong_backends(results):
         console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
         return
-    where = f" on {results['cluster']['words']}" if results["cluster"] else ""
-    for nranks in sorted({row["nranks"] for row in results["rows"]}):
+    where = f" on {results.cluster.words}" if results.cluster else ""
+    for nranks in sorted({row.nranks for row in results.rows}):
         table = Table(
             "bytes",
             "backend",
-            title=f"{TITLES[results['op']]}, N={nranks}{where}; bandwidths in GB/s",
+            title=f"{TITLES[results.op]}, N={nranks}{where}; bandwidths in GB/s",
             title_justify="left",
             box=None,
             pad_edge=False,
@@ -178,13 +177,13 @@ def show(results: dict[str, Any], console: Console) -> None:
         for column in ("time ms", "interval", "algbw", "busbw", "of limit"):  # wrong is none, or nothing is shown
             table.add_column(column, justify="right", no_wrap=True)
         last = None
-        for row in (each for each in results["rows"] if each["nranks"] == nranks):
-            size = size_in_words(row["bytes"])
+        for row in (each for each in results.rows if each.nranks == nranks):
+            size = size_in_words(row.bytes)
             table.add_row("" if size == last else size, *cells(row)[:-1])
             last = size
         console.print()
         console.print(table)
-        mine = [row for row in results["waiting"] if row["nranks"] == nranks]
+        mine = [row for row in results.waiting if row.nranks == nranks]
         if mine:
-            told = ", ".join(f"{row['backend']} {row['core']:.1%}" for row in mine)
-            console.print(f"\n{WAITING.format(late=mine[0]['late_s'])}: {told}", soft_wrap=True)
+            told = ", ".join(f"{row.backend} {row.core:.1%}" for row in mine)
+            console.print(f"\n{WAITING.format(late=mine[0].late_s)}: {told}", soft_wrap=True)

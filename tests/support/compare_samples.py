@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from io import StringIO
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.reports.compare.terminal import print_terminal
 from tests.support.typed_results import completed
 
-__all__ = ["Page", "Results", "a_run", "digest_of", "results_of", "strong", "terminal"]
+__all__ = ["Page", "Results", "a_run", "digest_of", "results_of", "strong"]
 
 Results = dict[str, Any]
 
@@ -104,12 +100,6 @@ def strong() -> Results:
 
 def digest_of(nranks: int) -> str:
     return f"{nranks:x}" * 64
-
-
-def terminal(results: Results, width: int) -> str:
-    console = Console(file=StringIO(), width=width)
-    print_terminal(results, console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 class Page(HTMLParser):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.page.language import LANGUAGES, speaking
-from benchmarks.reports.writing import to_html
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.report_samples import every_job
+from tests.support.reporting import to_html
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)"),

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.page.language import say
-from benchmarks.reports.runs import Run, colours_of, series
+from benchmarks.records.accuracy import AccuracyResults, AccuracyRun, Job
+from benchmarks.reports.runs import colours_of, series
 
 __all__ = [
     "Entry",
@@ -22,8 +23,6 @@ __all__ = [
     "seconds",
     "straggler_words",
 ]
-
-Results = dict[str, Any]  # what lies in accuracy.json
 
 
 class Spread(NamedTuple):
@@ -51,7 +50,7 @@ class Entry:
 
     name: str
     straggler: str
-    runs: list[Run]
+    runs: list[AccuracyRun]
 
     @property
     def rate(self) -> Spread:
@@ -61,12 +60,12 @@ class Entry:
     @property
     def target(self) -> Spread:
         """Seconds to the target; infinite where it was not reached."""
-        return Spread.of([math.inf if run["target_s"] is None else run["target_s"] for run in self.runs])
+        return Spread.of([math.inf if run.target_s is None else run.target_s for run in self.runs])
 
     @property
     def reached(self) -> int:
         """How many seeds reached the target."""
-        return sum(run["target_s"] is not None for run in self.runs)
+        return sum(run.target_s is not None for run in self.runs)
 
     @property
     def whole(self) -> Spread:
@@ -78,39 +77,39 @@ class Entry:
         """On the test split at the end, 0..1."""
         return self._over_seeds("accuracy")
 
-    def curve(self, key: str) -> list[tuple[float, Spread]]:
+    def curve(self, key: Literal["accuracy", "loss"]) -> list[tuple[float, Spread]]:
         """Every evaluation: the median of its seconds, and what it found."""
-        together = zip(*(run["points"] for run in self.runs), strict=False)
+        together = zip(*(run.points for run in self.runs), strict=False)
         return [
-            (median(point["seconds"] for point in points), Spread.of([point[key] for point in points]))
+            (median(point.seconds for point in points), Spread.of([getattr(point, key) for point in points]))
             for points in together
         ]
 
     def _over_seeds(self, key: str) -> Spread:
-        return Spread.of([run[key] for run in self.runs])
+        return Spread.of([getattr(run, key) for run in self.runs])
 
 
-def entries(results: Results) -> list[list[Entry]]:
+def entries(results: AccuracyResults) -> list[list[Entry]]:
     """By straggler, contestants in the order of the certificate's and then of the modes."""
     found: dict[str, dict[str, Entry]] = {}
-    for run in results["runs"]:
-        mine = found.setdefault(run["straggler"], {})
-        mine.setdefault(_name(run), Entry(_name(run), run["straggler"], [])).runs.append(run)
+    for run in results.runs:
+        mine = found.setdefault(run.straggler, {})
+        mine.setdefault(_name(run), Entry(_name(run), run.straggler, [])).runs.append(run)
     order = sorted(found, key=("none", "permanent", "random").index)
     return [list(found[straggler].values()) for straggler in order]
 
 
-def _name(run: Run) -> str:
+def _name(run: AccuracyRun) -> str:
     """As in "ps/shm sync", "ps/shm ssp:2", "ring/shm"."""
-    return f"{series(run)}{' sync' if run['scheme'] == 'ps' and run['mode'] == 'sync' else ''}"
+    return f"{series(run)}{' sync' if run.scheme == 'ps' and run.mode == 'sync' else ''}"
 
 
-def straggler_words(straggler: str, job: dict[str, Any]) -> str:
+def straggler_words(straggler: str, job: Job) -> str:
     """Who is slow, as in "rank 1 slowed 3x"."""
     if straggler == "permanent":
-        return say("rank {rank} slowed {factor:g}x", rank=job["nranks"] - 1, factor=job["factor"])
+        return say("rank {rank} slowed {factor:g}x", rank=job.nranks - 1, factor=job.factor)
     if straggler == "random":
-        return say("a random rank slowed {factor:g}x in each step", factor=job["factor"])
+        return say("a random rank slowed {factor:g}x in each step", factor=job.factor)
     return say("no straggler")
 
 
@@ -147,7 +146,7 @@ def missed(entry: Entry) -> str:
     )
 
 
-def colours(results: Results) -> dict[str, str]:
+def colours(results: AccuracyResults) -> dict[str, str]:
     """By the names of entries."""
-    shades = colours_of(results["runs"])
-    return {_name(run): shades[series(run)] for run in results["runs"]}
+    shades = colours_of(results.runs)
+    return {_name(run): shades[series(run)] for run in results.runs}

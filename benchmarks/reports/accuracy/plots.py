@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
 
 from benchmarks.page.charts import Bar, BarGroup, Bars, Line, Lines, Panel
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import say
 from benchmarks.page.scales import Axis, linear, logarithmic
+from benchmarks.records.accuracy import AccuracyResults, Job
 from benchmarks.reports.accuracy.entries import (
     Entry,
-    Results,
     Spread,
     colours,
     entries,
@@ -26,13 +26,13 @@ from benchmarks.reports.runs import rate
 
 __all__ = ["plots"]
 
-Job = dict[str, Any]
+Curve = Literal["accuracy", "loss"]
 Groups = Sequence[Sequence[Entry]]
 Colours = dict[str, str]
 
 
-def plots(results: Results) -> list[Plot]:
-    groups, job, shades = entries(results), results["job"], colours(results)
+def plots(results: AccuracyResults) -> list[Plot]:
+    groups, job, shades = entries(results), results.job, colours(results)
     return [
         _times(groups, job, shades),
         _rates(groups, job, shades),
@@ -54,7 +54,7 @@ def _heard(groups: Groups, job: Job, words: Callable[[Entry], str]) -> str:
 
 
 def _times(groups: Groups, job: Job, colours: Colours) -> Plot:
-    target = percent(job["target"])
+    target = percent(job.target)
 
     def bar(entry: Entry) -> Bar:
         spread, colour = entry.target, colours[entry.name]
@@ -110,7 +110,7 @@ def _rates(groups: Groups, job: Job, colours: Colours) -> Plot:
 
 
 def _accuracy(groups: Groups, job: Job, colours: Colours) -> Plot:
-    target = job["target"]
+    target = job.target
     y = linear(say("test accuracy, %"), 100 * max(0.0, 1 - 5 * (1 - target)), 100.0)
 
     def last(entry: Entry) -> str:
@@ -124,7 +124,7 @@ def _accuracy(groups: Groups, job: Job, colours: Colours) -> Plot:
         + say(
             " Each mark is an evaluation on the test split, every {every} steps of rank 0. The last one is of the"
             " final parameters.",
-            every=job["eval_every"],
+            every=job.eval_every,
         ),
         say("Lines of test accuracy over seconds. {heard}.", heard=_heard(groups, job, last)),
         [*_names(colours), Key(say("target {target}", target=percent(target)), "var(--muted)", "dot")],
@@ -166,7 +166,7 @@ def _names(colours: Colours) -> list[Key]:
     return [Key(name, colour, "solid") for name, colour in colours.items()]
 
 
-def _panels(groups: Groups, job: Job, colours: Colours, key: str, y: Axis, *, level: float | None = None) -> Lines:
+def _panels(groups: Groups, job: Job, colours: Colours, key: Curve, y: Axis, *, level: float | None = None) -> Lines:
     """A panel for each straggler, all with the same axes."""
     longest = max(entry.curve(key)[-1][0] for group in groups for entry in group)
     x = linear(say("seconds since the first step"), 0.0, 1.02 * longest)
@@ -184,7 +184,7 @@ def _panels(groups: Groups, job: Job, colours: Colours, key: str, y: Axis, *, le
     )
 
 
-def _line_with_band(entry: Entry, key: str, colour: str) -> Line:
+def _line_with_band(entry: Entry, key: Curve, colour: str) -> Line:
     scale = 100 if key == "accuracy" else 1
     curve = entry.curve(key)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.page.document import Definitions, Report, Row, Section, Table
 from benchmarks.page.language import say
-from benchmarks.reports.accuracy.entries import Entry, Results, entries, not_reached, percent, seconds, straggler_words
+from benchmarks.records.accuracy import AccuracyResults, Job
+from benchmarks.reports.accuracy.entries import Entry, entries, not_reached, percent, seconds, straggler_words
 from benchmarks.reports.accuracy.plots import plots
 from benchmarks.reports.accuracy.verdict import verdict
 from benchmarks.reports.facts import environment
@@ -17,9 +17,9 @@ from benchmarks.reports.runs import rate
 __all__ = ["report"]
 
 
-def report(results: Results) -> Report:
-    job = results["job"]
-    target = say("; target {target}", target=percent(job["target"]))
+def report(results: AccuracyResults) -> Report:
+    job = results.job
+    target = say("; target {target}", target=percent(job.target))
     tables = [
         Table(f"{_heading(group, job)}{target}", heads(), [[Row(cells(e)) for e in group]], figures=True, wide=True)
         for group in entries(results)
@@ -37,18 +37,18 @@ def report(results: Results) -> Report:
     )
 
 
-def workload(job: dict[str, Any]) -> str:
+def workload(job: Job) -> str:
     """What was trained, in a sentence."""
     told = ("model", "dataset", "nranks", "batch_size", "optimizer", "lr", "steps", "eval_every")
     return say(
         "{model} on {dataset}, N={nranks}, batch {batch_size} per rank, {optimizer} {lr:g}, {steps:,} steps, "
         "evaluated every {eval_every}, seeds {seeds}",
-        **{key: job[key] for key in told},
-        seeds=say(", ").join(map(str, job["seeds"])),
+        **{key: getattr(job, key) for key in told},
+        seeds=say(", ").join(map(str, job.seeds)),
     )
 
 
-def definitions(job: dict[str, Any]) -> dict[str, str]:
+def definitions(job: Job) -> dict[str, str]:
     """What the words mean."""
     return {
         say("time to target"): say(
@@ -56,16 +56,16 @@ def definitions(job: dict[str, Any]) -> dict[str, str]:
             "{target}. Rank 0 keeps a copy of its parameters every {every} steps and at the end. The copies are "
             "evaluated on the whole test split after training, so evaluation takes no time from it. The time is "
             "known to within {every} steps of rank 0.",
-            target=percent(job["target"]),
-            every=job["eval_every"],
+            target=percent(job.target),
+            every=job.eval_every,
         ),
         say("straggler"): say(
             "a rank whose gradients are ready {factor:g} times as late: it sleeps {more:g} times as long as it "
             "computes. It is either rank {rank} in every step, or a random rank in each step (the same draws for "
             "all contestants). While it sleeps, others can use its core.",
-            more=job["factor"] - 1,
-            factor=job["factor"],
-            rank=job["nranks"] - 1,
+            more=job.factor - 1,
+            factor=job.factor,
+            rank=job.nranks - 1,
         ),
         say("samples/s"): say("the sum of every rank's rate, from its first step to its last without the first few."),
         say("(min–max)"): say(
@@ -76,7 +76,7 @@ def definitions(job: dict[str, Any]) -> dict[str, str]:
         say("budget"): say(
             "{steps:,} steps of every rank. Where ranks do not wait for a straggler (async, geo), rank 0 "
             "continues until all ranks together have made about as many steps.",
-            steps=job["steps"],
+            steps=job.steps,
         ),
         say("whole training"): say(
             "all steps of all ranks. Where ranks do not wait for each other, rank 0 may finish its own steps long"
@@ -104,6 +104,6 @@ def cells(entry: Entry) -> list[str]:
     ]
 
 
-def _heading(group: Sequence[Entry], job: dict[str, Any]) -> str:
+def _heading(group: Sequence[Entry], job: Job) -> str:
     words = straggler_words(group[0].straggler, job)
     return words[:1].upper() + words[1:]

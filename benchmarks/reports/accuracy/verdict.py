@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.page.language import listed, say
-from benchmarks.reports.accuracy.entries import Entry, Results, entries, missed, percent, seconds, straggler_words
+from benchmarks.records.accuracy import AccuracyResults, Job
+from benchmarks.reports.accuracy.entries import Entry, entries, missed, percent, seconds, straggler_words
 
 __all__ = ["verdict"]
 
 
-def verdict(results: Results) -> list[str]:
+def verdict(results: AccuracyResults) -> list[str]:
     """Who reached the target first under each straggler, by how much, and who did not; then what a straggler costs."""
     groups = entries(results)
-    return [*_bits(results), *(_race(group, results["job"]) for group in groups), *_costs(groups, results["job"])]
+    return [*_bits(results), *(_race(group, results.job) for group in groups), *_costs(groups, results.job)]
 
 
-def _bits(results: Results) -> list[str]:
-    certificate, seeds = results["certificate"], results["job"]["seeds"]
-    if not certificate["contestants"]:
+def _bits(results: AccuracyResults) -> list[str]:
+    certificate, seeds = results.certificate, results.job.seeds
+    if not certificate.contestants:
         return []
     return [
         say(
             "Same bits: {names} end with identical parameters for each of {seeds} seeds, with and without a straggler."
             if len(seeds) > 1
             else "Same bits: {names} end with identical parameters, with and without a straggler (one seed).",
-            names=listed(certificate["contestants"]),
+            names=listed(certificate.contestants),
             seeds=len(seeds),
         )
     ]
 
 
-def _race(group: Sequence[Entry], job: dict[str, Any]) -> str:
-    target, words = percent(job["target"]), straggler_words(group[0].straggler, job)
+def _race(group: Sequence[Entry], job: Job) -> str:
+    target, words = percent(job.target), straggler_words(group[0].straggler, job)
     where = say("Without a straggler") if group[0].straggler == "none" else say("With {straggler}", straggler=words)
     reached = sorted((e for e in group if math.isfinite(e.target.middle)), key=lambda entry: entry.target.middle)
     missing = [say("{name} ({why})", name=entry.name, why=missed(entry)) for entry in group if entry not in reached]
@@ -60,7 +60,7 @@ def _race(group: Sequence[Entry], job: dict[str, Any]) -> str:
     )
 
 
-def _costs(groups: Sequence[Sequence[Entry]], job: dict[str, Any]) -> list[str]:
+def _costs(groups: Sequence[Sequence[Entry]], job: Job) -> list[str]:
     """How much of its samples/s each contestant keeps."""
     alone = {entry.name: entry.rate.middle for group in groups for entry in group if entry.straggler == "none"}
     slowed = [group for group in groups if alone and group[0].straggler != "none"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.page.language import known, mark, say
+from benchmarks.records.compare import CompareResults, Difference, Nearness
 from benchmarks.reports.runs import Group
 
 __all__ = [
     "Certified",
-    "Results",
     "certified",
     "compared",
     "describe",
@@ -22,7 +22,6 @@ __all__ = [
     "remarks",
 ]
 
-Results = dict[str, Any]  # what lies in results.json
 
 APART = mark("another order by design")
 NEAR = mark("≈ within the bound")
@@ -51,14 +50,14 @@ class Certified(NamedTuple):
     digest: str
 
 
-def certified(results: Results) -> list[Certified]:
+def certified(results: CompareResults) -> list[Certified]:
     """The certificate, a line for each contestant."""
-    certificate = results["certificate"]
-    digests: dict[str, str] = certificate["schemes"]
-    group_of = {name: group for group in certificate["groups"] for name in group["contestants"]}
-    apart = certificate.get("other_order", ())
-    peers = {found["contestant"]: found for found in certificate.get("peers", ())}
-    differing = {found["contestant"] for found in certificate["differences"]}
+    certificate = results.certificate
+    digests: dict[str, str] = certificate.schemes
+    group_of = {name: group for group in certificate.groups for name in group.contestants}
+    apart = certificate.other_order
+    peers = {found.contestant: found for found in certificate.peers}
+    differing = {found.contestant for found in certificate.differences}
 
     def same(name: str) -> bool | str | None:
         if name in differing:  # be it from its own other ranks
@@ -66,50 +65,50 @@ def certified(results: Results) -> list[Certified]:
         if name in apart:
             return APART
         if name in peers:
-            return NEAR if peers[name]["difference"] and peers[name]["within"] else bool(peers[name]["within"])
+            return NEAR if peers[name].difference and peers[name].within else bool(peers[name].within)
         group = group_of.get(name)
-        if group is None or len(group["contestants"]) < 2:
+        if group is None or len(group.contestants) < 2:
             return None
-        return bool(digests[name] == group["sha256"])
+        return bool(digests[name] == group.sha256)
 
     there = [Certified(name, same(name), digest) for name, digest in digests.items()]
-    return there + [Certified(name, ABSENT, "") for name in results.get("missing", ())]
+    return there + [Certified(name, ABSENT, "") for name in results.missing]
 
 
-def holds(results: Results) -> bool:
+def holds(results: CompareResults) -> bool:
     """Whether speed may be shown: the certificate passed, and none of its lines says otherwise."""
-    certificate = results["certificate"]
-    passed = certificate["identical"] and certificate.get("passed", True)
+    certificate = results.certificate
+    passed = certificate.identical and certificate.passed
     return bool(passed) and all(line.same is not False for line in certified(results))
 
 
-def peers(results: Results) -> list[str]:
+def peers(results: CompareResults) -> list[str]:
     """The schemes of other libraries that the certificate compared with ours."""
-    return list(dict.fromkeys(found["contestant"].split()[0] for found in results["certificate"].get("peers", ())))
+    return list(dict.fromkeys(found.contestant.split()[0] for found in results.certificate.peers))
 
 
-def compared(results: Results) -> str:
+def compared(results: CompareResults) -> str:
     """How many contestants were held against each other, as in "4 at N=2, 2 at N=4"; "" if none were."""
-    several = [group for group in results["certificate"]["groups"] if len(group["contestants"]) > 1]
-    counts = [say("{count} at N={nranks}", count=len(g["contestants"]), nranks=g["nranks"]) for g in several]
+    several = [group for group in results.certificate.groups if len(group.contestants) > 1]
+    counts = [say("{count} at N={nranks}", count=len(g.contestants), nranks=g.nranks) for g in several]
     return say(", ").join(counts)
 
 
-def groups(results: Results) -> list[Group]:
+def groups(results: CompareResults) -> list[Group]:
     """The runs by number of ranks; none if the certificate failed."""
-    runs = sorted(results["runs"] if holds(results) else [], key=lambda run: int(run["nranks"]))
-    return [(nranks, list(group)) for nranks, group in groupby(runs, key=lambda run: int(run["nranks"]))]
+    runs = sorted(results.runs if holds(results) else [], key=lambda run: int(run.nranks))
+    return [(nranks, list(group)) for nranks, group in groupby(runs, key=lambda run: int(run.nranks))]
 
 
-def describe(difference: dict[str, Any]) -> str:
+def describe(difference: Difference) -> str:
     """One difference that the certificate found; where it lies may be unknown."""
-    told = say("{one} against {other}", one=difference["contestant"], other=_reference(difference["reference"]))
-    if difference["bucket"] is not None:
-        told += say(", bucket {bucket}", bucket=difference["bucket"])
-    if difference["parameter"] is not None:
-        told += say(", parameter {parameter}", parameter=difference["parameter"])
-    if difference["max_abs"] is not None:
-        told += say(", by up to {size:.3g}", size=difference["max_abs"])
+    told = say("{one} against {other}", one=difference.contestant, other=_reference(difference.reference))
+    if difference.bucket is not None:
+        told += say(", bucket {bucket}", bucket=difference.bucket)
+    if difference.parameter is not None:
+        told += say(", parameter {parameter}", parameter=difference.parameter)
+    if difference.max_abs is not None:
+        told += say(", by up to {size:.3g}", size=difference.max_abs)
     return told
 
 
@@ -119,37 +118,37 @@ def _reference(text: str) -> str:
     return say("its own rank 0 (rank {rank} differs)", rank=own[1]) if own else text
 
 
-def remarks(results: Results) -> list[str]:
+def remarks(results: CompareResults) -> list[str]:
     """How far N ranks are from one process, and other libraries from ours."""
-    whole = [(group["nranks"], group["whole_batch"]) for group in results["certificate"]["groups"]]
+    whole = [(group.nranks, group.whole_batch) for group in results.certificate.groups]
     found = [
         (say("N={nranks} against one process on the whole batch", nranks=nranks), check)
         for nranks, check in whole
         if check is not None
     ]
     found += [
-        (say("{one} against {other}", one=check["contestant"], other=check["reference"]), check)
-        for check in results["certificate"].get("peers", ())
+        (say("{one} against {other}", one=check.contestant, other=check.reference), check)
+        for check in results.certificate.peers
     ]
     return [_distance(who, check) for who, check in found]
 
 
-def _distance(who: str, check: dict[str, Any]) -> str:
-    if check["within"] and (first := check.get("first_gradient")):
+def _distance(who: str, check: Nearness) -> str:
+    if check.within and (first := check.first_gradient):
         return say(
             "{who}: relative difference {difference:.1e}, above the bound of {bound:.0e}. The first gradients "
             "differ by {first:.1e}, within their bound of {near:.0e}: training amplified rounding.",
             who=who,
-            difference=check["difference"],
-            bound=check["bound"],
-            first=first["difference"],
-            near=first["bound"],
+            difference=check.difference,
+            bound=check.bound,
+            first=first.difference,
+            near=first.bound,
         )
     return say(
         "{who}: relative difference {difference:.1e}, within the bound of {bound:.0e}."
-        if check["within"]
+        if check.within
         else "{who}: relative difference {difference:.1e}, BEYOND the bound of {bound:.0e}.",
         who=who,
-        difference=check["difference"],
-        bound=check["bound"],
+        difference=check.difference,
+        bound=check.bound,
     )

@@ -9,7 +9,8 @@ from benchmarks.page.charts import OTHERS, Bar, BarGroup, Bars, Line, Lines, Pan
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.scales import linear
-from benchmarks.reports.runs import Group, Run, colours_of, in_step, milliseconds, rate, series
+from benchmarks.records.compare import Run
+from benchmarks.reports.runs import Group, colours_of, in_step, milliseconds, rate, series
 
 __all__ = ["plots"]
 
@@ -30,7 +31,7 @@ def plots(measured: Sequence[Group]) -> list[Plot]:
 
 
 def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
-    alone = [run["samples_per_s"] for n, runs in measured for run in runs if n == 1 and run["scheme"] == "local"]
+    alone = [run.samples_per_s for n, runs in measured for run in runs if n == 1 and run.scheme == "local"]
     linear_rate = alone[0] if alone and len(measured) > 1 else None
     groups = [
         BarGroup(
@@ -41,7 +42,7 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         for nranks, runs in measured
     ]
     heard = say("; ").join(
-        f"N={nranks}: " + say(", ").join(f"{series(run)} {rate(run['samples_per_s'])}" for run in runs)
+        f"N={nranks}: " + say(", ").join(f"{series(run)} {rate(run.samples_per_s)}" for run in runs)
         for nranks, runs in measured
     )
     return Plot(
@@ -58,20 +59,20 @@ def _throughput(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
 
 
 def _bar(run: Run, colour: str) -> Bar:
-    value, (low, high) = run["samples_per_s"], run["samples_per_s_interval"]
+    value, (low, high) = run.samples_per_s, run.samples_per_s_interval
     speed = say("{rate} samples/s", rate=rate(value))
-    words = f"{run['contestant']}: {speed} ({rate(low)}–{rate(high)})"
+    words = f"{run.contestant}: {speed} ({rate(low)}–{rate(high)})"
     return Bar.single(series(run), rate(value), value, colour, words, interval=(low, high))
 
 
 def _breakdown(measured: Sequence[Group]) -> Plot:
     runs = [run for _, group in measured for run in group]
-    phases = list(dict.fromkeys(phase for run in runs for phase in run["phases_ms"]))
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.phases_ms))
     colours = {phase: PHASES.get(phase, OTHERS[index % len(OTHERS)]) for index, phase in enumerate(phases)}
     groups = [BarGroup(f"N={nranks}", [_stack(run, colours) for run in group]) for nranks, group in measured]
     heard = say("; ").join(
-        f"{run['contestant']}: "
-        + say(", ").join(f"{known(phase)} {milliseconds(ms)}" for phase, ms in run["phases_ms"].items())
+        f"{run.contestant}: "
+        + say(", ").join(f"{known(phase)} {milliseconds(ms)}" for phase, ms in run.phases_ms.items())
         for run in runs
     )
     return Plot(
@@ -88,9 +89,9 @@ def _breakdown(measured: Sequence[Group]) -> Plot:
 
 
 def _stack(run: Run, colours: dict[str, str]) -> Bar:
-    phases = run["phases_ms"]
+    phases = run.phases_ms
     segments = [
-        Segment(ms, colours[phase], f"{run['contestant']}: {known(phase)} {milliseconds(ms)} ms")
+        Segment(ms, colours[phase], f"{run.contestant}: {known(phase)} {milliseconds(ms)} ms")
         for phase, ms in phases.items()
     ]
     return Bar(series(run), f"{milliseconds(sum(phases.values()))} ms", segments)
@@ -98,14 +99,14 @@ def _stack(run: Run, colours: dict[str, str]) -> Bar:
 
 def _loss(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
     """A panel for each number of ranks, all with the same axes."""
-    shown = [(nranks, [run for run in runs if run["curve"]]) for nranks, runs in measured]
+    shown = [(nranks, [run for run in runs if run.curve]) for nranks, runs in measured]
     runs = [run for _, group in shown for run in group]
-    seconds = [at for run in runs for at, _ in run["curve"]]
-    losses = [loss for run in runs for _, loss in run["curve"] if math.isfinite(loss)]
+    seconds = [at for run in runs for at, _ in run.curve]
+    losses = [loss for run in runs for _, loss in run.curve if math.isfinite(loss)]
     x = linear(say("seconds since the first step"), 0.0, max(seconds, default=1.0))
     y = linear(say("training loss"), 0.0, 1.05 * max(losses, default=1.0))
     panels = [
-        Panel(f"N={nranks}", [Line(run["curve"], colours[series(run)], [_end(run)]) for run in group], x, y)
+        Panel(f"N={nranks}", [Line(run.curve, colours[series(run)], [_end(run)]) for run in group], x, y)
         for nranks, group in shown
     ]
     apart = "" if all(map(in_step, runs)) else say(" Modes that update in another order have losses of their own.")
@@ -126,7 +127,7 @@ def _loss(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
 def _end(run: Run) -> str:
     return say(
         "{name}: {loss:#.3g} after {seconds:.1f} s",
-        name=run["contestant"],
-        loss=run["loss"]["last"],
-        seconds=run["curve"][-1][0],
+        name=run.contestant,
+        loss=run.loss.last,
+        seconds=run.curve[-1][0],
     )

@@ -6,8 +6,8 @@ from benchmarks.contestants.trainings import PEERS
 from benchmarks.page.document import Block, Bullets, Cell, Definitions, Fold, Paragraph, Report, Row, Section, Table
 from benchmarks.page.language import known, listed, say
 from benchmarks.page.reasons import reason
+from benchmarks.records.compare import CompareResults, Run
 from benchmarks.reports.compare.certificate import (
-    Results,
     certified,
     compared,
     describe,
@@ -20,13 +20,13 @@ from benchmarks.reports.compare.certificate import (
 from benchmarks.reports.compare.plots import plots
 from benchmarks.reports.compare.verdict import is_strong, verdict
 from benchmarks.reports.facts import NOISE, cluster_in_words, environment
-from benchmarks.reports.runs import Run, leads, milliseconds, rate, series
+from benchmarks.reports.runs import leads, milliseconds, rate, series
 from benchmarks.stats.interval import in_words as interval_in_words
 
 __all__ = ["cells", "columns", "how_to_read", "notes", "report", "terms", "workload"]
 
 
-def report(results: Results) -> Report:
+def report(results: CompareResults) -> Report:
     speeds = bool(groups(results))
     return Report(
         say("GradSync: parameter server against ring all-reduce"),
@@ -38,7 +38,7 @@ def report(results: Results) -> Report:
     )
 
 
-def _with_speeds(results: Results) -> list[Section]:
+def _with_speeds(results: CompareResults) -> list[Section]:
     throughput, *others = plots(groups(results))
     return [
         Section.of(throughput),
@@ -48,12 +48,12 @@ def _with_speeds(results: Results) -> list[Section]:
     ]
 
 
-def _without_speeds(results: Results) -> list[Section]:
+def _without_speeds(results: CompareResults) -> list[Section]:
     return [Section(say("Certificate"), [*_certificate(results), Bullets(_below(results))])]
 
 
-def _folded(results: Results) -> Fold:
-    steps, sizes = results["certificate"]["steps"], compared(results)
+def _folded(results: CompareResults) -> Fold:
+    steps, sizes = results.certificate.steps, compared(results)
     words = (
         say("Certificate: the same bits after {steps} steps ({sizes})", steps=steps, sizes=sizes)
         if sizes
@@ -62,8 +62,8 @@ def _folded(results: Results) -> Fold:
     return Fold(f"✓ {words}" if sizes else words, _certificate(results), "good" if sizes else "")
 
 
-def _certificate(results: Results) -> list[Block]:
-    certificate = results["certificate"]
+def _certificate(results: CompareResults) -> list[Block]:
+    certificate = results.certificate
     looks: dict[bool | str | None, str] = {True: "good", False: "bad"}
     lines = [
         Row((name, Cell(in_words(same), looks.get(same, "muted")), Cell(digest[:12], "code")))
@@ -73,15 +73,15 @@ def _certificate(results: Results) -> list[Block]:
         "Before anything is timed, all contestants train the same model from the same start. At the same N they "
         "must end with the same parameters, bit for bit."
     )
-    caption = say("Parameters after {steps} steps", steps=certificate["steps"])
+    caption = say("Parameters after {steps} steps", steps=certificate.steps)
     return [
         Paragraph(about),
         Table(caption, (say("contestant"), say("bits"), "sha256"), [lines]),
-        Bullets([*map(describe, certificate["differences"]), *remarks(results)]),
+        Bullets([*map(describe, certificate.differences), *remarks(results)]),
     ]
 
 
-def _speeds(results: Results) -> Section:
+def _speeds(results: CompareResults) -> Section:
     caption = say("Medians. Bold: the fastest of its N")
     bodies = [[Row(cells(run), strong=leads(run, runs)) for run in runs] for _, runs in groups(results)]
     figures = Table(caption, columns(), bodies, figures=True, wide=True)
@@ -114,14 +114,14 @@ def terms() -> dict[str, str]:
     }
 
 
-def workload(results: Results) -> str:
+def workload(results: CompareResults) -> str:
     """What was trained, in a sentence.
 
     Raises:
         ValueError: the runs train different things, so their speeds cannot stand side by side.
     """
-    runs = results["runs"]
-    jobs = sorted({f"{run['model']} on {run['dataset']}" for run in runs})
+    runs = results.runs
+    jobs = sorted({f"{run.model} on {run.dataset}" for run in runs})
     if len(jobs) != 1:
         raise ValueError(f"a report compares one job, these results hold {len(jobs)}: {', '.join(jobs)}")
     told = ("model", "dataset", "optimizer", "learning_rate", "seed")
@@ -132,11 +132,11 @@ def workload(results: Results) -> str:
         if strong
         else "{model} on {dataset}, batch {batch_size} per rank, {optimizer} {learning_rate:g}, seed {seed}, "
         "{steps:,} steps (first {warmup:,} not timed), {repetitions} repetitions",
-        **{key: runs[0][key] for key in told},
-        batch_size=runs[0]["batch_size"] * (runs[0]["nranks"] if strong else 1),
-        steps=runs[0]["steps"],
-        warmup=runs[0]["warmup_steps"],
-        repetitions=runs[0]["repetitions"],
+        **{key: getattr(runs[0], key) for key in told},
+        batch_size=runs[0].batch_size * (runs[0].nranks if strong else 1),
+        steps=runs[0].steps,
+        warmup=runs[0].warmup_steps,
+        repetitions=runs[0].repetitions,
     )
 
 
@@ -156,25 +156,25 @@ def columns() -> list[str]:
 
 def cells(run: Run) -> list[str]:
     """A run's line in the results table, in the order of `columns`."""
-    step, sync = run["step_ms"], run["sync_ms"]
+    step, sync = run.step_ms, run.sync_ms
     return [
         series(run),
-        str(run["nranks"]),
-        f"{rate(run['samples_per_s'])} ({interval_in_words(run['samples_per_s_interval'], rate)})",
-        f"{milliseconds(step['p50'])}/{milliseconds(step['p99'])}",
-        f"{milliseconds(sync['p50'])}/{milliseconds(sync['p99'])}",
-        milliseconds(run["wait_ms"]["p50"]),
-        f"{run['loss']['first']:#.3g}→{run['loss']['last']:#.3g}",
-        "–" if run["accuracy"] is None else f"{100 * run['accuracy']:.1f}",
+        str(run.nranks),
+        f"{rate(run.samples_per_s)} ({interval_in_words(run.samples_per_s_interval, rate)})",
+        f"{milliseconds(step.p50)}/{milliseconds(step.p99)}",
+        f"{milliseconds(sync.p50)}/{milliseconds(sync.p99)}",
+        milliseconds(run.wait_ms.p50),
+        f"{run.loss.first:#.3g}→{run.loss.last:#.3g}",
+        "–" if run.accuracy is None else f"{100 * run.accuracy:.1f}",
     ]
 
 
-def notes(results: Results) -> list[str]:
+def notes(results: CompareResults) -> list[str]:
     """What stands below the tables on a terminal."""
     return [*remarks(results), *_below(results)]
 
 
-def _below(results: Results) -> list[str]:
+def _below(results: CompareResults) -> list[str]:
     """What stands below the results: what a peer's sync is, how near the network's limit is, and who is absent."""
     others = peers(results) if groups(results) else []
     sync_of_peers = say(
@@ -183,32 +183,31 @@ def _below(results: Results) -> list[str]:
         else "{peers} exchanges gradients inside backward, so its sync is the optimizer's update alone.",
         peers=listed(others or [""]),
     )
-    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results["missing"].items()]
+    absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results.missing.items()]
     return [*([sync_of_peers] if others else []), *_network(results), *absent]
 
 
-def _network(results: Results) -> list[str]:
+def _network(results: CompareResults) -> list[str]:
     """Between emulated hosts: what the link carries, and how near to its limit each contestant is."""
-    if not (cluster := results.get("cluster")):
+    if not (cluster := results.cluster) or not (rate := cluster.stream_bytes_per_s):
         return []
-    rate, nominal = cluster["stream_bytes_per_s"], min(cluster["links_bytes_per_s"])
     lines = [
         say(
             "Emulated: {cluster}. A plain TCP stream reaches {rate:,.0f} Mbit/s, {share:.0%} of the slowest link."
             " At that speed, the bytes of a step take at least:",
             cluster=cluster_in_words(cluster),
             rate=8e-6 * rate,
-            share=rate / nominal,
+            share=rate / min(cluster.links_bytes_per_s),
         )
     ]
-    for run in results["runs"]:  # most of geo's steps exchange nothing, and what the peers do hides inside backward
-        if not run.get("mode", "").startswith("geo") and run["scheme"] not in PEERS and (least := run["least_sync_ms"]):
-            blocked = run["wait_ms"]["p50"] + run["sync_ms"]["p50"]
+    for run in results.runs:  # most of geo's steps exchange nothing, and what the peers do hides inside backward
+        if not run.mode.startswith("geo") and run.scheme not in PEERS and (least := run.least_sync_ms):
+            blocked = run.wait_ms.p50 + run.sync_ms.p50
             share = f"{least / blocked:.0%}" if blocked > least else say("the rest is hidden behind backward")
             lines.append(
                 say(
                     "{name}: {least:.1f} ms; wait and sync {blocked:.1f} ms ({share}).",
-                    name=run["contestant"],
+                    name=run.contestant,
                     least=least,
                     blocked=blocked,
                     share=share,

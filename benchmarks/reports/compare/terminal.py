@@ -8,7 +8,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.reports.compare.certificate import Results, certified, groups, holds, in_words
+from benchmarks.records.compare import CompareResults
+from benchmarks.reports.compare.certificate import certified, groups, holds, in_words
 from benchmarks.reports.compare.report import cells, columns, notes, workload
 from benchmarks.reports.compare.verdict import verdict
 from benchmarks.reports.runs import leads
@@ -16,9 +17,9 @@ from benchmarks.reports.runs import leads
 __all__ = ["print_terminal"]
 
 
-def print_terminal(results: Results, console: Console) -> None:
+def print_terminal(results: CompareResults, console: Console) -> None:
     """The whole report on a terminal of 80 columns or more."""
-    console.print(f"Certificate: the parameters after {results['certificate']['steps']} steps", style="bold")
+    console.print(f"Certificate: the parameters after {results.certificate.steps} steps", style="bold")
     console.print(_certificate_table(results))
     if groups(results):
         console.print(Text(f"Results: {workload(results)}", style="bold"))
@@ -33,7 +34,7 @@ def print_terminal(results: Results, console: Console) -> None:
         console.print(Text(line, style="bold" if holds(results) else "bold red"))
 
 
-def _certificate_table(results: Results) -> Table:
+def _certificate_table(results: CompareResults) -> Table:
     table = Table("contestant", "bits", "sha256", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     colours: dict[bool | str | None, str] = {True: "green", False: "bold red"}
     for line in certified(results):
@@ -42,7 +43,7 @@ def _certificate_table(results: Results) -> Table:
     return table
 
 
-def _results_table(results: Results, *, gap: int) -> Table:
+def _results_table(results: CompareResults, *, gap: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
     names = [cells(run)[0] for _, runs in groups(results) for run in runs]  # they break between words only
     for number, title in enumerate(columns()):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from benchmarks.contestants.trainings import PEERS, TORCH
 from benchmarks.page.language import listed, say
-from benchmarks.reports.compare.certificate import Results, certified, compared, describe, groups, holds, peers
-from benchmarks.reports.runs import Group, Run, fastest, in_step, races, rate, series
-from benchmarks.stats.interval import measured
+from benchmarks.records.compare import CompareResults, Run
+from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, peers
+from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series
 
 __all__ = ["is_strong", "verdict"]
 
 
-def verdict(results: Results) -> list[str]:
+def verdict(results: CompareResults) -> list[str]:
     """The outcome in plain sentences: the bits first, then who is fastest, then how it scales."""
     if not holds(results):
         return _failed(results)
-    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.get("interrupted") else []
+    cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
     bits = [_bits(results)]
     if others := peers(results):
         bits.append(
@@ -31,7 +31,7 @@ def verdict(results: Results) -> list[str]:
         return [*bits, say("No speed was measured.")]
     racing = [(nranks, [run for run in runs if races(run)]) for nranks, runs in measured]
     several = [(nranks, runs) for nranks, runs in racing if nranks > 1 and runs]
-    alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run["scheme"] == "local"]
+    alone = [run for nranks, runs in measured for run in runs if nranks == 1 and run.scheme == "local"]
     scaling = [_scaling(group, alone[0], results) for group in several if alone]
     apart = [(nranks, [run for run in runs if not in_step(run)]) for nranks, runs in measured]
     return [
@@ -44,19 +44,19 @@ def verdict(results: Results) -> list[str]:
     ]
 
 
-def _bits(results: Results) -> str:
+def _bits(results: CompareResults) -> str:
     if not compared(results):
         return say("No two of ours have the same N, so there are no bits to compare.")
     return say(
         "Same bits: after {steps} steps, all contestants with the same N hold identical parameters.",
-        steps=results["certificate"]["steps"],
+        steps=results.certificate.steps,
     )
 
 
 def _in_torch(measured: list[Group]) -> list[str]:
     """PyTorch's own kernels compute, so its speed says little of how it synchronises."""
-    found = {nranks: run for nranks, runs in measured for run in runs if run["scheme"] == TORCH}
-    speeds = [say("{rate} at N={nranks}", rate=rate(run["samples_per_s"]), nranks=n) for n, run in found.items()]
+    found = {nranks: run for nranks, runs in measured for run in runs if run.scheme == TORCH}
+    speeds = [say("{rate} at N={nranks}", rate=rate(run.samples_per_s), nranks=n) for n, run in found.items()]
     if not speeds:
         return []
     return [
@@ -71,7 +71,7 @@ def _in_torch(measured: list[Group]) -> list[str]:
 def _apart(group: Group) -> str:
     """Those who compute something else."""
     nranks, runs = group
-    speeds = [f"{series(run)} {say('{rate} samples/s', rate=rate(run['samples_per_s']))}" for run in runs]
+    speeds = [f"{series(run)} {say('{rate} samples/s', rate=rate(run.samples_per_s))}" for run in runs]
     return say(
         "N={nranks}, not ranked, because these modes update in another order by design: {speeds}.",
         nranks=nranks,
@@ -79,23 +79,23 @@ def _apart(group: Group) -> str:
     )
 
 
-def _failed(results: Results) -> list[str]:
-    certificate = results["certificate"]
+def _failed(results: CompareResults) -> list[str]:
+    certificate = results.certificate
     wrong = [line.contestant for line in certified(results) if line.same is False]
     outcome = (
         say("The bits are the same, but too far from one process on the whole batch.")
-        if certificate["identical"] and not wrong
+        if certificate.identical and not wrong
         else say(
             "The bits are NOT the same: after {steps} steps the parameters of {names} differ."
             if wrong
             else "The bits are NOT the same: after {steps} steps the parameters of some contestant differ.",
-            steps=certificate["steps"],
+            steps=certificate.steps,
             names=listed(wrong) if wrong else "",
         )
     )
     return [
         outcome + say(" No speed is shown: a wrong result has none worth comparing."),
-        *(say("First difference: {what}.", what=describe(found)) for found in certificate["differences"][:1]),
+        *(say("First difference: {what}.", what=describe(found)) for found in certificate.differences[:1]),
     ]
 
 
@@ -103,12 +103,12 @@ def _race(group: Group) -> str:
     """Who is fastest, and by how much over the best contestant of another scheme."""
     nranks, runs = group
     first = fastest(runs)
-    winner = {"nranks": nranks, "name": series(first), "rate": rate(first["samples_per_s"])}
-    rivals = [run for run in runs if run["scheme"] != first["scheme"]]
+    winner = {"nranks": nranks, "name": series(first), "rate": rate(first.samples_per_s)}
+    rivals = [run for run in runs if run.scheme != first.scheme]
     if not rivals:
         return say("N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.", **winner)
     second = fastest(rivals)
-    rival = {"rival": series(second), "rival_rate": rate(second["samples_per_s"])}
+    rival = {"rival": series(second), "rival_rate": rate(second.samples_per_s)}
     if _tied(first, second):
         return say(
             "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
@@ -116,32 +116,32 @@ def _race(group: Group) -> str:
             **rival,
         )
     tied = [series(run) for run in runs if run is not first and _tied(first, run)]
-    once = min(first["repetitions"], second["repetitions"]) < 2
+    once = min(first.repetitions, second.repetitions) < 2
     return say(
         "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}){once}.",
         **winner,
         **rival,
         also=say(", within noise of {names}", names=listed(tied)) if tied else "",
-        lead=first["samples_per_s"] / second["samples_per_s"] - 1,
+        lead=first.samples_per_s / second.samples_per_s - 1,
         once=say("; its noise is unknown") if once else "",
     )
 
 
 def _tied(one: Run, other: Run) -> bool:
-    return not measured(one, "samples_per_s").against(measured(other, "samples_per_s"))
+    return not one.rate.against(other.rate)
 
 
-def is_strong(results: Results) -> bool:
-    """Whether all ranks share one batch; earlier results don't say, and were weak."""
-    return bool(results.get("scaling") == "strong")
+def is_strong(results: CompareResults) -> bool:
+    """Whether all ranks share one batch."""
+    return results.scaling == "strong"
 
 
-def _scaling(group: Group, alone: Run, results: Results) -> str:
+def _scaling(group: Group, alone: Run, results: CompareResults) -> str:
     """The fastest of N ranks against one process alone, both in Paddle: PyTorch has kernels of its own."""
     nranks, runs = group
-    cores = results["environment"]["cores"]
+    cores = results.environment.cores
     best = fastest(runs)
-    speedup = best["samples_per_s"] / alone["samples_per_s"]
+    speedup = best.samples_per_s / alone.samples_per_s
     return say(
         "N={nranks}: {name} steps through the same batch {speedup:.2f} times as fast as one process, {share:.0%} "
         "of linear speed-up{crowded}."

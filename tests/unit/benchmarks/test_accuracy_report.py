@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.page.charts import Bar, Bars, Line, Lines
-from benchmarks.page.document import Plot, plots_of
-from benchmarks.reports.accuracy import report, verdict
+from benchmarks.page.document import Plot
 from benchmarks.reports.accuracy.entries import Spread, entries
-from benchmarks.reports.writing import to_html, to_markdown
-from tests.support.typed_results import completed
+from tests.support.reporting import plots, to_html, to_markdown, verdict
+from tests.support.typed_results import completed, typed
 
 Results = dict[str, Any]
 
@@ -161,13 +160,9 @@ def test_a_spread_is_median_least_and_greatest() -> None:
 
 def test_points_of_a_curve_are_medians_in_bands(good: Results) -> None:
     good["runs"][0]["points"][0]["accuracy"] = 0.7
-    curve = entries(good)[0][0].curve("accuracy")
+    curve = entries(typed(good))[0][0].curve("accuracy")
     assert [at for at, _ in curve] == pytest.approx([10, 20, 30])
     assert curve[0][1] == (0.8, 0.7, 0.8)
-
-
-def plots(results: Results) -> list[Plot]:
-    return plots_of(report(results).sections)
 
 
 def bars_of(plot: Plot) -> list[Bar]:

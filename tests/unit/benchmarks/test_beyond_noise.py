@@ -9,12 +9,11 @@ from statistics import median
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from benchmarks.netlab.config import ClusterConfig
+from benchmarks.records.crossover import Cell
 from benchmarks.records.result_files import plain
-from benchmarks.reports import compare as report
-from benchmarks.reports import script as script_report
-from benchmarks.reports import sweep as sweep_report
 from benchmarks.reports.crossover import winner
 from benchmarks.reports.recommendation import recommend
 from benchmarks.stats.agreement import agreement
@@ -22,6 +21,7 @@ from benchmarks.stats.interval import interval
 from benchmarks.verbs.diff import changes, figures
 from tests.support import compare_samples as compare
 from tests.support import sweep_samples as sweep
+from tests.support.reporting import verdict
 from tests.support.sweep_samples import row_of
 from tests.support.typed_results import typed
 from tests.unit.benchmarks import test_crossover as crossover
@@ -85,45 +85,45 @@ def without_rounds(results: Results) -> Results:
 
 
 def test_of_a_training() -> None:
-    told = "\n".join(report.verdict(a_training()))
+    told = "\n".join(verdict(a_training()))
     assert "N=2: ring/shm (556 samples/s) is the fastest, 5.0% ahead of ps/shm (529)." in told
-    assert "within noise of each other" in "\n".join(report.verdict(without_rounds(a_training())))
+    assert "within noise of each other" in "\n".join(verdict(without_rounds(a_training())))
 
 
 def test_of_a_program() -> None:
-    told = "\n".join(script_report.verdict(a_program()))
+    told = "\n".join(verdict(a_program()))
     assert "ring/shm is the fastest with 180.0 ms a step; ps/shm 189.0 ms (5.0% slower)" in told
-    older = "\n".join(script_report.verdict(without_rounds(a_program())))
+    older = "\n".join(verdict(without_rounds(a_program())))
     assert "ring/shm has the lowest median, 180.0 ms a step; ps/shm 189.0 ms (within noise of it)" in older
 
 
 def test_of_a_sweep() -> None:
-    told = "\n".join(sweep_report.verdict(a_sweep()))
+    told = "\n".join(verdict(a_sweep()))
     assert "1.05 times faster than mpi" in told
-    assert "within noise of mpi" in "\n".join(sweep_report.verdict(without_rounds(a_sweep())))
+    assert "within noise of mpi" in "\n".join(verdict(without_rounds(a_sweep())))
 
 
 def test_of_a_map() -> None:
-    assert winner(a_map()["cells"][0]) == "ring"
-    assert winner(without_rounds(a_map())["cells"][0]) == ""
+    assert winner(typed(a_map()).cells[0]) == "ring"
+    assert winner(typed(without_rounds(a_map())).cells[0]) == ""
 
 
 def test_of_a_map_that_was_interrupted_in_mid_round() -> None:
     cluster = ClusterConfig(hosts=2, link="1gbit")
     found = cell(cluster, 2, 1, 10**6, [1e8] * 8, [*times(1), 1e6], times(LEAD))
-    assert (found["rounds"], winner(found)) == (7, "ring")
+    assert (found["rounds"], winner(convert(found, Cell))) == (7, "ring")
     assert found["ring"]["time_ms_interval"][1] < 1e6
 
 
 def test_of_a_job() -> None:
-    environment = a_training()["environment"]
-    told = recommend([("A", a_training()), ("B", a_program())], environment)
+    environment = typed(a_training()).environment
+    told = recommend([("A", typed(a_training())), ("B", typed(a_program()))], environment)
     assert (
         told[0].endswith("It is faster in 2 of 2 comparisons on several ranks, by 5% (B, N=2).") or "by 5%" in told[0]
     )
     assert "1.50 times as fast (B, N=2)" in told[1]
     assert "two equals look apart in 1 of 64 cases" in told[2]
-    older = recommend([("A", without_rounds(a_training()))], environment)
+    older = recommend([("A", typed(without_rounds(a_training())))], environment)
     assert "the two are within noise of each other" in older[0]
 
 

@@ -24,14 +24,13 @@ from benchmarks.netlab.config import ClusterConfig
 from benchmarks.operations import settings
 from benchmarks.operations.settings import Setting
 from benchmarks.page.charts import HeatMap
-from benchmarks.page.document import plots_of
 from benchmarks.records.result_files import plain
-from benchmarks.reports.crossover import report, verdict, winner
+from benchmarks.reports import crossover
 from benchmarks.reports.crossover_terminal import print_terminal
-from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.crossover import Contestants, Crossover, cost, run_crossover
 from common.errors import CertificateFailed, UsageError
 from tests.support.groups import LEAST_OF_LINK
+from tests.support.reporting import plots, to_html, to_markdown, verdict
 from tests.support.typed_results import completed, load, typed
 
 needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
@@ -283,10 +282,14 @@ def test_the_verdict_says_who_wins_where_and_by_how_much(results: dict[str, Any]
     ]
 
 
+def winner_of(cell: dict[str, Any]) -> str:
+    return crossover.winner(typed(results_of(cell)).cells[0])
+
+
 def test_spreads_that_overlap_are_noise() -> None:
-    assert winner(made("1gbit", 1, MB, 1.0, 1.5)) == "ring"
-    assert winner(made("1gbit", 1, MB, 1.5, 1.0)) == "ps"
-    assert winner(made("1gbit", 1, MB, 1.0, 1.5, spread=0.21)) == ""
+    assert winner_of(made("1gbit", 1, MB, 1.0, 1.5)) == "ring"
+    assert winner_of(made("1gbit", 1, MB, 1.5, 1.0)) == "ps"
+    assert winner_of(made("1gbit", 1, MB, 1.0, 1.5, spread=0.21)) == ""
     assert verdict(results_of(made("1gbit", 1, MB, 0.015, 0.016, spread=0.2)))[1:] == [
         "N=4, 1 server: both are within noise of each other at every size and link measured."
     ]
@@ -294,7 +297,7 @@ def test_spreads_that_overlap_are_noise() -> None:
 
 
 def test_the_map_shows_every_cell(results: dict[str, Any]) -> None:
-    (plot,) = plots_of(report(results).sections)
+    (plot,) = plots(results)
     assert plot.name.startswith("crossover-")
     assert isinstance(plot.chart, HeatMap)
     one, four = plot.chart.tables
@@ -314,10 +317,10 @@ def test_the_map_shows_every_cell(results: dict[str, Any]) -> None:
 
 def test_every_output_holds_the_verdict_and_the_figures(results: dict[str, Any]) -> None:
     screen, narrow = StringIO(), StringIO()
-    print_terminal(results, Console(file=narrow, width=80))
+    print_terminal(typed(results), Console(file=narrow, width=80))
     assert max(map(len, narrow.getvalue().splitlines())) <= 80
     assert "…" not in narrow.getvalue()
-    print_terminal(results, Console(file=screen, width=200))
+    print_terminal(typed(results), Console(file=screen, width=200))
     html = to_html(results)
     for text in (screen.getvalue(), to_markdown(results), html):
         words = " ".join(text.split())

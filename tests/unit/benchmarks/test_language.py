@@ -25,12 +25,13 @@ from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page import language
 from benchmarks.page.language import LANGUAGES, catalogue, known, say, speaking
 from benchmarks.page.reasons import reason
-from benchmarks.reports.writing import to_html, to_markdown, write_report
+from benchmarks.reports.writing import write_report
 from benchmarks.verbs.report import ReportConfig, report_again
 from benchmarks.verbs.suite import SuiteConfig, command_of
 from common.errors import DataError, UsageError
 from tests.support.compare_samples import Page
 from tests.support.report_samples import every_job, every_sample
+from tests.support.reporting import to_html, to_markdown
 from tests.support.typed_results import typed
 from tests.unit.benchmarks.test_suite_report import a_compare, a_suite
 

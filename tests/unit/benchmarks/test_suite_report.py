@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reports.kinds import report_of
 from benchmarks.reports.recommendation import races_in
-from benchmarks.reports.suite import verdict
-from benchmarks.reports.writing import to_html, to_markdown
-from common.errors import UsageError
 from tests.support.compare_samples import Page, a_run, results_of
+from tests.support.reporting import to_html, to_markdown, verdict
 from tests.support.sweep_samples import sample as a_sweep
-from tests.support.typed_results import completed
+from tests.support.typed_results import completed, typed
 
 
 def a_script() -> dict[str, Any]:
@@ -44,7 +41,7 @@ def a_script() -> dict[str, Any]:
 def test_one_rank_is_no_race_between_schemes() -> None:
     program = a_script()
     program["runs"] += [{**run, "nranks": 1, "contestant": f"{run['scheme']} N=1"} for run in program["runs"]]
-    assert [race.where for race in races_in("T", program)] == ["T, N=2"]
+    assert [race.where for race in races_in("T", typed(program))] == ["T, N=2"]
 
 
 def a_compare() -> dict[str, Any]:
@@ -172,8 +169,3 @@ def test_markdown_folds_the_parts(suite: dict[str, Any]) -> None:
     assert text.count(" in figures</summary>") == 4
     assert text.count("<details>") == text.count("</details>") == 4 + 3  # with the certificates
     assert "| paddle N=2 | 150.0 | 145.0–155.0 | 1.00x |" in text
-
-
-def test_another_kind_of_results_is_named() -> None:
-    with pytest.raises(UsageError, match="unknown kind of results 'swep'; did you mean 'sweep'"):
-        report_of({**a_compare(), "kind": "swep"})

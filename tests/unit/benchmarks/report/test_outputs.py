@@ -7,10 +7,8 @@ import re
 import pytest
 
 from benchmarks.page.charts import Bars, Lines
-from benchmarks.page.document import plots_of
-from benchmarks.reports.compare import report
-from benchmarks.reports.writing import to_html, to_markdown
-from tests.support.compare_samples import Page, Results, a_run, results_of, terminal
+from tests.support.compare_samples import Page, Results, a_run, results_of
+from tests.support.reporting import plots, terminal, to_html, to_markdown
 
 
 class TestTerminal:
@@ -115,4 +113,4 @@ class TestHtml:
 
 
 def charts(results: Results) -> list[object]:
-    return [plot.chart for plot in plots_of(report(results).sections)]
+    return [plot.chart for plot in plots(results)]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reports.compare import verdict
-from benchmarks.reports.compare.certificate import certified, groups
+from benchmarks.reports.compare import certificate
+from benchmarks.reports.compare.certificate import Certified
 from benchmarks.reports.compare.report import workload
-from benchmarks.reports.writing import to_html, to_markdown
-from tests.support.compare_samples import Results, a_run, results_of, strong, terminal
+from tests.support.compare_samples import Results, a_run, results_of, strong
+from tests.support.reporting import terminal, to_html, to_markdown, verdict
+from tests.support.typed_results import typed
 
 
 @pytest.fixture
@@ -26,6 +27,10 @@ def failed(good: Results) -> Results:
         {**found, "parameter": "conv1.bias", "max_abs": 2e-5},
     ]
     return good
+
+
+def certified(results: Results) -> list[Certified]:
+    return certificate.certified(typed(results))
 
 
 def all_outputs(results: Results) -> dict[str, str]:
@@ -107,7 +112,7 @@ class TestFailedCertificate:
     def test_other_digests_outweigh_the_word_identical(self, good: Results) -> None:
         good["certificate"]["schemes"]["ps N=4"] = "0" * 64
         assert "NOT the same" in verdict(good)[0]
-        assert not groups(good)
+        assert not certificate.groups(typed(good))
 
     def test_too_far_from_the_whole_batch(self, good: Results) -> None:
         good["certificate"]["passed"] = False
@@ -197,10 +202,10 @@ def test_strong_scaling_is_one_batch_for_all_and_speed_up(good: Results) -> None
     assert in_torch == ("torch-ddp is not ranked, because it computes with PyTorch's kernels. Samples/s: 1,700 at N=2.")
     told = "N=2: ring/shm steps through the same batch 1.60 times as fast as one process, 80% of linear speed-up."
     assert scaling == told
-    assert workload(results).startswith(
+    assert workload(typed(results)).startswith(
         "mnist-cnn on digits, batch 64 shared by all ranks (strong scaling), adam 0.001"
     )
-    assert workload(good).startswith("mnist-cnn on digits, batch 32 per rank, adam")
+    assert workload(typed(good)).startswith("mnist-cnn on digits, batch 32 per rank, adam")
     for text in all_outputs(results).values():
         plain = " ".join(unescape(text).split())
         assert "paddle and torch-ddp exchange gradients inside backward, so their sync is" in plain

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.page.charts import Lines
-from benchmarks.page.document import plots_of
-from benchmarks.reports.sweep import report, verdict
-from benchmarks.reports.writing import to_html, to_markdown
+from tests.support.reporting import plots, to_html, to_markdown, verdict
 from tests.support.sweep_samples import row_of, sample
 
 
@@ -29,7 +27,7 @@ def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
     ]
     text = to_markdown(found)
     assert "| 100 MB | shm | 200 | 100–400 | 0.5 | 0.75 | 50% | 0 |" in text
-    (plot,) = plots_of(report(found).sections)
+    (plot,) = plots(found)
     assert isinstance(plot.chart, Lines)
     lines = dict(zip([key.label for key in plot.legend], plot.chart.panels[0].lines, strict=True))
     assert [x for x, _ in lines["shm"].points] == [4096, 1 << 20, 10**8]
@@ -43,7 +41,7 @@ def test_wrong_sums_have_no_speed() -> None:
     found = sample()
     found["rows"][0]["wrong"] = 3
     assert verdict(found)[0] == "The sums are WRONG from shm N=4; no speed is shown."
-    assert not plots_of(report(found).sections)
+    assert not plots(found)
     for text in (to_markdown(found), to_html(found)):
         assert "WRONG" in text
         assert "550" not in text

@@ -17,12 +17,11 @@ from benchmarks.operations.measured import Measured
 from benchmarks.operations.rows import rows_of as typed_rows
 from benchmarks.records.result_files import plain
 from benchmarks.records.sweep import Waiting
-from benchmarks.reports.sweep import verdict
-from benchmarks.reports.writing import to_html, to_markdown
 from benchmarks.verbs.sweep import make_round, measure_waiting, waits
 from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory
+from tests.support.reporting import to_html, to_markdown, verdict
 from tests.support.sweep_samples import results_of, sample
 
 
