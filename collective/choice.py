@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collective.algorithms.hierarchical import neighbours, ranks_each
 from common.errors import UsageError, choose
 
-__all__ = ["ALGORITHMS", "BACKENDS", "Place", "Topology", "choose_backend", "topology_of"]
+__all__ = ["ALGORITHMS", "BACKENDS", "MeetingPlace", "Topology", "choose_backend", "topology_of"]
 
 BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
 ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
@@ -29,17 +29,17 @@ TAKEN: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class MeetingPlace:
     """Where ranks meet: the host's part of a rendezvous, and whether that is this host."""
 
     host: str
     local: bool
 
     @classmethod
-    def of(cls, rendezvous: str) -> Place:
+    def of(cls, rendezvous: str) -> MeetingPlace:
         """
-        >>> Place.of("[::1]:8600"), Place.of("unix-abstract:x").local
-        (Place(host='::1', local=True), True)
+        >>> MeetingPlace.of("[::1]:8600"), MeetingPlace.of("unix-abstract:x").local
+        (MeetingPlace(host='::1', local=True), True)
         """
         host = rendezvous.rpartition(":")[0].strip("[]")
         return cls(host, rendezvous.startswith("unix") or host in ("127.0.0.1", "localhost", "::1"))
@@ -54,7 +54,7 @@ class Topology:
     linked: Sequence[int] = ()  # ranks with which it exchanges data over TCP
 
 
-def choose_backend(backend: str, algorithm: str, device: str, place: Place) -> str:
+def choose_backend(backend: str, algorithm: str, device: str, place: MeetingPlace) -> str:
     """What `auto` means, or the backend itself.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm
 from collective.build import build, build_alone
 from collective.calls import Array, Label
-from collective.choice import Place, choose_backend, topology_of
+from collective.choice import MeetingPlace, choose_backend, topology_of
 from collective.membership.liveness import Mesh
 from collective.membership.meeting import Meeting
 from collective.nccl.seat import NcclSeat, check_device
@@ -233,7 +233,7 @@ def connect(
         raise UsageError(f"timeout must be positive, in seconds (got {timeout})")
     choose("checksum", checksum, CHECKSUMS)
     check_device(device)
-    place = Place.of(rendezvous)
+    place = MeetingPlace.of(rendezvous)
     backend = choose_backend(backend, algorithm, device, place)
     seat = NcclSeat(rank, device, nccl_binding, local=place.local) if backend.startswith("nccl") else None
     if nranks == 1:
@@ -255,7 +255,7 @@ def alone(backend: str, algorithm: str, seat: NcclSeat | None, timeout: float) -
     return seat.join(Mesh(0, {}, timeout=timeout), [seat.note], ring=ring)
 
 
-def reached_at(place: Place, backend: str) -> str:
+def reached_at(place: MeetingPlace, backend: str) -> str:
     """This host's address as the other ranks reach it; "" if they do through Unix sockets."""
     if not place.local:
         return own_host(place.host)

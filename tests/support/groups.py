@@ -180,10 +180,12 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
         listeners = [stack.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}")) for _ in range(nranks)]
 
         def join(rank: int) -> Group:
-            layout = topology_of(kind, algorithm or "direct", rank, hosts_of(nranks))
-            addresses = [x.local_address if r in layout.local else x.address for r, x in enumerate(listeners)]
-            mesh, connections = build_mesh(rank, addresses, listeners[rank], token, data=layout.linked, timeout=timeout)
-            return Group(build(kind, layout, mesh, connections), backend=kind)
+            topology = topology_of(kind, algorithm or "direct", rank, hosts_of(nranks))
+            addresses = [x.local_address if r in topology.local else x.address for r, x in enumerate(listeners)]
+            mesh, connections = build_mesh(
+                rank, addresses, listeners[rank], token, data=topology.linked, timeout=timeout
+            )
+            return Group(build(kind, topology, mesh, connections), backend=kind)
 
         return on_threads(nranks, join)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from collective.choice import ALGORITHMS, BACKENDS, Place, Topology, choose_backend, topology_of
+from collective.choice import ALGORITHMS, BACKENDS, MeetingPlace, Topology, choose_backend, topology_of
 from common.errors import UsageError
 
-HERE, AWAY = Place.of("unix-abstract:x"), Place.of("10.0.0.1:8600")
+HERE, AWAY = MeetingPlace.of("unix-abstract:x"), MeetingPlace.of("10.0.0.1:8600")
 SHM_AWAY = "backend shm needs all ranks on one host, the rendezvous is at 10.0.0.1; use tcp"
 ONE_HOST, ALIKE, UNEQUAL, APART = ["a"] * 4, ["a", "a", "b", "b"], ["a", "a", "a", "b"], ["a", "b", "c", "d"]
 
@@ -28,7 +28,7 @@ ONE_HOST, ALIKE, UNEQUAL, APART = ["a"] * 4, ["a", "a", "b", "b"], ["a", "a", "a
         ("nccl-ring", "ring", "gpu:0", HERE, "nccl-ring"),
     ],
 )
-def test_the_backend(backend: str, algorithm: str, device: str, place: Place, taken: str) -> None:
+def test_the_backend(backend: str, algorithm: str, device: str, place: MeetingPlace, taken: str) -> None:
     assert choose_backend(backend, algorithm, device, place) == taken
 
 
@@ -61,7 +61,7 @@ def test_the_backend(backend: str, algorithm: str, device: str, place: Place, ta
         ("tcp", "star", "auto", HERE, f"unknown algorithm 'star' (known: {', '.join(ALGORITHMS)})"),
     ],
 )
-def test_what_does_not_go_together(backend: str, algorithm: str, device: str, place: Place, why: str) -> None:
+def test_what_does_not_go_together(backend: str, algorithm: str, device: str, place: MeetingPlace, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_backend(backend, algorithm, device, place)
     assert str(caught.value) == why
@@ -105,4 +105,4 @@ def test_the_algorithm_and_who_is_connected_with_rank_2(
     ],
 )
 def test_where_ranks_meet(rendezvous: str, host: str, local: bool) -> None:
-    assert Place.of(rendezvous) == Place(host, local)
+    assert MeetingPlace.of(rendezvous) == MeetingPlace(host, local)
