@@ -15,6 +15,7 @@ import pytest
 
 from common.errors import UsageError
 from common.launch import job as launch
+from common.launch import servers as servers_module
 from common.launch.cli import run_command
 from common.launch.job import Job
 from common.launch.servers import start_servers, wait_for_file
@@ -98,8 +99,8 @@ def test_a_signal_while_processes_are_ended_comes_after_that(
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
 
     def end() -> None:
-        with Job() as job:
-            monkeypatch.setattr(job, "_end_all", lambda: [signal.raise_signal(number), ended.append(True)])
+        with Job():
+            monkeypatch.setattr(launch, "end_all", lambda *_: [signal.raise_signal(number), ended.append(True)])
 
     with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
         end()
@@ -138,7 +139,7 @@ def test_servers_listen_one_after_the_other(
     first: str, expected: list[list[str]], insecure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(launch, "wait_for_file", lambda path, job, timeout: path.name)
+    monkeypatch.setattr(servers_module, "wait_for_file", lambda path, job, timeout: path.name)
     with Job() as job:
         monkeypatch.setattr(job, "start", lambda name, command, log, environment: commands.append(command))
         assert start_servers(job, 2, nranks=4, timeout=3.0, first=first, insecure=insecure) == ["server-0", "server-1"]
