@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ __all__ += ["write_results"]
 
 SCHEMA = 1  # the version that every kind has so far
 AnyResults = PartResults | SuiteResults
-DECODER: msgspec.json.Decoder[AnyResults] = msgspec.json.Decoder(AnyResults)
+# Written and parsed by json: a training that diverged has losses of NaN, for which msgspec writes null.
 
 
 class Sort(msgspec.Struct):
@@ -41,7 +42,8 @@ def read(path: Path) -> AnyResults:
     if sort.schema != SCHEMA:
         raise DataError(f"{path} has schema {sort.schema}, this version reads {SCHEMA}; use the one that wrote it")
     try:
-        return DECODER.decode(content)
+        found: AnyResults = msgspec.convert(content, AnyResults, str_keys=True)
+        return found
     except msgspec.ValidationError as exc:
         raise DataError(f"{path} breaks the schema of its kind: {exc}") from exc
 
@@ -56,21 +58,22 @@ def sort_of(path: Path) -> str:
     return sort.kind if sort else ""
 
 
-def _look_at(path: Path) -> tuple[bytes, Sort | None]:
+def _look_at(path: Path) -> tuple[object, Sort | None]:
     try:
-        content = path.read_bytes()
-        return content, msgspec.json.decode(content, type=Sort)
+        content = json.loads(path.read_bytes())
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise DataError(f"{path} is not JSON: {exc}") from exc
+    try:
+        return content, msgspec.convert(content, Sort)
     except msgspec.ValidationError:
         return content, None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise DataError(f"{path} is not JSON: {exc}") from exc
 
 
 def plain(results: msgspec.Struct) -> dict[str, Any]:
     """As whoever reads the file with a JSON parser has it."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(results))
+    found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(results, str_keys=True)))
     return found
 
 
@@ -102,10 +105,10 @@ def write_results(results: AnyResults, path: Path, history: Path | None) -> None
     Raises:
         GradSyncError: they break their schema; then they are in `path` only.
     """
-    text = msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"
+    text = (json.dumps(plain(results), indent=1) + "\n").encode()
     path.write_bytes(text)
     try:
-        msgspec.json.decode(text, type=type(results))
+        msgspec.convert(json.loads(text), type(results), str_keys=True)
     except msgspec.ValidationError as exc:
         raise GradSyncError(f"{path} breaks the schema of its kind and is not for use: {exc}") from exc
     if history is None:

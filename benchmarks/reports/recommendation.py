@@ -212,7 +212,7 @@ def against(race: Race, peer: str) -> str:
 
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, PartResults]]) -> Iterator[str]:
-    """What a faster synchronisation could still gain, and how near it is to what the machine allows."""
+    """What faster communication could still gain, and how near it is to what the machine allows."""
     if shares := [(race.computing, race.where) for race in races if race.computing is not None]:
         yield say(
             "Headroom: the fastest contestant computes for {shares} of a step. A faster scheme can only save the "

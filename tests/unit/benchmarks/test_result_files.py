@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.records.compare import CompareResults
 from benchmarks.records.result_files import check_history, plain, read, sort_of, write_results
+from benchmarks.reports.writing import write_report
 from benchmarks.verbs.results import ResultsConfig, list_results, to_markdown, verdict
 from common.errors import DataError, GradSyncError, UsageError
+from tests.support.compare_samples import a_run, results_of
 from tests.support.groups import ROOT
 from tests.support.typed_results import completed, typed
 
@@ -53,7 +57,12 @@ def test_what_is_written_is_what_was_read(results: Results, tmp_path: Path) -> N
     [
         (SWEEP, ("rows", 1, "time_ms"), "5", "Expected `float`, got `str` - at `$.rows[1].time_ms`"),
         (SWEEP, ("rows", 0, "time_ms"), -1, "Expected `float` > 0.0 - at `$.rows[0].time_ms`"),
-        (SWEEP, ("rows", 0, "time_ms_interval"), [1], "Expected `array` of length 2 - at `$.rows[0].time_ms_interval`"),
+        (
+            SWEEP,
+            ("rows", 0, "time_ms_interval"),
+            [1],
+            "Expected `array` of length 2, got 1 - at `$.rows[0].time_ms_interval`",
+        ),
         (SWEEP, ("rows", 0), {}, "missing required field `backend` - at `$.rows[0]`"),
         (SCRIPT, ("certificate", "ours"), None, "Expected `array`, got `null` - at `$.certificate.ours`"),
         (COMPARE, ("created",), "yesterday", "at `$.created`"),
@@ -139,6 +148,20 @@ def test_the_list_says_what_where_when_and_the_verdict(folder: Path, tmp_path: P
     assert f"[report.html]({at}/three/report.html), [report.md]({at}/three/report.md), [results.json]" in text
     assert f"| 2026-11-21 08:30 UTC | [sweep]({at}/history/2026" in text
     assert "trace" not in text
+
+
+def test_a_training_that_diverged_is_kept_and_reported(tmp_path: Path) -> None:
+    run = {
+        **a_run("ps N=2", 900),
+        "loss": {"first": 2.3, "last": float("nan")},
+        "curve": [[0.0, 2.3], [1.0, float("nan")]],
+    }
+    write_results(typed(results_of(run)), tmp_path / "results.json", None)
+    found = read(tmp_path / "results.json")
+    assert isinstance(found, CompareResults)
+    assert math.isnan(found.runs[0].loss.last)
+    write_report(found, tmp_path, "report", "en")
+    assert "2.30→nan" in (tmp_path / "report.md").read_text()
 
 
 def test_wrong_results_have_no_speed() -> None:
