@@ -19,7 +19,8 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+
+import psutil
 
 from benchmarks.netlab.hosts import FIRST_PORT, PORTS_EACH
 from common.errors import UsageError
@@ -157,7 +158,7 @@ def remove_namespaces_of_the_dead() -> None:
     """Of runs that were killed before they could."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=COMMAND_S, check=False)
     for found in NAMESPACE.finditer(listed.stdout):
-        if not Path("/proc", found[1]).exists():
+        if not psutil.pid_exists(int(found[1])):
             _remove(found[0])
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from msgspec import convert
+import msgspec
+from msgspec import convert, structs
 
 from benchmarks.contestants.trainings import PEERS, TORCH, Contestant
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.records.compare import RankRecord
+from benchmarks.training.tasks import Evaluate, HandOver, Serve, Task, TorchTrain, Train, Training
 from benchmarks.training.watched import Watch
 from common.errors import GradSyncError, PeerError, error_from_name
 from common.launch.config import TrainingConfig
@@ -37,9 +39,9 @@ class Worker:
         assert self.process.stdout
         return self.process.stdout
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, task: Task) -> None:
         assert self.process.stdin
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.write(msgspec.json.encode(task) + b"\n")
         self.process.stdin.flush()
 
     def hear(self, expected: str) -> Any:
@@ -134,30 +136,31 @@ class WorkerPool:
         traced = trace is not None and contestant.scheme not in PEERS
         parts = tempfile.mkdtemp(dir=self._job.scratch) if traced else None
         addresses = self._begin_serving(servers, contestant.nranks, config.timeout, parts)
-        common = {
-            "role": "rank",
-            "scheme": contestant.scheme,
-            "backend": contestant.backend,
-            "mode": contestant.mode,
-            "sharded": contestant.sharded,
-            "nranks": contestant.nranks,
-            "servers": addresses,
-            "rendezvous": self._hosts.meeting_place(),
-            "training": _plain(config),
-            "warmup_steps": warmup_steps,
-            "evaluate": evaluate,
-            "watch": watch.to_json() if watch else None,
-            "trace": parts,
-            "endpoints": [],
-        }
-        ranks = self._ranks[: contestant.nranks]
-        if contestant.scheme == "paddle" and contestant.nranks > 1:
-            ranks, common["endpoints"] = self._paddle_group(contestant.nranks)
-        elif contestant.scheme == TORCH:
+        training, kept = Training.of(config), str(keep) if keep else None
+        if contestant.scheme == TORCH:
             ranks = self._torch_ranks(contestant.nranks)
-            common |= self._handed_over(config, contestant.nranks)
+            task: Train | TorchTrain = self._handed_over(training, contestant.nranks, warmup_steps, evaluate=evaluate)
+        else:
+            ranks, endpoints = self._our_ranks(contestant)
+            task = Train(
+                training=training,
+                rank=0,
+                nranks=contestant.nranks,
+                scheme=contestant.scheme,
+                backend=contestant.backend,
+                mode=contestant.mode,
+                sharded=contestant.sharded,
+                servers=addresses,
+                rendezvous=self._hosts.meeting_place(),
+                warmup_steps=warmup_steps,
+                evaluate=evaluate,
+                watch=watch.to_json() if watch else None,
+                trace=parts,
+                endpoints=endpoints,
+                keep=None,
+            )
         for rank, worker in enumerate(ranks):
-            worker.tell({**common, "rank": rank, "keep": str(keep) if keep and rank == 0 else None})
+            worker.tell(structs.replace(task, rank=rank, keep=None if rank else kept))
         records = hear_all([*ranks, *servers])
         if trace and parts:
             trace.mkdir(parents=True, exist_ok=True)
@@ -173,7 +176,7 @@ class WorkerPool:
         """
         shares = [(worker, rows[index :: len(self._ranks)]) for index, worker in enumerate(self._ranks)]
         for worker, mine in shares:
-            worker.tell({"role": "evaluate", "training": _plain(config), "file": str(file), "rows": mine})
+            worker.tell(Evaluate(training=Training.of(config), file=str(file), rows=list(mine)))
         found = {row: value for worker, mine in shares for row, value in zip(mine, worker.hear("done"), strict=True)}
         return [found[row] for row in rows]
 
@@ -182,6 +185,12 @@ class WorkerPool:
         command, environment = ["-m", "benchmarks.training.worker", library], self._hosts.environment
         process = self._job.start(name, command, log=log, talk=True, through=through, environment=environment)
         return Worker(name, process)
+
+    def _our_ranks(self, contestant: Contestant) -> tuple[list[Worker], list[str]]:
+        """Those with Paddle, and their addresses if Paddle is to connect them."""
+        if contestant.scheme == "paddle" and contestant.nranks > 1:
+            return self._paddle_group(contestant.nranks)
+        return self._ranks[: contestant.nranks], []
 
     def _paddle_group(self, nranks: int) -> tuple[list[Worker], list[str]]:
         """The ranks for paddle.distributed, whose group cannot change its size, and their addresses."""
@@ -200,34 +209,24 @@ class WorkerPool:
         self._torch += more
         return self._torch[:nranks]
 
-    def _handed_over(self, config: TrainingConfig, nranks: int) -> dict[str, Any]:
-        """What a job for PyTorch holds besides; a process with Paddle writes the file that it begins with."""
+    def _handed_over(self, training: Training, nranks: int, warmup_steps: int, *, evaluate: bool) -> TorchTrain:
+        """A task for PyTorch; a process with Paddle writes the file that it begins with."""
         file, meeting = self._job.scratch / "start.npz", self._job.scratch / f"meeting-{secrets.token_hex(4)}"
-        training = _plain(config)
-        self._ranks[0].tell({"role": "hand over", "training": training, "nranks": nranks, "file": str(file)})
-        training["data_dir"] = self._ranks[0].hear("done")
-        return {"role": "torch rank", "training": training, "file": str(file), "rendezvous": str(meeting)}
+        self._ranks[0].tell(HandOver(training=training, nranks=nranks, file=str(file)))
+        return TorchTrain(
+            training=structs.replace(training, data_dir=self._ranks[0].hear("done")),
+            rank=0,
+            nranks=nranks,
+            file=str(file),
+            rendezvous=str(meeting),
+            warmup_steps=warmup_steps,
+            evaluate=evaluate,
+            keep=None,
+        )
 
     def _begin_serving(self, servers: Sequence[Worker], nranks: int, timeout: float, parts: str | None) -> list[str]:
         for index, worker in enumerate(servers):
             host = self._hosts.address(self._sizes[0] + index)
-            job = {"role": "server", "host": host, "nranks": nranks, "shard": [index, len(servers)], "timeout": timeout}
-            worker.tell({**job, "trace": parts})
+            shard = (index, len(servers))
+            worker.tell(Serve(host=host, nranks=nranks, shard=shard, timeout=timeout, trace=parts))
         return [worker.hear("address") for worker in servers]
-
-
-def _plain(config: TrainingConfig) -> dict[str, Any]:
-    """The fields a worker needs, as JSON can carry them."""
-    return {
-        "model": config.model,
-        "dataset": config.dataset,
-        "data_dir": str(config.data_dir) if config.data_dir else None,
-        "batch_size": config.batch_size,
-        "steps": config.steps,
-        "epochs": config.epochs,
-        "optimizer": config.optimizer,
-        "lr": config.lr,
-        "seed": config.seed,
-        "timeout": config.timeout,
-        "overlap": config.overlap,
-    }

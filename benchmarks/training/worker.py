@@ -11,11 +11,12 @@ import importlib
 import json
 import os
 import sys
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.training.tasks import DECODER, Evaluate, HandOver, Serve, Task, TorchTrain, Train
 from common.system.memory import give_memory_back
 from common.system.process import prepare_process
 
@@ -35,40 +36,46 @@ def main() -> int:
     def answer(**content: Any) -> None:
         answers.write(json.dumps(content) + "\n")
 
-    roles: dict[str, Any] = {
-        "rank": take_part,
-        "server": partial(serve, answer=answer),
-        "evaluate": evaluate_kept,
-        "hand over": hand_over,
-        "torch rank": take_part_with_torch,
-    }
     answer(ready=os.getpid())
     for line in sys.stdin:
-        job = json.loads(line)
+        task = DECODER.decode(line)
         try:
-            answer(done=roles[job["role"]](job))
+            answer(done=done(task, answer))
         except Exception as exc:
             answer(error=[type(exc).__name__, str(exc)])
-            if job.get("endpoints"):
+            if isinstance(task, Train) and task.endpoints:
                 return 1  # Gloo has no deadline: the other ranks hear of it by the end of this one
         give_memory_back()
     return 0
 
 
-def serve(job: dict[str, Any], answer: Any) -> int:
+def done(task: Task, answer: Any) -> Any:
+    """The result of a task."""
+    match task:
+        case Train():
+            return take_part(task)
+        case TorchTrain():
+            return take_part_with_torch(task)
+        case Serve():
+            return serve(task, answer)
+        case Evaluate():
+            return evaluate_kept(task)
+        case HandOver():
+            return hand_over(task)
+
+
+def serve(task: Serve, answer: Any) -> int:
     """Be one parameter server for one training; returns the number of steps."""
     from ps.coordinator.servicer import ParameterServer
 
-    with ParameterServer(
-        f"{job['host']}:0", job["nranks"], shard=tuple(job["shard"]), timeout=job["timeout"]
-    ) as server:
+    with ParameterServer(f"{task.host}:0", task.nranks, shard=task.shard, timeout=task.timeout) as server:
         answer(address=server.address)
         server.wait()
-        server.trace.leave(Path(job["trace"]) if job["trace"] else None)
+        server.trace.leave(Path(task.trace) if task.trace else None)
         return server.steps
 
 
-def take_part(job: dict[str, Any]) -> dict[str, Any]:
+def take_part(task: Train) -> dict[str, Any]:
     """Be one rank of one training; returns its run record."""
     import numpy as np
 
@@ -79,29 +86,29 @@ def take_part(job: dict[str, Any]) -> dict[str, Any]:
     from common.trainer.models import make_model
     from common.trainer.training import train
 
-    config = config_of(job)
-    settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
-    if job["scheme"] == "paddle":
-        group = PaddleGroup(job["rank"], job["nranks"], job["endpoints"])
+    config = task.training.config()
+    settings: dict[str, Any] = {"warmup_steps": task.warmup_steps, "evaluate_model": task.evaluate}
+    if task.scheme == "paddle":
+        group = PaddleGroup(task.rank, task.nranks, task.endpoints)
         trained = train_with_paddle(config, group, dataset_of(config), **settings)
     else:
-        parts = Path(job["trace"]) if job["trace"] else None
-        with make_synchronizer(job) as synchronizer, tracing(synchronizer, parts, folder=parts):
-            watched = Watched(synchronizer, Watch.from_json(job["watch"])) if job["watch"] else None
+        parts = Path(task.trace) if task.trace else None
+        with make_synchronizer(task) as synchronizer, tracing(synchronizer, parts, folder=parts):
+            watched = Watched(synchronizer, Watch.from_json(task.watch)) if task.watch else None
             data = dataset_of(config)  # loaded here, so that servers hear of it if it cannot be
             trained = train(config, watched or synchronizer, data=data, **settings)
         if watched:
             watched.save()
-    if job["keep"]:
+    if task.keep:
         initial = make_model(config.model, seed=config.seed)
         pairs = zip(trainable(initial), trainable(trained.model), strict=True)
         arrays: Any = {name: np.stack([p.numpy(), q.numpy()]) for (name, p), (_, q) in pairs}
-        np.savez(job["keep"], allow_pickle=False, **arrays)
+        np.savez(task.keep, allow_pickle=False, **arrays)
     size = sum(int(np.prod(p.shape)) * p.element_size() for _, p in trainable(trained.model))
     return {**trained.record.to_json(), "parameter_bytes": size}
 
 
-def hand_over(job: dict[str, Any]) -> str | None:
+def hand_over(task: HandOver) -> str | None:
     """Write to a file (.npz) what a process without Paddle needs to train as one with it: the initial parameters by
     name, and int64 `batches` [nranks, steps, batch], the samples that each rank takes. Returns the data's folder."""
     import numpy as np
@@ -110,37 +117,37 @@ def hand_over(job: dict[str, Any]) -> str | None:
     from common.trainer.data import data_folder, rank_indices
     from common.trainer.models import make_model
 
-    config, nranks = config_of(job), job["nranks"]
+    config, nranks = task.training.config(), task.nranks
     share = {"batch_size": config.batch_size, "nranks": nranks}
     count = len(dataset_of(config).train)
     steps = config.total_steps(rank_indices(count, rank=0, **share)[0])
     batches = [list(islice(rank_indices(count, rank=rank, **share)[1], steps)) for rank in range(nranks)]
     named: Any = {name: p.numpy() for name, p in trainable(make_model(config.model, seed=config.seed))}
-    np.savez(job["file"], allow_pickle=False, batches=np.array(batches, np.int64), **named)
+    np.savez(task.file, allow_pickle=False, batches=np.array(batches, np.int64), **named)
     folder = data_folder(config.dataset, config.data_dir)
     return str(folder) if folder else None
 
 
-def take_part_with_torch(job: dict[str, Any]) -> dict[str, Any]:
+def take_part_with_torch(task: TorchTrain) -> dict[str, Any]:
     """Be one rank of one training under PyTorch; returns its run record."""
     import numpy as np
 
     from benchmarks.training.torch_training import TorchGroup, train_with_torch
 
-    config = config_of(job)
-    with np.load(job["file"], allow_pickle=False) as stored:
+    config = task.training.config()
+    with np.load(task.file, allow_pickle=False) as stored:
         start = {name: stored[name] for name in stored.files}
-    batches = start.pop("batches")[job["rank"]]
-    settings = {"warmup_steps": job["warmup_steps"], "evaluate_model": job["evaluate"]}
-    with TorchGroup(job["rank"], job["nranks"], Path(job["rendezvous"]), config.timeout) as group:
+    batches = start.pop("batches")[task.rank]
+    settings: dict[str, Any] = {"warmup_steps": task.warmup_steps, "evaluate_model": task.evaluate}
+    with TorchGroup(task.rank, task.nranks, Path(task.rendezvous), config.timeout) as group:
         trained, record = train_with_torch(config, group, start, batches, dataset_of(config), **settings)
-    if job["keep"]:
+    if task.keep:
         arrays: Any = {name: np.stack([start[name], array]) for name, array in trained.items()}
-        np.savez(job["keep"], allow_pickle=False, **arrays)
+        np.savez(task.keep, allow_pickle=False, **arrays)
     return {**record.to_json(), "parameter_bytes": sum(array.nbytes for array in trained.values())}
 
 
-def evaluate_kept(job: dict[str, Any]) -> list[float]:
+def evaluate_kept(task: Evaluate) -> list[float]:
     """The accuracy on the test split, 0..1, of some of the parameters that `Watched.save` has written."""
     import numpy as np
 
@@ -149,24 +156,17 @@ def evaluate_kept(job: dict[str, Any]) -> list[float]:
     from common.trainer.models import make_model
     from common.trainer.training import evaluate
 
-    config = config_of(job)
+    config = task.training.config()
     model = make_model(config.model, seed=config.seed)
     slots = layout_of(model).slots
     found = []
-    with np.load(job["file"], allow_pickle=False) as stored:
+    with np.load(task.file, allow_pickle=False) as stored:
         kept = stored["parameters"]
-    for row in job["rows"]:
+    for row in task.rows:
         for slot, (_, p) in zip(slots, trainable(model), strict=True):
             p.set_value(kept[row, slot.start : slot.stop].reshape(slot.shape))
         found.append(evaluate(model, dataset_of(config).test, LocalSynchronizer()))
     return found
-
-
-def config_of(job: dict[str, Any]) -> TrainingConfig:
-    from common.launch.config import TrainingConfig
-
-    data_dir = job["training"]["data_dir"]
-    return TrainingConfig(**{**job["training"], "data_dir": Path(data_dir) if data_dir else None})
 
 
 def dataset_of(config: TrainingConfig) -> Dataset:
@@ -181,8 +181,8 @@ def load_once(name: str, data_dir: Path | None, seed: int) -> Dataset:
     return load_dataset(name, data_dir, seed=seed)
 
 
-def make_synchronizer(job: dict[str, Any]) -> Any:
-    scheme, timeout = job["scheme"], job["training"]["timeout"]
+def make_synchronizer(task: Train) -> Any:
+    scheme, timeout, overlap = task.scheme, task.training.timeout, task.training.overlap
     if scheme == "local":
         from common.sync.local import LocalSynchronizer
 
@@ -192,14 +192,14 @@ def make_synchronizer(job: dict[str, Any]) -> Any:
         from ps.store.modes import parse_mode
         from ps.synchronizer import synchronizer_for
 
-        where, mode = (job["servers"], job["rank"], job["nranks"]), parse_mode(job["mode"])
-        client = Client(*where, timeout=timeout, data_plane=job["backend"], mode=mode)
-        return synchronizer_for(client, overlap=job["training"]["overlap"])
+        where, mode = (task.servers, task.rank, task.nranks), parse_mode(task.mode)
+        client = Client(*where, timeout=timeout, data_plane=task.backend, mode=mode)
+        return synchronizer_for(client, overlap=overlap)
     from collective.group import connect
     from collective.synchronizer import RingSynchronizer
 
-    group = connect(job["rank"], job["nranks"], job["rendezvous"], job["backend"], device="cpu", timeout=timeout)
-    return RingSynchronizer(group, overlap=job["training"]["overlap"], shard_optimizer=job["sharded"])
+    group = connect(task.rank, task.nranks, task.rendezvous, task.backend, device="cpu", timeout=timeout)
+    return RingSynchronizer(group, overlap=overlap, shard_optimizer=task.sharded)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -119,11 +120,9 @@ def cores() -> Finding:
 
 
 def memory() -> Finding:
-    pairs = (line.split()[:2] for line in Path("/proc/meminfo").read_text().splitlines())
-    kib = {name.rstrip(":"): int(value) for name, value in pairs}
-    available = kib["MemAvailable"] * 1024
-    usable = available > 2e9
-    words = f"{available / 1e9:.1f} GB of {kib['MemTotal'] * 1024 / 1e9:.1f} GB available"
+    found = psutil.virtual_memory()
+    usable = found.available > 2e9
+    words = f"{found.available / 1e9:.1f} GB of {found.total / 1e9:.1f} GB available"
     return Finding("memory", usable, words, "" if usable else "a comparison on 4 ranks needs 2 GB: end other programs")
 
 
