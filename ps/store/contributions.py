@@ -112,9 +112,9 @@ class Contributions:
         if not isinstance(data, int) and size:
             self._sent[rank, bucket].append((start - self.shard.start, data))
         self.delivered[rank][bucket] += size
-        least = min(self.delivered[each][bucket] for each in self.ranks)
+        least, before = min(self.delivered[each][bucket] for each in self.ranks), self.there[bucket]
         self.there[bucket] = least if least == part.length else least - least % self.piece
-        return self.there[bucket] > self.averaged[bucket]
+        return self.there[bucket] > before
 
     def reduce(self, bucket: int) -> None:
         """Average what all trainers have delivered of a bucket, into `gradients`."""

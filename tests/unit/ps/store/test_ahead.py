@@ -101,3 +101,11 @@ def test_an_updater_of_pieces_uses_an_average_again() -> None:
     assert store.is_due(in_pieces=True)
     assert store.update_pieces(in_pieces(store)) == [(48, 70), (16, 48), (0, 16)]
     assert_same_bits(store.parameters, updated(initial_parameters(LENGTH), 0, 0.1, 2, PLAN))
+
+
+def test_nothing_more_is_no_further_piece() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH, piece=16)
+    gradients = gradients_of(0, 0, LENGTH)
+    store.commit(0, EPOCH, 0, Ending(rate_of(0)), ahead=True)
+    assert store.push(0, EPOCH, 0, 1, 16, gradients[16:32])
+    assert not store.push(0, EPOCH, 0, 1, 32, gradients[:0])
