@@ -35,10 +35,10 @@ def changed_lines(name: str) -> list[tuple[str, str]]:
     return [(a, b) for a, b in zip(before, after, strict=True) if a != b]
 
 
-def test_the_readme_shows_the_example_for_arrays_and_it_runs() -> None:
+def test_the_page_on_arrays_shows_the_example_and_it_runs() -> None:
     source = (EXAMPLES / "all_reduce.py").read_text().partition('"""\n\n')[2]
-    for name in ("README.md", "README.zh-CN.md"):
-        shown = [line.partition("  #")[0] for line in (EXAMPLES.parent / name).read_text().splitlines()]
+    for name in ("arrays.md", "arrays.zh.md"):
+        shown = [line.partition("  #")[0] for line in (EXAMPLES.parent / "docs" / name).read_text().splitlines()]
         for line in filter(None, source.splitlines()):
             assert line.partition("  #")[0] in shown
     command = [sys.executable, "-m", "collective.run", "--nranks", "4", str(EXAMPLES / "all_reduce.py")]
