@@ -17,6 +17,7 @@ __all__ = ["on_page_content", "on_page_markdown", "on_post_build", "on_post_page
 ONLY_ENGLISH = '!!! info ""\n    本页只有英文。\n\n'
 IMAGE = re.compile(r'<img alt="([^"]*)" src="[./]*assets/((?:charts|diagrams)/[^"]+\.svg)"\s*/?>')
 ALTERNATE = re.compile(r"<link rel=\"alternate\"[^>]*>\s*")
+LONG_CODE = re.compile(r"(?<=<code>)[^<>\s&]{25,}(?=</code>)")
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
@@ -34,7 +35,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Put our pictures into the page, where they take its colours."""
+    """Put our pictures into the page, where they take its colours, and let long names break."""
+    html = LONG_CODE.sub(lambda found: re.sub(r"([/.:_])", r"\1<wbr>", found[0]), html)
     return IMAGE.sub(lambda found: _inline(found[1], Path("docs/assets") / found[2], config.theme["language"]), html)
 
 
