@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long check docs figures dist results format proto clean
+.PHONY: help setup compare test test-long mutants check docs figures dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -34,11 +34,17 @@ test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); 
 test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
 	GRADSYNC_LONG_TESTS=1 $(PYTEST) -m "long or contract" $(TESTS)
 
+mutants: setup       ## change the core on purpose, one change at a time, and see what the quick tests notice; about an hour
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'
+	$(BIN)/mutmut run --max-children $(WORKERS)
+	$(BIN)/mutmut results
+
 check: setup         ## formatting, lint, types, which way imports point, figures, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_lengths.py tests/unit/docs/test_architecture.py
 	$(BIN)/python -m docs.tools.figures
 	$(BIN)/python -m docs.tools.charts --check
 	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
