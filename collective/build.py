@@ -13,8 +13,8 @@ from collective.choice import Topology
 from collective.membership.liveness import Mesh
 from collective.shared_memory.algorithm import SharedMemoryAlgorithm
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.transports.memory import connect_threads
 from collective.transports.tcp import TcpTransport
+from collective.transports.threads import connect_threads
 
 __all__ = ["build", "build_alone"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from collective.config import CollectiveRunConfig
+from collective.flags import CollectiveRunConfig
 from collective.nccl.seat import gpus_for, require_nccl
 from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
-    from collective.config import CollectiveTrainerConfig
+    from collective.flags import CollectiveTrainerConfig
 
 __all__ = ["main"]
 
 
 def main(args: list[str] | None = None) -> int:
     prepare_process()
-    from collective.config import CollectiveTrainerConfig
+    from collective.flags import CollectiveTrainerConfig
     from common.launch.cli import run_command
 
     return run_command(CollectiveTrainerConfig, run, prog="collective.trainer", args=args)

@@ -1,8 +1,8 @@
 """Who can be measured: ours, the libraries a user would pick instead, and the machine's own limits.
 
 A new contestant of `sweep` is a line in the TABLE below and a module in this folder, with a class that has the methods
-of `Peer`; one that cannot run here says why. Contestants of trainings (`compare`, `accuracy`) are listed in
-trainings.py.
+of `Peer`; one that cannot run here says why. A new contestant of trainings (`compare`, `accuracy`) is a line in
+training_contestants.py; its training is a module in benchmarks/training, as torch_training.py is.
 
 all_reduce    every rank has an array; all are replaced by their sum.
 push_pull     one round of a parameter server: every rank pushes its array of gradients, the server makes a step of SGD

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants.trainings import Contestant, line_up
+from benchmarks.contestants.training_contestants import Contestant, line_up
 from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.watched import STRAGGLERS, Straggler
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.settings import check_rank
 from ps.planes.plane import DATA_PLANES
 

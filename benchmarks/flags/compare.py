@@ -8,13 +8,13 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants.trainings import SCHEMES, TORCH, Contestant, line_up
+from benchmarks.contestants.training_contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.torch_training import why_absent
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.settings import check_rank
 from ps.planes.plane import DATA_PLANES
 

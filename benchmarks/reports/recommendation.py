@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants.trainings import PEERS
+from benchmarks.contestants.training_contestants import PEERS
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from benchmarks.contestants.trainings import PADDLE_SCHEMES
+from benchmarks.contestants.training_contestants import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import say

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from msgspec import structs
 from msgspec.structs import asdict
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Peer
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.tensors.arena import Layout
 from common.tensors.buckets import plan_buckets
 

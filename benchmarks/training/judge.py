@@ -11,13 +11,13 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.records.accuracy import AccuracyRun, Point
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.certificate import require_same_on_all_ranks
 from benchmarks.training.pool import WorkerPool
 from benchmarks.training.watched import Straggler, Watch
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from ps.store.modes import parse_mode
 
 __all__ = ["WARMUP_STEPS", "Judge", "budget", "samples_per_s"]

@@ -10,13 +10,13 @@ from typing import Any
 from msgspec import convert, to_builtins
 from msgspec.structs import asdict
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.measuring.measurement import OnRun, there_and_back
 from benchmarks.records.compare import Quantiles, RankRecord, Run
 from benchmarks.stats.interval import interval
 from benchmarks.training.certificate import require_same_on_all_ranks
 from benchmarks.training.pool import WorkerPool
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 
 __all__ = ["Records", "measure_round", "records_from", "records_to_json", "summarise"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 
 if TYPE_CHECKING:
     from common.trainer.data import Dataset
@@ -58,7 +58,7 @@ def train_with_paddle(
     import paddle
     from paddle.nn import functional
 
-    from common.paddle_api.binding import digest_of_model, trainable
+    from common.paddle_api.arena_binding import digest_of_model, trainable
     from common.tensors.flat_optimizer import make_paddle_optimizer
     from common.trainer.data import rank_batches
     from common.trainer.models import make_model

@@ -15,13 +15,13 @@ from typing import IO, Any
 import msgspec
 from msgspec import convert, structs
 
-from benchmarks.contestants.trainings import PEERS, TORCH, Contestant
+from benchmarks.contestants.training_contestants import PEERS, TORCH, Contestant
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.tasks import Evaluate, HandOver, Serve, Task, TorchTrain, Train, Training
 from benchmarks.training.watched import Watch
 from common.errors import GradSyncError, PeerError, error_from_name
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.job import Job
 from common.launch.trace_file import write_trace
 from common.launch.tracing import read_parts

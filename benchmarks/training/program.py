@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.contestants.trainings import OTHER_ORDER, Contestant
+from benchmarks.contestants.training_contestants import OTHER_ORDER, Contestant
 from benchmarks.records.script import ProgramRecord
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.job import Job

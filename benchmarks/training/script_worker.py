@@ -154,7 +154,7 @@ def main() -> int:
 def write_record(path: Path, clock: StepClock, memory: int, models: list[Any]) -> None:
     """Times, memory above that after imports, and digest of this rank's parameters."""
     from common.launch.settings import placement_from
-    from common.paddle_api.binding import digest_of_model
+    from common.paddle_api.arena_binding import digest_of_model
 
     rank = placement_from().rank
     digest = digest_of_model(models[0]) if models else hashlib.sha256().hexdigest()
@@ -167,7 +167,7 @@ def write_snapshot(path: Path, steps: int, models: list[Any]) -> None:
     import numpy as np
 
     from common.launch.settings import placement_from
-    from common.paddle_api.binding import trainable
+    from common.paddle_api.arena_binding import trainable
 
     if not models or placement_from().rank:
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, json
 
 if TYPE_CHECKING:
-    from common.launch.config import TrainingConfig
+    from common.launch.flags import TrainingConfig
 
 __all__ = ["DECODER", "Evaluate", "HandOver", "Serve", "Task", "TorchTrain", "Train", "Training"]
 
@@ -37,7 +37,7 @@ class Training(Struct, frozen=True, kw_only=True):
         return Training(**{**values, "data_dir": str(config.data_dir) if config.data_dir else None})
 
     def config(self) -> TrainingConfig:
-        from common.launch.config import TrainingConfig
+        from common.launch.flags import TrainingConfig
 
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return TrainingConfig(**{**values, "data_dir": Path(self.data_dir) if self.data_dir else None})

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import GradSyncError, PeerLost
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.tensors.arena import FloatArray, sha256_of_parameters
 from common.tensors.optimizers import Optimizer
 from common.trainer.data import Dataset, Split

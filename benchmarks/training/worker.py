@@ -21,7 +21,7 @@ from common.system.memory import give_memory_back
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
-    from common.launch.config import TrainingConfig
+    from common.launch.flags import TrainingConfig
     from common.trainer.data import Dataset
 
 __all__ = ["main"]
@@ -82,7 +82,7 @@ def take_part(task: Train) -> dict[str, Any]:
     from benchmarks.training.paddle_training import PaddleGroup, train_with_paddle
     from benchmarks.training.watched import Watch, Watched
     from common.launch.tracing import tracing
-    from common.paddle_api.binding import trainable
+    from common.paddle_api.arena_binding import trainable
     from common.trainer.models import make_model
     from common.trainer.training import train
 
@@ -113,7 +113,7 @@ def hand_over(task: HandOver) -> str | None:
     name, and int64 `batches` [nranks, steps, batch], the samples that each rank takes. Returns the data's folder."""
     import numpy as np
 
-    from common.paddle_api.binding import trainable
+    from common.paddle_api.arena_binding import trainable
     from common.trainer.data import data_folder, rank_indices
     from common.trainer.models import make_model
 
@@ -151,7 +151,7 @@ def evaluate_kept(task: Evaluate) -> list[float]:
     """The accuracy on the test split, 0..1, of some of the parameters that `Watched.save` has written."""
     import numpy as np
 
-    from common.paddle_api.binding import layout_of, trainable
+    from common.paddle_api.arena_binding import layout_of, trainable
     from common.sync.local import LocalSynchronizer
     from common.trainer.models import make_model
     from common.trainer.training import evaluate

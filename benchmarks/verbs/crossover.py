@@ -24,7 +24,7 @@ from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.netlab.config import congestion_control
 from benchmarks.operations.group import MeasuredGroup
 from benchmarks.operations.link import link_bytes
-from benchmarks.operations.settings import RING, Setting, name_of, seconds
+from benchmarks.operations.link_settings import RING, Setting, name_of, seconds
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.environment import head
 from benchmarks.reports.crossover_terminal import print_terminal

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.contestants import OURS
-from benchmarks.contestants.trainings import PEERS
+from benchmarks.contestants.training_contestants import PEERS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults

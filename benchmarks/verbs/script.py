@@ -16,7 +16,7 @@ from msgspec import convert, to_builtins
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants.trainings import PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.training_contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run

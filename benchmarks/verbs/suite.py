@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from benchmarks.jobs.job import JobFile, Part, config_of, preset, presets, read_job
-from benchmarks.jobs.part import Outcome, RunningPart, fingerprint, take_up
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page.language import LANGUAGES, speaking
 from benchmarks.records.environment import head
@@ -25,6 +23,8 @@ from benchmarks.records.result_files import plain
 from benchmarks.records.suite import SuiteResults
 from benchmarks.reports.suite import print_summary
 from benchmarks.reports.writing import to_html, to_markdown
+from benchmarks.suites.job_file import JobFile, Part, config_of, preset, presets, read_job
+from benchmarks.suites.part import Outcome, RunningPart, fingerprint, take_up
 from benchmarks.training.stand_in import write_idx_files
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch.cli import check_writable

@@ -16,8 +16,8 @@ import paddle
 from paddle import nn
 
 from common.errors import UsageError
+from common.paddle_api.arena_binding import trainable
 from common.paddle_api.backward import listen_to_backward
-from common.paddle_api.binding import trainable
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.server_updates import UpdateByServers, listen_to_steps
 from common.sync.synchronizer import Synchronizer

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from common.paddle_api.arena_binding import Binding, trainable
 from common.paddle_api.backward import forget
-from common.paddle_api.binding import Binding, trainable
-from common.paddle_api.early_buckets import EarlyBuckets
+from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.refusals import Frozen, check_layers, check_parameters
 from common.paddle_api.replicas import ReplicaCheck
 from common.paddle_api.steps_by_servers import StepsByServers

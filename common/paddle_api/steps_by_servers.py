@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.paddle_api.binding import Binding
-from common.paddle_api.early_buckets import EarlyBuckets
+from common.paddle_api.arena_binding import Binding
+from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.used_mask import UsedMask
 from common.sync.synchronizer import ServerUpdates, Synchronizer
 from common.tensors.fingerprint import fingerprint

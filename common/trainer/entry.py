@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from common.launch.cli import check_writable
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.paddle_api.loading import import_paddle
 from common.sync.synchronizer import Synchronizer
 from common.system.process import end_in_order_on_sigterm

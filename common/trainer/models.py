@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 
 from common.errors import UsageError, choose
-from common.launch.config import MODELS
+from common.launch.flags import MODELS
 
 __all__ = ["make_model"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import Trace
 from common.trainer.record import Loss, Quantiles, RunRecord

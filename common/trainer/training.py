@@ -14,8 +14,8 @@ import paddle
 from paddle.nn import functional
 
 from common.errors import LayoutMismatch, PeerError
-from common.launch.config import TrainingConfig
-from common.paddle_api.binding import Binding, digest_of_model, layout_of, trainable
+from common.launch.flags import TrainingConfig
+from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena

@@ -26,8 +26,8 @@ from ps.coordinator.members import Members, ServerQueue
 from ps.coordinator.pace import Pace
 from ps.coordinator.program import Program
 from ps.coordinator.registration import Registration
+from ps.coordinator.stalled import Watchdog
 from ps.coordinator.stepping import Stepping
-from ps.coordinator.watchdog import Watchdog
 
 __all__ = ["Coordinator"]
 

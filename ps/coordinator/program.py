@@ -7,7 +7,7 @@ from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePi
 from common.tensors.arena import FloatArray
 from ps.coordinator.members import Members
 from ps.coordinator.registration import Registration
-from ps.coordinator.watchdog import Watchdog
+from ps.coordinator.stalled import Watchdog
 from ps.planes.wire import data_of, optimizer_of, state_of, state_pieces
 
 __all__ = ["Program"]

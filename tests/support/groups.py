@@ -29,7 +29,7 @@ from collective.choice import topology_of
 from collective.group import Group, connect
 from collective.membership.connections import Listener, build_mesh
 from collective.nccl.algorithm import NcclAlgorithm
-from collective.transports.memory import connect_threads
+from collective.transports.threads import connect_threads
 from common.launch.ranks import abstract_address
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding

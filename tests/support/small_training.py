@@ -9,7 +9,7 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from common.launch.config import TrainingConfig  # noqa: E402
+from common.launch.flags import TrainingConfig  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.trainer.training import TrainedModel, train  # noqa: E402
 

@@ -18,7 +18,7 @@ import pytest
 from msgspec import to_builtins
 
 pytest.importorskip("paddle")
-from benchmarks.contestants.trainings import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.training_contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.training.program import ProgramFailed, reason_in, run_once
 from benchmarks.training.program_certificate import PADDLE_BOUNDS, YARDSTICK_MULTIPLE, certify_programs, distance
 from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks

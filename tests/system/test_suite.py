@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.jobs.job import Part
-from benchmarks.jobs.part import Outcome, fingerprint, keep, take_up
 from benchmarks.measuring.rounds import ROUNDS_FILE
+from benchmarks.suites.job_file import Part
+from benchmarks.suites.part import Outcome, fingerprint, keep, take_up
 from benchmarks.verbs.suite import next_of
 from common.system.mkl import CPU_TYPE
 from tests.support import warm

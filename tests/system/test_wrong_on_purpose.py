@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.records.script import ProgramRecord
 from benchmarks.training import program_certificate
@@ -61,7 +61,7 @@ def shown(file: Path) -> str:
 @pytest.mark.processes
 def test_every_part_of_a_preset_finds_a_broken_reduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
-    from benchmarks.jobs import job
+    from benchmarks.suites import job_file as job
     from benchmarks.verbs.suite import SuiteConfig, run_suite
 
     (tmp_path / "sitecustomize.py").write_text(BROKEN)

@@ -14,8 +14,8 @@ pytest.importorskip("paddle")
 
 
 from common.errors import GradSyncError, PeerLost, PeerStalled
-from common.launch.config import TrainingConfig
-from common.paddle_api.binding import layout_of
+from common.launch.flags import TrainingConfig
+from common.paddle_api.arena_binding import layout_of
 from common.tensors.arena import Arena
 from common.tensors.optimizers import Adam
 from common.trainer.models import make_model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.measuring.run import measure
 from benchmarks.records.compare import RankRecord
@@ -22,7 +22,7 @@ from benchmarks.training.watched import Straggler, Watch
 from benchmarks.verbs import accuracy as module
 from benchmarks.verbs.accuracy import Race, accuracy
 from common.errors import CertificateFailed, UsageError
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from tests.support import warm
 from tests.support.typed_results import rank_record, typed
 

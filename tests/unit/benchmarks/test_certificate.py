@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import RankRecord
 from benchmarks.records.result_files import plain
 from benchmarks.training.certificate import WHOLE_BATCH_BOUND, certify, relative_difference, require_identical
 from common.errors import CertificateFailed, UsageError
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from tests.support.typed_results import rank_record
 from tests.unit.benchmarks.test_measure import measure
 

@@ -21,8 +21,8 @@ from benchmarks.__main__ import main
 from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.netlab.config import ClusterConfig
-from benchmarks.operations import settings
-from benchmarks.operations.settings import Setting
+from benchmarks.operations import link_settings as settings
+from benchmarks.operations.link_settings import Setting
 from benchmarks.page.charts import HeatMap
 from benchmarks.records.result_files import plain
 from benchmarks.reports import crossover

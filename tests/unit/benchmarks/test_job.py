@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.jobs.job import CONFIGS, JobFile, Part, preset, presets, read_job
+from benchmarks.suites.job_file import CONFIGS, JobFile, Part, preset, presets, read_job
 from benchmarks.training.stand_in import write_idx_files
 from benchmarks.verbs.suite import SuiteConfig, why_absent
 from common.errors import UsageError

@@ -20,12 +20,12 @@ from benchmarks.flags.compare import CompareConfig
 from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.flags.sweep import SweepConfig
-from benchmarks.jobs.job import PRESETS, Part, tomllib
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.page import language
 from benchmarks.page.language import LANGUAGES, catalogue, known, say, speaking
 from benchmarks.page.reasons import reason
 from benchmarks.reports.writing import write_report
+from benchmarks.suites.job_file import PRESETS, Part, tomllib
 from benchmarks.verbs.report import ReportConfig, report_again
 from benchmarks.verbs.suite import SuiteConfig, command_of
 from common.errors import DataError, UsageError

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.contestants.trainings import Contestant
+from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import Quantiles, RankRecord
 from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise
 from common.errors import CertificateFailed
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from tests.support.typed_results import rank_record
 
 A, B, C = Contestant("ps", "grpc", 2, 1), Contestant("ring", "shm", 2), Contestant("local", "none", 1)

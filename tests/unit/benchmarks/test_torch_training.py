@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from benchmarks.contestants.trainings import Contestant, line_up
+from benchmarks.contestants.training_contestants import Contestant, line_up
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.training.certificate import certify
@@ -23,7 +23,7 @@ from benchmarks.training.pool import WorkerPool
 from benchmarks.training.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
 from benchmarks.verbs.compare import Comparison
 from common.errors import GradSyncError, PeerLost, UsageError
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.tensors.optimizers import OPTIMIZERS, Adam, AdamW, Momentum
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="PyTorch is not installed")

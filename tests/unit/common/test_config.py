@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from collective.config import CollectiveTrainerConfig
+from collective.flags import CollectiveTrainerConfig
 from common import errors
 from common.errors import GradSyncError, UsageError
 from common.launch.cli import run_command, split_script
-from common.launch.config import DATASETS, MODELS, TrainingConfig
+from common.launch.flags import DATASETS, MODELS, TrainingConfig
 from common.launch.settings import check_rank
 from common.system.addresses import parse_address, parse_addresses
 from common.tensors.optimizers import OPTIMIZERS, AdamW
-from ps.config import TrainerConfig
+from ps.flags import TrainerConfig
 
 pytest.importorskip("tyro")
 

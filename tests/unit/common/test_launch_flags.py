@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.ranks import abstract_address, endpoints_of, flags_of, paddle_environment
 from tests.support.jobs import Flags
 

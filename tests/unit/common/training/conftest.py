@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def record() -> RunRecord:
     """Of an epoch of the digits; tests only read it."""
     pytest.importorskip("paddle")
-    from common.launch.config import TrainingConfig
+    from common.launch.flags import TrainingConfig
     from tests.support.small_training import run
 
     return run(TrainingConfig(model="mnist-cnn", batch_size=32)).record

@@ -14,8 +14,8 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.errors import UsageError  # noqa: E402
-from common.launch.config import TrainingConfig  # noqa: E402
-from common.paddle_api.binding import digest_of_model  # noqa: E402
+from common.launch.flags import TrainingConfig  # noqa: E402
+from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.trainer.entry import run_training  # noqa: E402
 from common.trainer.models import make_model  # noqa: E402

@@ -12,8 +12,8 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.errors import PeerLost, PeerStalled, ProtocolError, UsageError  # noqa: E402
-from common.launch.config import TrainingConfig  # noqa: E402
-from common.paddle_api.binding import digest_of_model  # noqa: E402
+from common.launch.flags import TrainingConfig  # noqa: E402
+from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.sync.synchronizer import Synchronizer  # noqa: E402
 from common.trainer.data import load_dataset  # noqa: E402

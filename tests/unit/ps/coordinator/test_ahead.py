@@ -63,7 +63,7 @@ def test_who_committed_ahead_and_fell_silent_is_named() -> None:
 def test_to_commit_ahead_is_not_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long backward follows it; only who has pushed everything waits."""
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.watchdog.time", clock)
+    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
     setting = committed_ahead(2, timeout=10.0)
     push_bucket(setting, 0, 0)
     clock.advance(25.0)

@@ -87,7 +87,7 @@ def test_nobody_stalls_while_nobody_waits() -> None:
 
 def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.watchdog.time", clock)
+    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
     setting = running(2, timeout=10.0)
     setting.step(0, 0)
     for start in range(0, 64, 16):
@@ -101,7 +101,7 @@ def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.Mo
 def test_who_waits_hears_that_others_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would take the server for frozen, for its own limit counts from its own commit."""
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.watchdog.time", clock)
+    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
     setting = running(2, timeout=10.0)
     setting.step(0, 0)
     signs = []
@@ -114,7 +114,7 @@ def test_who_waits_hears_that_others_still_send(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.watchdog.time", clock)
+    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
     monkeypatch.setattr("ps.planes.wire.CHUNK_BYTES", 60)
     setting = configured(2, timeout=10.0)
     update(setting, 0, ranks=[1], replaced=True)

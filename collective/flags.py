@@ -10,7 +10,7 @@ import tyro
 
 from collective.settings import RingSettings
 from common.errors import UsageError
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
 from common.launch.settings import check_rank
 from common.system.addresses import parse_address

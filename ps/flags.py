@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from common.errors import UsageError, choose
-from common.launch.config import TrainingConfig
+from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
 from common.launch.settings import MOST_PROCESSES, check_rank
 from common.system.addresses import parse_addresses

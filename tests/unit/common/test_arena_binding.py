@@ -16,7 +16,7 @@ from paddle import nn  # noqa: E402
 from paddle.nn import functional  # noqa: E402
 
 from common.errors import UsageError  # noqa: E402
-from common.paddle_api.binding import Binding, digest_of_model, layout_of, trainable  # noqa: E402
+from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable  # noqa: E402
 from common.tensors.arena import Arena, sha256_of_parameters  # noqa: E402
 from common.tensors.buckets import plan_buckets  # noqa: E402
 from common.tensors.flat_optimizer import FlatOptimizer  # noqa: E402

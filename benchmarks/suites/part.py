@@ -19,12 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.jobs.job import Part
 from benchmarks.measuring.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from benchmarks.records.environment import cpu_name
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.records.result_files import read
 from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResults
+from benchmarks.suites.job_file import Part
 from common.errors import CertificateFailed, DataError
 from common.launch.job import Job
 from common.system.mkl import wanted_cpu_type
