@@ -123,17 +123,17 @@ def import_what_programs_import() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that has threads cannot be forked
     import grpc
     import grpc_health.v1.health_pb2_grpc
-    import jsonschema
+    import jinja2
+    import msgspec
     import paddle
     import paddle.distributed.launch
     import paddle.vision
-    import plotly.graph_objects
+    import psutil
     import rich.console
-    import sklearn.datasets
     import tyro
 
     del os.environ["OPENBLAS_NUM_THREADS"]
-    del grpc, grpc_health, jsonschema, paddle, plotly, rich, sklearn, tyro
+    del grpc, grpc_health, jinja2, msgspec, paddle, psutil, rich, tyro
 
 
 def main(address: str) -> None:
