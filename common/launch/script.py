@@ -37,15 +37,17 @@ def report(script: str, error: BaseException) -> int:
     if isinstance(error, GradSyncError):
         print(f"{script}: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
-    if not {"ps.fleet", "collective.fleet"} & sys.modules.keys():
-        print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
-    if isinstance(error, SystemExit):
-        if isinstance(error.code, int):
-            return error.code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
+    elif isinstance(error, SystemExit):
+        code = 1
         print(error.code, file=sys.stderr)
     else:
+        code = 1
         sys.excepthook(type(error), error, error.__traceback__)
-    return 1
+    if not {"ps", "collective"} & sys.modules.keys():  # last, where a launcher's few lines of a log still show it
+        print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""What a user's program that ended badly is told: last of all that it uses neither scheme, if it does not."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from common.errors import UsageError
+from common.launch.script import report
+
+
+@pytest.fixture
+def without_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process whose program has imported neither."""
+    for name in ("ps", "collective"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("without_schemes")
+def test_the_hint_comes_after_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("mine.py", ValueError("no group")) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2] == "ValueError: no group"
+    assert lines[-1].startswith("mine.py uses neither ps nor collective: change its import")
+
+
+def test_a_program_that_imports_a_scheme_is_not_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ps", sys)
+    assert report("mine.py", SystemExit(3)) == 3
+    assert report("mine.py", SystemExit("what is wrong")) == 1
+    assert capsys.readouterr().err == "what is wrong\n"
+
+
+@pytest.mark.usefixtures("without_schemes")
+def test_our_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("mine.py", UsageError("no such script: mine.py")) == UsageError.exit_code
+    assert capsys.readouterr().err == "mine.py: UsageError: no such script: mine.py\n"
