@@ -63,6 +63,7 @@ def test_amp_accumulation_recomputation_and_a_plateau(tmp_path: Path) -> None:
     assert len(set(rates)) > 1  # a plateau was met
 
 
+@pytest.mark.long
 def test_two_optimizers_over_two_halves_of_one_model(tmp_path: Path) -> None:
     found = {scheme: outcome(scheme, tmp_path, "halves") for scheme in SCHEMES}
     assert len(found["ps"][0]) == 12
@@ -72,6 +73,7 @@ def test_two_optimizers_over_two_halves_of_one_model(tmp_path: Path) -> None:
     assert "gradsync:" not in found["collective"][1]
 
 
+@pytest.mark.long
 def test_a_run_that_resumes_equals_one_that_was_not_interrupted_under_the_other_scheme_too(tmp_path: Path) -> None:
     saved = {scheme: str(tmp_path / f"saved by {scheme}") for scheme in SCHEMES}
     whole = {scheme: outcome(scheme, tmp_path, "resume", saved[scheme], "0", "10")[0] for scheme in SCHEMES}

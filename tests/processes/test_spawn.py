@@ -74,7 +74,9 @@ def test_a_rank_may_exit_with_0() -> None:
     collective.spawn(end_as_told, args=("well",), nprocs=2)
 
 
-@pytest.mark.parametrize("module", [ps, collective], ids=["ps", "collective"])
+@pytest.mark.parametrize(
+    "module", [pytest.param(ps, id="ps", marks=pytest.mark.long), pytest.param(collective, id="collective")]
+)
 def test_ranks_talk_to_each_other(module: object, tmp_path: Path) -> None:
     module.spawn(average_ranks, args=(module.__name__, str(tmp_path)), nprocs=3)  # type: ignore[attr-defined]
     for rank in range(3):

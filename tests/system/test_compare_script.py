@@ -96,7 +96,7 @@ sys.exit(0)
 @pytest.mark.parametrize(
     ("under", "failing", "code"),
     [
-        ("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0),
+        pytest.param("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0, marks=pytest.mark.long),
         ("'collective' in sys.modules", "ring/shm N=2", 1),
     ],
 )
@@ -271,6 +271,7 @@ def test_without_that_run_paddles_default_is_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

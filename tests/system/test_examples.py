@@ -162,7 +162,13 @@ def run_after(module: list[str], program: str, folder: Path, *flags: str) -> sub
     "launcher",
     [
         ["ps.run", "--trainers", "2", "--servers", "2"],
-        ["paddle.distributed.launch", "--run_mode=ps", "--server_num", "2", "--trainer_num", "2", "--log_dir", "log"],
+        pytest.param(
+            [
+                "paddle.distributed.launch",
+                *["--run_mode=ps", "--server_num", "2", "--trainer_num", "2", "--log_dir", "log"],
+            ],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["ps.run", "paddle.distributed.launch"],
 )

@@ -95,6 +95,7 @@ def statuses(folder: Path) -> dict[str, str]:
     return {each["name"]: each["status"] for each in results(folder)["parts"]}
 
 
+@pytest.mark.long
 def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
     broken = part("broken", nranks=3)
@@ -235,6 +236,7 @@ def test_the_next_is_who_has_made_least_and_nobody_begins_without_room() -> None
     assert next_of([a, b, d], 0.2) is a
 
 
+@pytest.mark.long
 def test_a_part_that_dies_while_it_waits_is_told(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     (tmp_path / "job.toml").write_text(part("first").replace("repetitions = 1", "repetitions = 2") + part("second"))
     killed = tmp_path / "killed"

@@ -57,6 +57,7 @@ def test_a_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     small = ["--sizes", "100KiB,40KiB", "--repetitions", "2", "--seconds", "0.005", "--nranks", "2", "--servers", "2"]

@@ -191,7 +191,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))] if LONG else [("ps", 0), ("collective", 1)])
+@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))] if LONG else [("ps", 0)])
 def test_a_killed_launcher_is_noticed_on_the_other_host(
     scheme: str, lost: int, hosts: tuple[str, str], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
@@ -212,6 +212,7 @@ def test_a_killed_launcher_is_noticed_on_the_other_host(
     assert output.count("PeerLost") == 1, output
 
 
+@pytest.mark.long
 def test_paddles_launcher_with_a_node_on_each_host(hosts: tuple[str, str], tmp_path: Path) -> None:
     command = [
         "-m",

@@ -59,6 +59,7 @@ def shown(file: Path) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_every_part_of_a_preset_finds_a_broken_reduction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
     from benchmarks.suites import job_file as job

@@ -256,8 +256,9 @@ def test_namespaces_go_with_their_process(number: signal.Signals, wait_until: Ca
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("op", "backends"),
-    [("all_reduce", ["tcp", "ring-limit"]), pytest.param("push_pull", ["ps-grpc"], marks=pytest.mark.long)],
+    [("all_reduce", ["tcp", "ring-limit"]), ("push_pull", ["ps-grpc"])],
 )
+@pytest.mark.long
 def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> None:
     flags = ["--hosts", "3", "--link", "200mbit", "--nranks", "2,3", "--sizes", "64KiB,2MB", "--servers", "2"]
     few = [
@@ -297,6 +298,7 @@ def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> 
 @needs_cluster
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 @pytest.mark.processes
+@pytest.mark.long
 def test_hosts_pinned_to_cores_of_their_own(tmp_path: Path) -> None:
     there = sorted(os.sched_getaffinity(0))
     script = "import os; print(os.sched_getaffinity(0))"

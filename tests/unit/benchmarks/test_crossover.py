@@ -343,6 +343,7 @@ def namespaces(pid: int) -> list[str]:
 
 @needs_cluster
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_small_map(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     small = ["--links", "100mbit,400mbit", "--sizes", "1MB", "--repetitions", "2", "--seconds", "0.01"]

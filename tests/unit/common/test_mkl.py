@@ -106,9 +106,9 @@ def rounding_of_sgd(first: str, folder: Path, *, settings: Mapping[str, str], co
     ("first", "settings", "command"),
     [
         ("from common.system.process import prepare_process; prepare_process()", {}, ()),
-        ("import paddle, collective; collective.get_rank()", {}, ()),
+        pytest.param("import paddle, collective; collective.get_rank()", {}, (), marks=pytest.mark.long),
         ("import paddle, ps; ps.get_rank()", {}, ()),
-        ("import paddle, collective", {"PADDLE_TRAINER_ID": "0"}, ()),
+        pytest.param("import paddle, collective", {"PADDLE_TRAINER_ID": "0"}, (), marks=pytest.mark.long),
         ("import paddle, ps", {"PADDLE_TRAINER_ID": "0"}, ()),
         ("import collective as dist; dist.init_parallel_env()", {}, ("-m", "collective.run", "--nranks", "1")),
         pytest.param(

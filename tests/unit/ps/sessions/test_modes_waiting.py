@@ -165,7 +165,7 @@ def test_under_ssp_who_is_late_is_named() -> None:
         assert_all([*errors, failure_of(server)], PeerStalled, text)
 
 
-@pytest.mark.parametrize("mode", [ASYNC, GEO], ids=str)
+@pytest.mark.parametrize("mode", [ASYNC, pytest.param(GEO, marks=pytest.mark.long)], ids=str)
 def test_who_is_done_waits_for_the_slow_as_long_as_they_train(mode: Mode) -> None:
     """Longer than the limit of a wait; a trainer that no longer does is named."""
     stop = threading.Event()
