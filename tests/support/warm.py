@@ -20,6 +20,9 @@ from tests.support.groups import ROOT
 
 __all__ = ["COLD_VARIABLE", "Popen", "run"]
 
+PADDLES_LAUNCHER = (
+    "paddle.distributed.launch"  # never from a fork: at their end ranks of Paddle's own group may abort there
+)
 COLD_VARIABLE = "GRADSYNC_TEST_COLD"  # set: every program gets an interpreter of its own, as for measuring coverage
 START_S = 60.0
 MOST = 1 << 20  # bytes of a message
@@ -34,7 +37,8 @@ class Popen(subprocess.Popen[Any]):
         command, _, preexec, _, pass_fds, cwd, environment, *_ = given
         ends = given[10:16]  # of stdin, stdout and stderr: what is read from and what is written to
         streams = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
-        if not (preexec or pass_fds or os.environ.get(COLD_VARIABLE)) and command[0] == sys.executable:
+        cold = preexec or pass_fds or os.environ.get(COLD_VARIABLE) or PADDLES_LAUNCHER in command
+        if not cold and command[0] == sys.executable:
             self._connection = connected()
             request = {"command": command, "environment": dict(os.environ if environment is None else environment)}
             request["cwd"] = os.fspath(cwd or os.getcwd())
