@@ -61,8 +61,17 @@ def die_with_parent() -> None:
         return
     pr_set_pdeathsig = 1  # linux/prctl.h
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent) and not Path(f"/proc/{parent}").exists():  # it died before the call
+    if os.getppid() != int(parent) and not _runs(parent):  # it died before the call
         os._exit(1)
+
+
+def _runs(process_id: str) -> bool:
+    """Neither gone nor a zombie, whose end nobody has asked for yet."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # proc(5)
 
 
 @contextmanager

@@ -80,10 +80,16 @@ def test_a_child_dies_with_its_launcher(how: signal.Signals) -> None:
 
 
 @pytest.mark.processes
-def test_a_child_whose_launcher_has_died_ends_at_once() -> None:
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_child_whose_launcher_has_died_ends_at_once(*, waited_for: bool) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert run_with_parent(gone.pid, CHILD) == (1, "", "")
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    if waited_for:
+        gone.wait()
+    try:
+        assert run_with_parent(gone.pid, CHILD) == (1, "", "")
+    finally:
+        gone.wait()
 
 
 @pytest.mark.processes
