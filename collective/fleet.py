@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collective.settings import RingSettings, connect_with
 from collective.synchronizer import RingSynchronizer
+from common.errors import UsageError
 from common.launch.settings import Placement, settings_from
 from common.paddle_api.fleet_api import FleetApi
 from common.sync.synchronizer import Synchronizer
@@ -12,6 +13,11 @@ __all__ = ["join", "surface"]
 
 
 def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchronizer) -> Synchronizer:
+    if place.servers and not place.rendezvous:
+        raise UsageError(
+            "this program uses collective, but was started with python -m ps.run, whose servers nobody would join: "
+            "start it with python -m collective.run, or import ps instead"
+        )
     settings = settings_from(RingSettings)
     group = connect_with(settings, place.rank, place.nranks, place.rendezvous, insecure=place.insecure)
     return synchronizer(group, overlap=settings.overlap)

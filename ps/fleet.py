@@ -134,7 +134,10 @@ class ServerFleetApi(FleetApi):
 
 def join(place: Placement) -> Synchronizer:
     if not place.servers:
-        raise UsageError("no parameter server is known; start the program with python -m ps.run script.py")
+        raise UsageError(
+            "this program uses ps, but no server was started for it: "
+            "start it with python -m ps.run, or import collective instead"
+        )
     settings = settings_from(ScriptSettings)
     client = Client(place.servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
     return ServerSynchronizer(client, overlap=settings.overlap, update=settings.update)

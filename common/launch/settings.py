@@ -88,7 +88,7 @@ class Placement:
     """One rank's place in its job, and where it meets the others. Without a launcher: the only rank of its job.
 
     Args:
-        rendezvous: where the ranks of a ring meet.
+        rendezvous: where the ranks of a ring meet; "": nowhere, as under the launcher of servers.
         servers: HOST:PORT of every parameter server.
         endpoints: the names that Paddle gives the ranks; nobody listens there.
         insecure: it may listen to other hosts although nothing is encrypted.
@@ -127,7 +127,7 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
     return Placement(
         rank=rank,
         nranks=nranks,
-        rendezvous=env.get(RENDEZVOUS) or meeting_place(endpoints),
+        rendezvous=env.get(RENDEZVOUS) or ("" if env.get(SERVERS) else meeting_place(endpoints)),
         servers=tuple(parse_addresses(servers)) if servers else (),
         endpoints=endpoints or Placement.endpoints,
         insecure=env.get(INSECURE, "") == "1",

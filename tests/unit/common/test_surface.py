@@ -149,6 +149,19 @@ def test_a_place_comes_back_from_the_environment() -> None:
         assert placement_from(place.variables()) == place
 
 
+def test_a_program_under_the_other_schemes_launcher_is_told_so_when_it_joins() -> None:
+    from collective import fleet as over_ring
+    from ps import fleet as over_servers
+
+    endpoints = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170,127.0.0.1:6171"}
+    theirs = Placement(servers=("127.0.0.1:8500",)).variables()
+    with pytest.raises(UsageError, match=r"uses collective, but was started with python -m ps\.run.*import ps instead"):
+        over_ring.join(placement_from({**endpoints, **theirs}))
+    theirs = Placement(rendezvous="unix-abstract:x").variables()
+    with pytest.raises(UsageError, match=r"uses ps, but no server was started.*or import collective instead"):
+        over_servers.join(placement_from({**endpoints, **theirs}))
+
+
 @pytest.mark.parametrize(
     ("env", "text"),
     [
