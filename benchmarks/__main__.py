@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.errors import UsageError, choose
-from common.launch.cli import run_command, split_script
+from common.launch.cli import VERSION, run_command, split_script, to_reader
 from common.system.process import die_with_parent
 
 __all__ = ["main"]
@@ -38,15 +38,19 @@ compare: prove that all schemes compute the same, then measure them. sweep: time
 crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
 accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
---help after the verb (and after --preset NAME) lists the options.
+--help after the verb (and after --preset NAME) lists the options. --version says which this is.
 """
 
 
 def main() -> int:
     die_with_parent()  # where it is part of a larger job
+    return to_reader(run_verb)
+
+
+def run_verb() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if verb in ("-h", "--help"):
-        print(USAGE)
+    if verb in ("-h", "--help", "--version"):
+        print(VERSION if verb == "--version" else USAGE)
         return 0
     try:
         choose("verb", verb, ("compare", *VERBS))

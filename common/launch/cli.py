@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
+import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -13,12 +15,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args
 
+from common import __version__
 from common.errors import GradSyncError, UsageError, did_you_mean
 from common.system.process import Terminated, last_words
 
-__all__ = ["check_writable", "run_command", "split_script"]
+__all__ = ["VERSION", "check_writable", "run_command", "split_script", "to_reader"]
 
 T = TypeVar("T")
+VERSION = f"gradsync {__version__}"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 KINDS: dict[type, tuple[str, str]] = {  # of flags: the placeholder in --help, and what an error says was expected
     int: ("INT", "a whole number"),
@@ -35,6 +39,43 @@ def run_command(
 
     An error of ours is one line on stderr, without a traceback, as is a full disk; anything else is a bug and keeps it.
     """
+    return to_reader(lambda: in_words(config, main, prog, args))
+
+
+def to_reader(command: Callable[[], int]) -> int:
+    """The exit code of what `command` does and writes. Where nobody reads stdout any more (`| head`), it ends quietly;
+    with 1, as rich's tables do."""
+    code = 0
+    try:
+        try:
+            code = command()
+        finally:
+            flush()
+        return code
+    except BrokenPipeError:
+        if not is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return code or 1
+
+
+def flush() -> None:
+    try:
+        print(end="", flush=True)
+    except OSError as exc:
+        if isinstance(exc, BrokenPipeError):
+            raise  # of anything else Python complains at its end
+
+
+def is_unread() -> bool:
+    """Stdout is a pipe whose reader has left."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def in_words(config: type[T], main: Callable[[T], int | None], prog: str, args: Sequence[str] | None) -> int:
+    """The exit code; what ended it otherwise is said on stderr."""
     try:
         return main(parse(config, prog, args)) or 0
     except GradSyncError as exc:
@@ -60,14 +101,17 @@ def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:
 
     Raises:
         UsageError: in one line, for what tyro would draw a box.
-        SystemExit: with code 0, after --help.
+        SystemExit: with code 0, after --help or --version.
     """
-    import tyro
-
     words = [
         re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word)
         for word in (sys.argv[1:] if args is None else args)
     ]
+    if "--version" in words:
+        print(VERSION)
+        raise SystemExit(0)
+    import tyro
+
     complaint = io.StringIO()
     try:
         with redirect_stderr(complaint):
@@ -133,7 +177,7 @@ def registry() -> Any:
     described: list[Any] = []  # dataclasses whose rule is under way: there tyro's own applies
 
     @rules.struct_rule
-    def in_words(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
+    def without_none(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
         if info.type in described:
             return None
         described.append(info.type)

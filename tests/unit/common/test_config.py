@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main as benchmarks_main
+from collective import run, trainer
 from collective.flags import CollectiveTrainerConfig
-from common import errors
+from common import __version__, errors
 from common.errors import GradSyncError, UsageError
-from common.launch.cli import run_command, split_script
+from common.launch.cli import run_command, split_script, to_reader
 from common.launch.flags import DATASETS, MODELS, TrainingConfig
 from common.launch.settings import check_rank
 from common.system.addresses import parse_address, parse_addresses
 from common.tensors.optimizers import OPTIMIZERS, AdamW
+from ps import run as ps_run
+from ps import server, status
+from ps import trainer as ps_trainer
 from ps.flags import TrainerConfig
 
 pytest.importorskip("tyro")
@@ -144,6 +153,46 @@ def test_a_trainer_writes_to_its_terminal_and_has_no_folder_for_logs(
 ) -> None:
     assert run_command(config, lambda _: 0, prog=prog, args=["--log-dir", "logs"]) == 2
     assert "--log-dir" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "main", [server.main, status.main, ps_trainer.main, ps_run.main, trainer.main, run.main, benchmarks_main]
+)
+def test_every_command_tells_its_version(
+    main: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["command", "--version"])
+    try:
+        code = main()
+    except SystemExit as exc:
+        code = int(exc.code or 0)
+    assert (code, *capfd.readouterr()) == (0, f"gradsync {__version__}\n", "")
+
+
+def unread(code: str) -> tuple[int | None, str]:
+    """The exit code and stderr of a Python program whose stdout nobody reads."""
+    sending = closed_pipe()
+    done = subprocess.run([sys.executable, "-c", code], stdout=sending, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(sending)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", ["compare --help", "--help"])
+def test_what_nobody_reads_ends_quietly(words: str) -> None:
+    code = f"import sys; from benchmarks.__main__ import main; sys.argv[1:] = {words.split()}; sys.exit(main())"
+    assert unread(code) == (1, "")
+
+
+def test_a_broken_connection_is_not_taken_for_a_reader_that_left(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BrokenPipeError):
+        to_reader(lambda: os.write(closed_pipe(), b"x"))
+    assert capfd.readouterr() == ("", "")
+
+
+def closed_pipe() -> int:
+    receiving, sending = os.pipe()
+    os.close(receiving)
+    return sending
 
 
 def test_flags_become_fields() -> None:
