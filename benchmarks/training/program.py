@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import msgspec
 
 from benchmarks.contestants.training_contestants import OTHER_ORDER, Contestant
 from benchmarks.records.script import ProgramRecord
-from common.errors import CertificateFailed, GradSyncError
+from common.errors import CertificateFailed, GradSyncError, UsageError
 from common.launch.job import Job
 from common.system.mkl import CPU_TYPE, MKL_CHOOSES
 
-__all__ = ["ProgramFailed", "output_of", "reason_in", "run_once"]
+__all__ = ["ProgramFailed", "check_program", "output_of", "reason_in", "run_once"]
 
 SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.training.other_order"}  # others are called as they are
 WORKER = Path(__file__).with_name("script_worker.py")
@@ -30,6 +31,30 @@ class ProgramFailed(GradSyncError):
     def __init__(self, message: str, output: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.output = list(output)
+
+
+def check_program(script: Path) -> None:
+    """Find out before anything is started whether there is a program that Python can read.
+
+    Raises:
+        UsageError: there is not; of a syntax error it shows the line.
+    """
+    try:
+        source = script.read_bytes()
+    except OSError as exc:
+        missing = isinstance(exc, FileNotFoundError)
+        raise UsageError(
+            f"no such script: {script}" if missing else f"cannot read {script}: {exc.strerror or exc}"
+        ) from exc
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the program's own runs show them
+            compile(source, str(script), "exec", dont_inherit=True)
+    except SyntaxError as exc:
+        line = (exc.text or "").strip()
+        raise UsageError(f"{script}, line {exc.lineno}: {exc.msg}" + (f": {line}" if line else "")) from exc
+    except ValueError as exc:  # of a null byte, before Python 3.12
+        raise UsageError(f"{script}: {exc}") from exc
 
 
 def run_once(

@@ -24,7 +24,7 @@ from benchmarks.records.environment import head
 from benchmarks.records.script import Certificate, Failure, ProgramRecord, ScriptResults, ScriptRun
 from benchmarks.reports.script import cells, distances, heads, outcome
 from benchmarks.stats.interval import interval
-from benchmarks.training.program import ProgramFailed, output_of, run_once
+from benchmarks.training.program import ProgramFailed, check_program, output_of, run_once
 from benchmarks.training.program_certificate import certify_programs, ours_that_disagree
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.job import FOLDER
@@ -43,7 +43,9 @@ def compare_script(config: CompareScriptConfig, script: Sequence[str]) -> int:
     Raises:
         CertificateFailed: `ps` and `ring` ended with different parameters, or Paddle beyond the bound.
         GradSyncError: the program failed under a scheme of ours.
+        UsageError: there is no such program, or it is not Python.
     """
+    check_program(Path(script[0]))
     end_in_order_on_sigterm()
     check_output(Programs.file, config)
     console = Console(highlight=False)

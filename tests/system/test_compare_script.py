@@ -19,10 +19,12 @@ from msgspec import to_builtins
 
 pytest.importorskip("paddle")
 from benchmarks.contestants.training_contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
-from benchmarks.training.program import ProgramFailed, reason_in, run_once
+from benchmarks.flags.script import CompareScriptConfig
+from benchmarks.training.program import ProgramFailed, check_program, reason_in, run_once
 from benchmarks.training.program_certificate import PADDLE_BOUNDS, YARDSTICK_MULTIPLE, certify_programs, distance
 from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
-from benchmarks.verbs.script import summarise
+from benchmarks.verbs.script import compare_script, summarise
+from common.errors import UsageError
 from common.system import mkl
 from tests.support import warm
 from tests.support.groups import ROOT
@@ -137,6 +139,39 @@ def test_unknown_scheme_is_one_line() -> None:
     assert done.returncode == 2
     assert "unknown scheme 'padle'; did you mean 'paddle'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        pytest.param(None, "no such script: {path}", id="missing"),
+        pytest.param(
+            "import paddle\nmodel = [1, 2\nlosses = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14\n",
+            r"{path}, line 2: '\[' was never closed: model = \[1, 2",
+            id="bracket",
+        ),
+        pytest.param(
+            f"if True:\n    loss = {'1 + ' * 60}1 +\n",
+            rf"{{path}}, line 2: invalid syntax: loss = {re.escape('1 + ' * 60)}1 \+",
+            id="a long line",
+        ),
+    ],
+)
+def test_a_program_that_cannot_run_is_refused_before_anything_starts(
+    source: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.verbs.script.run", lambda *_: pytest.fail("something was started"))
+    program = tmp_path / "program.py"
+    if source is not None:
+        program.write_text(source)
+    with pytest.raises(UsageError, match=f"^{words.format(path=re.escape(str(program)))}$"):
+        compare_script(CompareScriptConfig(out=tmp_path), [str(program)])
+
+
+def test_a_program_that_warns_is_no_reason_to_refuse_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("assert (1, 'always true')\n")
+    check_program(program)
 
 
 def test_step_times_are_differences_after_warm_up() -> None:
