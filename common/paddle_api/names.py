@@ -45,6 +45,8 @@ SERVER_SIDE = (
 
 
 def missing_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
-    """The error for a name that a module does not have, with the nearest one that it has."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return AttributeError(f"module {module!r} has no attribute {name!r}; the nearest it has is {near[0]!r}")
+    """The error for a name that a module does not have. One that it has is named only where it may well be meant: to
+    somebody who looks for `shard_optimizer`, `distributed_optimizer` would be no help."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    hint = f"the nearest it has is {near[0]!r}" if near else f"dir({module}) lists what it has"
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")

@@ -67,6 +67,12 @@ def test_a_missing_name_points_to_the_nearest(module: object, name: str, nearest
         getattr(module, name)
 
 
+@pytest.mark.parametrize("name", ["shard_tensor", "shard_optimizer", "server_num"])
+def test_a_name_that_nothing_is_near_gets_no_misleading_one(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; dir\(ps\) lists what it has$"):
+        getattr(ps, name)
+
+
 @pytest.mark.parametrize("module", ["ps", "collective"])
 def test_importing_a_scheme_does_not_import_paddle(module: str) -> None:
     code = f"import sys, {module}; assert 'paddle' not in sys.modules; dir({module})"
