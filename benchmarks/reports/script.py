@@ -15,7 +15,7 @@ from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import in_words
 
-__all__ = ["cells", "distances", "heads", "outcome", "report", "verdict"]
+__all__ = ["cells", "heads", "report", "verdict"]
 
 
 def verdict(results: ScriptResults) -> list[str]:
@@ -24,18 +24,18 @@ def verdict(results: ScriptResults) -> list[str]:
         say("{name} failed: {why}.", name=name, why=reason(found.reason)) for name, found in results.failed.items()
     ]
     certificate = results.certificate
-    bits = _sentence(outcome(certificate))
+    bits = _sentence(_outcome(certificate))
     if not certificate.passed:
-        return [say("{bits}; no speed is shown.", bits=bits), *distances(results), *failed]
+        return [say("{bits}; no speed is shown.", bits=bits), *_distances(results), *failed]
     return [
         say("{bits}.", bits=bits),
-        *distances(results),
+        *_distances(results),
         *(_race(nranks, runs) for nranks, runs in _groups(results)),
         *failed,
     ]
 
 
-def outcome(certificate: Certificate) -> str:
+def _outcome(certificate: Certificate) -> str:
     """What the certificate says, without a full stop."""
     if not certificate.identical:
         return say("NOT the same under all schemes")
@@ -47,34 +47,34 @@ def outcome(certificate: Certificate) -> str:
     return say("nothing to compare ({ran} of ours ran)", ran=ran)
 
 
-def distances(results: ScriptResults) -> list[str]:
+def _distances(results: ScriptResults) -> list[str]:
     """From Paddle's own DataParallel, a sentence for each of its contestants."""
     certificate = results.certificate
     made = {run.contestant: run.steps for run in results.runs}
     lines = []
-    for peer, found in certificate.against_paddle.items():
+    for rival, found in certificate.against_paddle.items():
         last = max(found)
-        steps = min(made.get(peer, last), last)
-        if peer in certificate.own_kernels:
+        steps = min(made.get(rival, last), last)
+        if rival in certificate.own_kernels:
             lines.append(
                 say(
-                    "{peer} lets MKL choose the matrix kernels, so its time says little about communication. It "
+                    "{rival} lets MKL choose the matrix kernels, so its time says little about communication. It "
                     "is compared with runs of ours that do the same.",
-                    peer=peer,
+                    rival=rival,
                 )
             )
         if not any(found.values()):
-            lines.append(say("Against {peer}, steps 1 to {steps}: the same bits.", peer=peer, steps=steps))
+            lines.append(say("Against {rival}, steps 1 to {steps}: the same bits.", rival=rival, steps=steps))
             continue
-        yardstick = certificate.yardsticks.get(peer, {})
+        yardstick = certificate.yardsticks.get(rival, {})
         apart = [
             _distance(distance, min(steps, after), certificate.bounds[after], yardstick.get(after))
             for after, distance in found.items()
         ]
         lines.append(
             say(
-                "Against {peer}, steps 1 to {steps}: relative difference {apart}.",
-                peer=peer,
+                "Against {rival}, steps 1 to {steps}: relative difference {apart}.",
+                rival=rival,
                 steps=steps,
                 apart=say(", ").join(apart),
             )
@@ -95,10 +95,10 @@ def _distance(apart: float, steps: int, bound: float, yardstick: Yardstick | Non
     )
 
 
-def speedup(run: ScriptRun, runs: Sequence[ScriptRun], peer: str) -> str:
-    """The peer's median step time over this one's, at the same number of ranks; "" if it did not run."""
-    of_peer = [r.step_ms for r in runs if r.scheme == peer and r.nranks == run.nranks]
-    return f"{of_peer[0] / run.step_ms:.2f}x" if of_peer else ""
+def speedup(run: ScriptRun, runs: Sequence[ScriptRun], rival: str) -> str:
+    """The rival's median step time over this one's, at the same number of ranks, where it may have failed."""
+    of_rival = [r.step_ms for r in runs if r.scheme == rival and r.nranks == run.nranks]
+    return f"{of_rival[0] / run.step_ms:.2f}x" if of_rival else say("failed")
 
 
 def _sentence(text: str) -> str:
@@ -142,7 +142,7 @@ def report(results: ScriptResults) -> Report:
         verdict(results),
         [
             Section.of(_step_times(measured)),
-            Section("", [Fold(say("Certificate: {bits}", bits=outcome(certificate)), [digests], "good")]),
+            Section("", [Fold(say("Certificate: {bits}", bits=_outcome(certificate)), [digests], "good")]),
             _figures(results, measured),
         ]
         if measured
@@ -159,7 +159,7 @@ def _digests(certificate: Certificate) -> Table:
 
 def _figures(results: ScriptResults, measured: Sequence[tuple[int, list[ScriptRun]]]) -> Section:
     bodies = [[Row(cells(run, results.runs)) for run in runs] for _, runs in measured]
-    figures = Table(say("Step times"), heads(), bodies, figures=True, wide=True)
+    figures = Table(say("Step times"), heads(results.runs), bodies, figures=True, wide=True)
     return Section(say("Results"), [figures, Paragraph(noise_in_words(), muted=True)])
 
 
@@ -187,14 +187,19 @@ def _bar(run: ScriptRun, colour: str) -> Bar:
     return Bar.single(series(run), f"{time} ms", run.step_ms, colour, words, interval=(low, high))
 
 
-def heads() -> list[str]:
+def heads(runs: Sequence[ScriptRun]) -> list[str]:
     """Of the table of step times."""
-    against = [say("vs {peer}", peer=peer) for peer in PADDLE_SCHEMES]
+    against = [say("vs {rival}", rival=rival) for rival in rivals(runs)]
     return [say("contestant"), say("step ms"), say("interval"), *against, say("memory MB")]
 
 
 def cells(run: ScriptRun, runs: Sequence[ScriptRun]) -> list[str]:
     """A run's line, in the order of `heads`."""
     interval = in_words(run.step_ms_interval, "{:.1f}".format)
-    ratios = [speedup(run, runs, peer) for peer in PADDLE_SCHEMES]
+    ratios = [speedup(run, runs, rival) for rival in rivals(runs)]
     return [run.contestant, f"{run.step_ms:.1f}", interval, *ratios, f"{run.memory_mb:,.0f}"]
+
+
+def rivals(runs: Sequence[ScriptRun]) -> list[str]:
+    """Those of Paddle's that ran: a column for another one would be empty."""
+    return [scheme for scheme in PADDLE_SCHEMES if any(run.scheme == scheme for run in runs)]

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import convert, to_builtins
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.contestants.training_contestants import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.script import CompareScriptConfig
@@ -22,7 +23,7 @@ from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
 from benchmarks.records.environment import head
 from benchmarks.records.script import Certificate, Failure, ProgramRecord, ScriptResults, ScriptRun
-from benchmarks.reports.script import cells, distances, heads, outcome
+from benchmarks.reports.script import cells, heads, verdict
 from benchmarks.stats.interval import interval
 from benchmarks.training.program import ProgramFailed, check_program, output_of, run_once
 from benchmarks.training.program_certificate import certify_programs, ours_that_disagree
@@ -131,10 +132,10 @@ class Programs(Measurement[ScriptResults]):
         show(results, console)
 
     def judge(self, results: ScriptResults) -> None:
-        verdict(results.certificate, self._failures)
+        judge(results.certificate, self._failures)
 
 
-def verdict(certificate: Certificate, failures: Failures) -> None:
+def judge(certificate: Certificate, failures: Failures) -> None:
     """Whatever says that ours are not right: a failed certificate first, then a failure. Paddle's own may fail."""
     for name, exc in ours_that_disagree(failures).items():
         raise CertificateFailed(f"{name}: {exc}; no speed is reported")
@@ -181,18 +182,17 @@ def summarise(contestant: Contestant, repetitions: Sequence[ProgramRecord], warm
 
 
 def show(results: ScriptResults, console: Console) -> None:
-    console.print(f"Certificate: {outcome(results.certificate)}.")
-    for line in distances(results):
-        console.print(f"  {line}", soft_wrap=True)
+    """The table, and below it the report's verdict."""
     if results.runs:
         console.print(table_of(results))
-    for name, failure in results.failed.items():
-        console.print(f"{name} failed: {failure.reason}", soft_wrap=True, markup=False)
+        console.print()
+    for line in verdict(results):
+        console.print(Text(line, style="bold" if results.certificate.passed else "bold red"), soft_wrap=True)
 
 
 def table_of(results: ScriptResults) -> Table:
     """A row for each contestant; those that failed come last, without figures."""
-    table = Table(*heads(), box=None, pad_edge=False)
+    table = Table(*heads(results.runs), box=None, pad_edge=False)
     for each in results.runs:
         table.add_row(*cells(each, results.runs))
     for name in results.failed:

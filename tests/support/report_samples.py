@@ -149,6 +149,8 @@ def programs() -> Iterator[Results]:
         return results
 
     yield suite.a_script()
+    four = {**suite.a_script()["runs"][0], "contestant": "ps/shm N=4", "nranks": 4}
+    yield changed(lambda results: results["runs"].append(four))
     yield changed(lambda results: results["runs"].pop(0))  # whom no other comes near is the fastest
     yield changed(once)
     yield changed(lambda results: results["certificate"].update(identical=False, passed=False))

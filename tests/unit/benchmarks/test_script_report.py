@@ -1,0 +1,48 @@
+"""What is told of a user's program under each scheme: in a table's cells and on the terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.reports.script import cells, heads
+from benchmarks.verbs.script import show
+from tests.support.reporting import verdict
+from tests.support.typed_results import typed
+from tests.unit.benchmarks.test_suite_report import a_script
+
+
+def table(results: dict[str, Any]) -> list[list[str]]:
+    runs = typed(results).runs
+    return [heads(runs), *(cells(run, runs) for run in runs)]
+
+
+def test_a_column_is_for_a_contestant_that_ran() -> None:
+    results = a_script()
+    assert table(results)[0] == ["contestant", "step ms", "interval", "vs paddle", "memory MB"]
+    del results["runs"][2]
+    assert table(results)[0] == ["contestant", "step ms", "interval", "memory MB"]
+
+
+def test_a_cell_says_where_paddle_failed() -> None:
+    results = a_script()
+    results["runs"].append({**results["runs"][0], "contestant": "ps/shm N=4", "nranks": 4})
+    assert [line[3] for line in table(results)] == ["vs paddle", "1.44x", "1.50x", "1.00x", "failed"]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_the_terminal_ends_with_the_verdict_of_the_report(*, passed: bool) -> None:
+    results = a_script()
+    results["failed"] = {"[red]x N=2": {"reason": "exit code 1: [y]", "output": []}}
+    if not passed:
+        results["certificate"].update(identical=False, passed=False)
+        results["runs"] = []
+    console = Console(file=StringIO(), width=60)
+    show(typed(results), console)
+    told = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert told[-len(verdict(results)) :] == verdict(results)
+    assert told[-1] == "[red]x N=2 failed: exit code 1: [y]."
+    assert any("ring/shm is the fastest" in line or "lowest median" in line for line in told) == passed
