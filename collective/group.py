@@ -20,6 +20,7 @@ from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
 from common.system.addresses import own_host, parse_address
+from common.system.process import note_joining
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
@@ -233,6 +234,7 @@ def connect(
         raise UsageError(f"timeout must be positive, in seconds (got {timeout})")
     choose("checksum", checksum, CHECKSUMS)
     check_device(device)
+    note_joining(nranks)
     place = MeetingPlace.of(rendezvous)
     backend = choose_backend(backend, algorithm, device, place)
     seat = NcclSeat(rank, device, nccl_binding, local=place.local) if backend.startswith("nccl") else None

@@ -11,6 +11,7 @@ from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
+from common.launch.joining import Joining
 from common.launch.ranks import abstract_address, flags_of
 from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
@@ -35,9 +36,10 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
     environment = {**place.variables(), **variables_of(RingSettings, config)}
     check_one_host(config.trace, script, node)
+    joining = Joining(script[0], "collective", node.nranks, config.timeout) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,
-        Job(config.log_dir, all_ranks_here=node.nnodes == 1) as job,
+        Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining) as job,
     ):
         start_ranks(job, node, script=script, trainer=trainer, environment={**environment, **traced})
         job.wait()

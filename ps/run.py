@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from common.launch.cli import run_command, split_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
+from common.launch.joining import Joining
 from common.launch.ranks import flags_of
 from common.launch.servers import start_servers
 from common.launch.settings import Placement, variables_of
@@ -30,9 +31,10 @@ def run(config: RunConfig, script: list[str]) -> None:
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
     alone = node.nnodes == 1
+    joining = Joining(script[0], "ps", node.nranks, config.timeout) if script else None
     with (
         collecting(config.trace if alone else None) as traced,
-        Job(config.log_dir, all_ranks_here=alone) as job,
+        Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,
     ):
         place = Placement(servers=tuple(find_servers(job, node, config, traced)), insecure=config.hosts.insecure)
         trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks", "servers", "update"))]

@@ -35,11 +35,18 @@ class Child:
     process: subprocess.Popen[bytes]
     log: Path | None  # None: it writes to this terminal
     words: Path  # its last ones, in that case
+    joined: Path  # there from when it joins a group; how many ranks that has
     ended_at: float | None = None
 
     @property
     def code(self) -> int | None:
         return self.process.poll()
+
+    def has_joined(self, nranks: int | None = None) -> bool:
+        """Whether it has begun to join a group; of so many ranks, if that is said."""
+        if nranks is None:
+            return self.joined.exists()
+        return self.joined.exists() and str(nranks) in self.joined.read_text().splitlines()
 
     def is_frozen(self) -> bool:
         """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
-from common.system.process import JOB_SECRET_VARIABLE, LAST_WORDS_VARIABLE, PARENT_VARIABLE, Terminated
+from common.launch.joining import Joining
+from common.system.process import (
+    JOB_SECRET_VARIABLE,
+    JOINED_VARIABLE,
+    LAST_WORDS_VARIABLE,
+    PARENT_VARIABLE,
+    Terminated,
+)
 
 __all__ = ["FOLDER", "Job"]
 
@@ -38,11 +45,13 @@ class Job:
         patience: seconds that children have between SIGTERM and SIGKILL; None: TERMINATE_S.
         all_ranks_here: whether no other host has ranks of this job, so that all of them have its secret, by which they
             prove to one another that they belong to it.
+        joining: watches whether ranks join, where they run a program of the user's.
     """
 
     log_dir: Path | None = None
     patience: float | None = None
     all_ranks_here: bool = True
+    joining: Joining | None = None
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _not_now: bool = False  # a SIGTERM is only noted
@@ -115,7 +124,7 @@ class Job:
         self._not_now = True  # a SIGTERM must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
-        words = self.scratch / f"words of {name}"
+        words, joined = self.scratch / f"words of {name}", self.scratch / f"{name} joined"
         output = None if path is None else path.open("wb")
         try:
             process = subprocess.Popen(
@@ -130,13 +139,14 @@ class Job:
                     **(environment or {}),
                     PARENT_VARIABLE: str(os.getpid()),
                     JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
+                    JOINED_VARIABLE: str(joined),
                     LAST_WORDS_VARIABLE: str(words) if inherit else "",
                 },
             )
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, path, words))
+        self.children.append(Child(name, process, path, words, joined))
         self._not_now = False
         if self._terminated:
             self._on_sigterm()
@@ -147,11 +157,14 @@ class Job:
 
         Raises:
             ProcessFailed: for the process that failed first and not only because another had.
+            UsageError: servers or ranks wait for a rank that has ended without joining.
         """
         while not self._all_ended_well():
             if any(child.code for child in self.children):
                 self._let_the_others_notice()
                 raise self.failure()
+            if self.joining is not None:
+                self.joining.look(self.children)
             self._check_servers_were_used()
             time.sleep(POLL_S)
         if self.log_dir is not None:

@@ -155,7 +155,8 @@ class Roster:
         missing = [str(rank) for rank in range(self.nranks) if rank not in self.members]
         return (
             f"{len(self.members)} of {self.nranks} {self.member}s joined within {timeout:g} s; "
-            f"missing: {self.member} {', '.join(missing)}; start it, or raise --timeout"
+            f"missing: {self.member} {', '.join(missing)}: not started, ended without joining, "
+            "or too slow (then raise --timeout)"
         )
 
 

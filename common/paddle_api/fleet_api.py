@@ -25,7 +25,7 @@ from common.paddle_api.server_updates import stop_listening
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
-from common.system.process import end_in_order_on_sigterm
+from common.system.process import end_in_order_on_sigterm, note_joining
 
 __all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
 
@@ -98,6 +98,7 @@ class FleetApi:
         """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
         if self._synchronizer is None:
             self._process = os.getpid()
+            note_joining(self.placement.nranks)
             alone = self.placement.nranks == 1 and not self.placement.servers
             self._synchronizer = LocalSynchronizer() if alone else self._connect(self.placement)
             if parts_folder():

@@ -20,6 +20,7 @@ from common.system.mkl import set_cpu_type
 
 __all__ = [
     "JOB_SECRET_VARIABLE",
+    "JOINED_VARIABLE",
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
     "Terminated",
@@ -27,11 +28,13 @@ __all__ = [
     "end_in_order_on_sigterm",
     "forget_in_children",
     "last_words",
+    "note_joining",
     "prepare_process",
 ]
 
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
+JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
 
@@ -87,6 +90,13 @@ def last_words() -> Iterator[None]:
         return
     with Path(file).open("a") as out, redirect_stderr(out):
         yield
+
+
+def note_joining(nranks: int) -> None:
+    """Let the launcher, if one of ours has started this process, know that it joins a group of so many ranks."""
+    if file := os.environ.get(JOINED_VARIABLE):
+        with suppress(OSError), Path(file).open("a") as out:  # it fails where the launcher is gone, or on another host
+            out.write(f"{nranks}\n")
 
 
 class Forgetful(Protocol):

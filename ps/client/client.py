@@ -16,7 +16,7 @@ from common.launch.settings import check_rank
 from common.network import rpc
 from common.network.gradsync_pb2 import Goodbye, Hello, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
-from common.system.process import forget_in_children
+from common.system.process import forget_in_children, note_joining
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
@@ -68,6 +68,7 @@ class Client:
         self._channels = ExitStack()
         self._process = os.getpid()
         forget_in_children(self)
+        note_joining(nranks)
         try:
             for index in range(len(servers)):
                 joined = join(

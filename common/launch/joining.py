@@ -1,0 +1,57 @@
+"""Whether the ranks of a user's program join their group, as far as the launcher of this host can see."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from common.errors import RendezvousError
+from common.launch.child import Child
+
+__all__ = ["Joining"]
+
+
+class Joining:
+    """Watches the ranks of a job until all have begun to join.
+
+    Args:
+        script: the user's program.
+        package: what it should import, "ps" or "collective".
+        nranks: of the job, on all hosts.
+        timeout: in seconds; who has not joined by then is named, once. Nothing is ended for it: only a wait for another
+            process has a limit, and a program may prepare as long as it likes before it joins.
+    """
+
+    def __init__(self, script: str, package: str, nranks: int, timeout: float) -> None:
+        self._script, self._package, self._nranks, self._timeout = script, package, nranks, timeout
+        self._deadline: float | None = time.monotonic() + timeout  # None: it has passed, and been spoken of
+
+    def look(self, children: Sequence[Child]) -> None:
+        """
+        Raises:
+            RendezvousError: a rank has ended well without joining, while another waits for it.
+        """
+        ranks = [child for child in children if child.name.startswith("rank")]
+        gone = [rank for rank in ranks if rank.code == 0 and not rank.has_joined()]
+        waiting = [rank for rank in ranks if gone and rank.code is None and rank.has_joined(self._nranks)]
+        if waiting:
+            raise RendezvousError(
+                f"{names(gone)} ended with exit code 0 without joining the group: "
+                f"{names(waiting)} would wait for it in vain; every rank of {self._script} must {self._how()}"
+            )
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._deadline = None
+            if late := [rank for rank in ranks if rank.code is None and not rank.has_joined()]:
+                print(
+                    f"{self._package}.run: {self._timeout:g} s have passed (--timeout) without {names(late)} joining "
+                    f"the group; unless {self._script} still prepares, end it and see that it does {self._how()}",
+                    file=sys.stderr,
+                )
+
+    def _how(self) -> str:
+        return f"import {self._package} and call its init() or init_parallel_env()"
+
+
+def names(ranks: Sequence[Child]) -> str:
+    return "rank " + ", ".join(rank.name.removeprefix("rank ") for rank in ranks)
