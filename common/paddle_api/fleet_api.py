@@ -25,7 +25,7 @@ from common.paddle_api.server_updates import stop_listening
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
-from common.system.process import end_in_order_on_sigterm, note_joining
+from common.system.process import end_in_order_on_sigterm, end_quietly_on_sigterm, note_joining
 
 __all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
 
@@ -66,6 +66,7 @@ class FleetApi:
     ReduceOp = ReduceOp
 
     def __init__(self, scheme: str, connect: Callable[[Placement], Synchronizer]) -> None:
+        end_quietly_on_sigterm()
         set_cpu_type()  # where no launcher of ours has, so that all compute the same
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None

@@ -26,6 +26,7 @@ __all__ = [
     "Terminated",
     "die_with_parent",
     "end_in_order_on_sigterm",
+    "end_quietly_on_sigterm",
     "forget_in_children",
     "last_words",
     "note_joining",
@@ -131,3 +132,11 @@ def end_in_order_on_sigterm() -> None:
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, leave)
+
+
+def end_quietly_on_sigterm() -> None:
+    """Under a launcher, which ends ranks by SIGTERM, take away the handler that Paddle installs at its import behind
+    Python's back: it writes what looks like a crash. One of the program's own, and those of real crashes, stay."""
+    here = threading.current_thread() is threading.main_thread()
+    if PARENT_VARIABLE in os.environ and here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
