@@ -137,20 +137,24 @@ def is_strong(results: CompareResults) -> bool:
 
 
 def _scaling(group: Group, alone: Run, results: CompareResults) -> str:
-    """The fastest of N ranks against one process alone, both in Paddle: PyTorch has kernels of its own."""
+    """The fastest of N ranks against one process alone, both in Paddle: PyTorch has kernels of its own. The interval
+    goes from its least over the other's greatest to its greatest over the other's least."""
     nranks, runs = group
     cores = results.environment.cores
     best = fastest(runs)
-    speedup = best.samples_per_s / alone.samples_per_s
+    speedup, mine, its = best.samples_per_s / alone.samples_per_s, best.rate, alone.rate
+    once = min(best.repetitions, alone.repetitions) < 2
     return say(
-        "N={nranks}: {name} steps through the same batch {speedup:.2f} times as fast as one process, {share:.0%} "
-        "of linear speed-up{crowded}."
+        "N={nranks}: {name} steps through the same batch {speedup:.2f} times as fast as one process{between}, "
+        "{share:.0%} of linear speed-up{crowded}{once}."
         if is_strong(results)
-        else "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process, {share:.0%} of linear "
-        "scaling{crowded}.",
+        else "N={nranks}: {name} reaches {speedup:.2f} times the throughput of one process{between}, {share:.0%} of "
+        "linear scaling{crowded}{once}.",
         nranks=nranks,
         name=series(best),
         speedup=speedup,
+        between="" if once else say(" ({low:.2f}–{high:.2f})", low=mine.low / its.high, high=mine.high / its.low),
         share=speedup / nranks,
         crowded=say("; {nranks} ranks share {cores} cores", nranks=nranks, cores=cores) if nranks > cores else "",
+        once=say("; its noise is unknown") if once else "",
     )

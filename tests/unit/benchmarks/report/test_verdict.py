@@ -61,12 +61,15 @@ class TestVerdict:
         for run in good["runs"]:
             run["repetitions"] = 1
         assert any("ahead of ps S=2 (1,600); its noise is unknown." in line for line in verdict(good))
+        assert verdict(good)[-2].endswith("of one process, 92% of linear scaling; its noise is unknown.")
 
     def test_scaling_against_one_process(self, good: Results) -> None:
         scaling = verdict(good)[-2:]
-        assert scaling[0].endswith("ring/shm reaches 1.84 times the throughput of one process, 92% of linear scaling.")
+        assert scaling[0].endswith(
+            "ring/shm reaches 1.84 times the throughput of one process (1.83–1.85), 92% of linear scaling."
+        )
         assert scaling[1].endswith(
-            "1.82 times the throughput of one process, 46% of linear scaling; 4 ranks share 2 cores."
+            "1.82 times the throughput of one process (1.78–1.86), 46% of linear scaling; 4 ranks share 2 cores."
         )
 
     def test_no_scaling_without_one_process(self, good: Results) -> None:
@@ -200,7 +203,8 @@ def test_strong_scaling_is_one_batch_for_all_and_speed_up(good: Results) -> None
     assert near == "paddle.DataParallel and torch DistributedDataParallel stay within the allowed difference from them."
     assert race.startswith("N=2: ring/shm (1,600 samples/s) is the fastest, ")
     assert in_torch == ("torch-ddp is not ranked, because it computes with PyTorch's kernels. Samples/s: 1,700 at N=2.")
-    told = "N=2: ring/shm steps through the same batch 1.60 times as fast as one process, 80% of linear speed-up."
+    told = "N=2: ring/shm steps through the same batch 1.60 times as fast as one process (1.59–1.61), 80% of linear "
+    told += "speed-up."
     assert scaling == told
     assert workload(typed(results)).startswith(
         "mnist-cnn on digits, batch 64 shared by all ranks (strong scaling), adam 0.001"
