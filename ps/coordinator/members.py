@@ -88,7 +88,8 @@ class Members:
     def miss_those_gone(self) -> None:
         """Others cannot go on without the trainers that have left."""
         left = ", ".join(str(rank) for rank in sorted(self.gone))
-        self.fail(PeerLost(f"rank {left} finished at step {self.steps} while others go on; give all the same --steps"))
+        steps = f"rank {left} finished at step {self.steps} while others go on"
+        self.fail(PeerLost(f"{steps}; all ranks must make the same number of steps"))
 
     def fail(self, error: GradSyncError) -> None:
         """The training ends with this error, if it is not over."""

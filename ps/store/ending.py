@@ -28,7 +28,7 @@ class Ending:
             return self._did(), other._did(), "all ranks must do the same"
         if self.learning_rate != other.learning_rate:
             mine = f"has learning rate {self.learning_rate}"
-            return mine, f"has {other.learning_rate}", "give all trainers the same --lr and scheduler"
+            return mine, f"has {other.learning_rate}", "give all trainers the same learning rate and scheduler"
         if self.replaced != other.replaced:
             mine, theirs = (("changed" if e.replaced else "kept") + " its parameters" for e in (self, other))
             return mine, theirs, "load the same state on all ranks"

@@ -66,7 +66,7 @@ def test_finishing_early_fails_those_who_go_on(first: str) -> None:
         setting.say(1, goodbye_message())
     error = outcome_of(setting.group)
     assert isinstance(error, PeerLost)
-    assert "rank 1 finished at step 0 while others go on; give all the same --steps" in str(error)
+    assert "rank 1 finished at step 0 while others go on; all ranks must make the same number of steps" in str(error)
     assert isinstance(setting.inboxes[0].failure, PeerLost)
 
 

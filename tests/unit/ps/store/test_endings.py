@@ -145,7 +145,8 @@ DISAGREEMENTS: dict[str, tuple[Ending, Ending, str]] = {
     "learning rate": (
         UPDATE,
         Ending(0.3),
-        "has learning rate 0.3 at step {step}, rank {other} has 0.1; give all trainers the same --lr and scheduler",
+        "has learning rate 0.3 at step {step}, rank {other} has 0.1; "
+        "give all trainers the same learning rate and scheduler",
     ),
     "replaced against kept": (
         UPDATE,
