@@ -80,7 +80,8 @@ def _breakdown(measured: Sequence[Group]) -> Plot:
         say("Where a step's time goes"),
         say(
             "Median time of each phase on rank 0. Grey is computation. Violet is the cost of training in parallel: "
-            "wait for slower ranks, sync for communication and the optimizer update."
+            "wait for slower ranks, sync for communication and the optimizer update. Beside a bar stands the sum of "
+            "these medians, which is not the median of the step: medians do not add up."
         ),
         say("Stacked bars of milliseconds per step. {heard}.", heard=heard),
         [Key(known(phase), colour) for phase, colour in colours.items()],

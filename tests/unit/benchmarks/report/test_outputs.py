@@ -51,6 +51,15 @@ class TestMarkdown:
         assert "<b>" not in to_markdown(results_of(a_run("<b>x N=2", 100), a_run("ps N=2", 50)))
 
 
+def test_a_sum_of_medians_beside_a_median_is_explained(good: Results) -> None:
+    good["runs"][1]["phases_ms"] = {"forward": 10.0, "sync": 2.0}
+    (breakdown,) = (plot for plot in plots(good) if plot.name == "compare-breakdown")
+    assert isinstance(breakdown.chart, Bars)
+    assert breakdown.chart.groups[1].bars[0].text == "12.0 ms"
+    assert breakdown.caption.endswith("not the median of the step: medians do not add up.")
+    assert breakdown.caption in Page(to_html(good)).texts
+
+
 class TestHtml:
     def test_strings_are_escaped(self, good: Results) -> None:
         evil = "<script>alert('&')</script>"
