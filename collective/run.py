@@ -9,6 +9,7 @@ from collective.flags import CollectiveRunConfig
 from collective.nccl.seat import gpus_for, require_nccl
 from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script
+from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
@@ -17,6 +18,8 @@ from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
+
+FLAGS = flags_with_a_script(CollectiveRunConfig, without=("shard_optimizer",))
 
 
 def main(args: list[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def run(config: CollectiveRunConfig, script: list[str]) -> None:
     place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
     environment = {**place.variables(), **variables_of(RingSettings, config)}
     check_one_host(config.trace, script, node)
-    joining = Joining(script[0], "collective", node.nranks, config.timeout) if script else None
+    joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,
         Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining) as job,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from common.launch.cli import run_command, split_script
+from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
@@ -20,6 +21,8 @@ from ps.settings import ScriptSettings
 
 __all__ = ["main"]
 
+FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_steps"))
+
 
 def main(args: list[str] | None = None) -> int:
     flags, script = split_script(sys.argv[1:] if args is None else args)
@@ -31,7 +34,7 @@ def run(config: RunConfig, script: list[str]) -> None:
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
     alone = node.nnodes == 1
-    joining = Joining(script[0], "ps", node.nranks, config.timeout) if script else None
+    joining = Joining(script, "ps", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if alone else None) as traced,
         Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,

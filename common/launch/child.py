@@ -28,6 +28,10 @@ class ProcessFailed(GradSyncError):
         self.exit_code = exit_code
         self.words = words  # what it said itself, if it has no log: to be shown instead of the message
 
+    def with_note(self, note: str) -> ProcessFailed:
+        """The same, with a line at its end."""
+        return ProcessFailed(f"{self}\n{note}", self.exit_code, words=self.words and f"{self.words}\n{note}")
+
 
 @dataclass
 class Child:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from common.errors import UsageError, choose
 from common.launch.settings import Settings
 from common.tensors.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 
-__all__ = ["DATASETS", "MODELS", "Training", "TrainingConfig"]
+__all__ = ["DATASETS", "MODELS", "Training", "TrainingConfig", "flags_with_a_script"]
 
 MODELS = ("mnist-cnn", "mlp")  # mlp:1024,1024 names its hidden sizes
 DATASETS = ("digits", "mnist", "fashion-mnist", "mnist-json", "synthetic")
@@ -49,6 +50,9 @@ class Training:
     """Folder for workerlog.N and serverlog.N. (default: a host's first rank writes to the terminal)"""
 
 
+LAUNCHERS = ("trace", "log_dir")  # of these, what a launcher does, whatever is trained
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings, Training):
     """A training, and how its processes synchronise."""
@@ -75,7 +79,7 @@ class TrainingConfig(Settings, Training):
             UsageError: a flag of the built-in trainer was given before the script.
         """
         for entry in fields(Training) if script else ():
-            if entry.name not in ("trace", "log_dir") and getattr(self, entry.name) != entry.default:
+            if entry.name not in LAUNCHERS and getattr(self, entry.name) != entry.default:
                 flag = "--" + entry.name.replace("_", "-")
                 raise UsageError(
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
@@ -90,3 +94,21 @@ class TrainingConfig(Settings, Training):
 
     def total_steps(self, steps_per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 1) * steps_per_epoch
+
+
+def flags_with_a_script(kind: Any, *, without: Sequence[str] = ()) -> set[str]:
+    """The flags that a launcher's configuration takes where a script is given, aliases too.
+
+    Args:
+        without: fields that are for the built-in trainer, beside those of `Training`.
+    """
+    left_out = {*without, *(entry.name for entry in fields(Training))} - {*LAUNCHERS}
+    flags: set[str] = set()
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        first, *notes = get_args(hint) or (hint,)
+        if is_dataclass(first):
+            flags |= flags_with_a_script(first)
+        elif name not in left_out:
+            flags |= {each + name.replace("_", "-") for each in ("--", "--no-")[: 1 + (first is bool)]}
+            flags |= {alias for note in notes for alias in getattr(note, "aliases", None) or ()}
+    return flags

@@ -193,7 +193,9 @@ class Job:
 
     def failure(self) -> ProcessFailed:
         self._mark_ended()
-        return failure_of(self.children, kept=self.log_dir is not None)
+        failure = failure_of(self.children, kept=self.log_dir is not None)
+        note = self.joining.note_on(failure.exit_code, self.children) if self.joining is not None else ""
+        return failure.with_note(note) if note else failure
 
     def _all_ended_well(self) -> bool:
         self._mark_ended()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from common.errors import RendezvousError
+from common.errors import RendezvousError, UsageError
 from common.launch.child import Child
 
 __all__ = ["Joining"]
@@ -16,15 +16,20 @@ class Joining:
     """Watches the ranks of a job until all have begun to join.
 
     Args:
-        script: the user's program.
+        script: the user's program, and its arguments.
+        flags: of the launcher.
         package: what it should import, "ps" or "collective".
         nranks: of the job, on all hosts.
         timeout: in seconds; who has not joined by then is named, once. Nothing is ended for it: only a wait for another
             process has a limit, and a program may prepare as long as it likes before it joins.
     """
 
-    def __init__(self, script: str, package: str, nranks: int, timeout: float) -> None:
-        self._script, self._package, self._nranks, self._timeout = script, package, nranks, timeout
+    def __init__(
+        self, script: Sequence[str], package: str, nranks: int, timeout: float, *, flags: Collection[str] = ()
+    ) -> None:
+        given = (word.partition("=")[0].replace("_", "-") for word in script[1:])
+        self._misplaced = [word for word in given if word in flags]
+        self._script, self._package, self._nranks, self._timeout = script[0], package, nranks, timeout
         self._deadline: float | None = time.monotonic() + timeout  # None: it has passed, and been spoken of
 
     def look(self, children: Sequence[Child]) -> None:
@@ -48,6 +53,16 @@ class Joining:
                     f"the group; unless {self._script} still prepares, end it and see that it does {self._how()}",
                     file=sys.stderr,
                 )
+
+    def note_on(self, code: int, children: Sequence[Child]) -> str:
+        """A line about flags of the launcher's among the script's arguments, if the script ended before it joined, as
+        Python's do that do not understand theirs; else "", for a script may have flags of these names itself."""
+        if not self._misplaced or code != UsageError.exit_code or any(child.has_joined() for child in children):
+            return ""
+        return (
+            f"{self._package}.run: {self._script} was given {', '.join(self._misplaced)}, which stands after its name; "
+            f"put what is meant for {self._package}.run before it"
+        )
 
     def _how(self) -> str:
         return f"import {self._package} and call its init() or init_parallel_env()"
