@@ -311,7 +311,7 @@ def test_the_commands(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     assert done.stdout.splitlines()[1].split() == ["0/1", address, "0", "0.0", "waiting", "for", "trainers"]
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
-    assert process.returncode not in (0, -signal.SIGTERM)
+    assert process.returncode == PeerLost.exit_code  # as the pages say, and not 143
     assert re.search(r"metrics at http://127\.0\.0\.1:\d+/metrics", out)
     assert f"server 0 at {address} was told to stop (SIGTERM)" in out.splitlines()[-1]
     gone = subprocess.run([*command, "--timeout", "0.5"], capture_output=True, text=True, timeout=60, check=False)
