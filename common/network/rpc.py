@@ -37,6 +37,7 @@ __all__ = [
 
 CHUNK_BYTES = 1 << 20  # payload of one streamed message
 WINDOW_BYTES = 1 << 20  # of a stream between hosts, at most so many are under way
+NO_METHOD = "/gradsync/is-anybody-there"  # who has no such method answers that, and so is there
 KIND_KEY = "gradsync-error"  # trailing metadata: the error's class name
 
 OPTIONS = [
@@ -136,13 +137,15 @@ def connect(address: str, *, timeout: float) -> grpc.Channel:
     """
     _use_grpc()
     channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *flow_control(address)])
-    try:
-        grpc.channel_ready_future(channel).result(timeout)
-    except grpc.FutureTimeoutError as exc:
-        channel.close()
-        raise PeerUnreachable(
-            f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
-        ) from exc
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(NO_METHOD)
+    try:  # not grpc.channel_ready_future, after which a channel takes 0.2 s to close
+        call(b"", timeout=timeout, wait_for_ready=True)
+    except grpc.RpcError as exc:
+        if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            channel.close()
+            raise PeerUnreachable(
+                f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
+            ) from exc
     return channel
 
 

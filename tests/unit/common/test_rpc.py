@@ -222,6 +222,17 @@ def test_connect_waits_for_a_server_that_starts_later() -> None:
     assert got == [b"early"]
 
 
+def test_a_channel_closes_at_once() -> None:
+    took = []
+    with serving(echo) as address:
+        for _ in range(5):
+            channel = rpc.connect(address, timeout=LIMIT_S)
+            begin = time.monotonic()
+            channel.close()
+            took.append(time.monotonic() - begin)
+    assert min(took) < 0.1  # gRPC's own wait for a server makes it 0.2 s
+
+
 def test_the_largest_message_passes() -> None:
     largest = bytes(4 * rpc.CHUNK_BYTES)
     with serving(echo) as address:

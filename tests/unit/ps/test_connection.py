@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -15,7 +14,6 @@ pytest.importorskip("paddle")
 
 import ps
 from common.errors import LayoutMismatch, PeerLost, UsageError
-from common.network import rpc
 from common.system.memory import aligned_empty
 from common.tensors.flat_optimizer import FlatOptimizer
 from ps.connection import Connection
@@ -23,12 +21,6 @@ from ps.coordinator.servicer import ParameterServer
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def _quick_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The servers listen already; a channel that has waited for that takes gRPC 0.2 s to close."""
-    monkeypatch.setattr(rpc, "connect", lambda address, timeout: grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS))
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.numpy_updater import numpy_piece_updater
+from tests.support.numpy_optimizer import instead_of_paddle
 from tests.support.sessions import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
 def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.store.sync_store.make_piece_updater", numpy_piece_updater)
+    instead_of_paddle(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ def test_disagreement_about_nranks_fails_all() -> None:
 
 def test_a_rank_given_twice_fails_all() -> None:
     with serving(3) as (server,):
-        errors = errors_of(2, lambda _: Client([server.address], 1, 3))
+        errors = errors_of(3, lambda number: Client([server.address], max(number, 1), 3))
         assert_all([*errors, failure_of(server)], RendezvousError, "rank 1 joined twice")
 
 

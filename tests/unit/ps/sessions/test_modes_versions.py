@@ -17,7 +17,8 @@ from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import ASYNC, Mode
 from ps.synchronizer import GeoSynchronizer, ServerSynchronizer, synchronizer_for
 from tests.support.groups import on_threads
-from tests.support.relaxed_sessions import GEO, LocalSGD, geo_layout, relaxed
+from tests.support.numpy_optimizer import instead_of_paddle
+from tests.support.relaxed_sessions import GEO, geo_layout, relaxed
 from tests.support.sessions import addresses, expected_after, make_arena, planes, serving, take_step
 
 Planes = Sequence[tuple[str, bool]]
@@ -69,9 +70,7 @@ def test_ssp_with_a_bound_of_zero_gives_numpys_bits(servers: int, planes: Planes
 class Counter:
     """Parameters are the number of updates they have seen; written in two halves."""
 
-    def __init__(
-        self, optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Any = None
-    ) -> None:
+    def __init__(self, _: Optimizer, parameters: FloatArray, gradients: FloatArray) -> None:
         self.parameters = parameters
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
@@ -86,7 +85,7 @@ def test_a_trainer_reads_whole_versions_within_the_bound(
     monkeypatch: pytest.MonkeyPatch, mode: Mode, planes: Planes
 ) -> None:
     """Of each slice; large enough to be sent in several pieces."""
-    monkeypatch.setattr("ps.store.relaxed_store.make_updater", Counter)
+    instead_of_paddle(monkeypatch, flat=Counter)
     steps, shapes = 12, [("w", (300_000,)), ("v", (333, 1000))]
 
     def body(client: Client, arena: Arena) -> list[tuple[float, float]]:
@@ -151,9 +150,8 @@ def test_every_gradient_counts_once(mode: Mode, servers: int, planes: Planes) ->
         assert result.tobytes() == results[0].tobytes()
 
 
-def test_geo_trains_alone_for_k_steps_and_settles_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_geo_trains_alone_for_k_steps_and_settles_what_is_left() -> None:
     """Two trainers, seven steps: exchanges after 3, 6, and at the end, by when nothing is lost."""
-    monkeypatch.setattr("ps.synchronizer.make_updater", LocalSGD)
     pushed: list[tuple[int, int]] = []
 
     def body(rank: int) -> tuple[FloatArray, FloatArray]:

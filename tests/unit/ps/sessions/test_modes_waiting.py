@@ -17,7 +17,7 @@ from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import ASYNC, Mode
 from ps.synchronizer import synchronizer_for
-from tests.support.relaxed_sessions import GEO, SSP, LocalSGD, geo_layout, relaxed
+from tests.support.relaxed_sessions import GEO, SSP, geo_layout, relaxed
 from tests.support.sessions import addresses, assert_all, errors_of, failure_of, make_arena, serving, take_step
 
 
@@ -127,9 +127,7 @@ def test_a_trainer_that_vanishes_is_named_to_all_at_once(mode: Mode, servers: in
     assert max(heard) - vanished[0] < 1.0
 
 
-def test_geo_notices_at_its_next_step_however_long_it_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.synchronizer.make_updater", LocalSGD)
-
+def test_geo_notices_at_its_next_step_however_long_it_trains_alone() -> None:
     def body(rank: int) -> None:
         client = Client([server.address], rank, 2, mode=Mode("geo", 10**9))
         with synchronizer_for(client) as synchronizer:

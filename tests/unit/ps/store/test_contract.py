@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 
 import numpy as np
 import pytest
@@ -11,38 +10,22 @@ import pytest
 from common.errors import ProtocolError, StaleEpoch
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
-from common.tensors.optimizers import SGD, Optimizer
-from common.tensors.updater import Updater
+from common.tensors.optimizers import SGD
 from ps.store.ending import Ending
 from ps.store.make import make_store
 from ps.store.modes import ASYNC, SYNC, Mode
 from ps.store.shards import Shard
 from ps.store.store import Result, Store
-from tests.support.numpy_updater import numpy_piece_updater
+from tests.support.numpy_optimizer import instead_of_paddle
 
 MODES = [SYNC, Mode("ssp", 0), Mode("ssp", 2), ASYNC, Mode("geo", 3)]
 SHARD, BUCKETS, NRANKS, EPOCH = Shard(16, 48), [Bucket(32, 64), Bucket(0, 32)], 2, 5
 everywhere = pytest.mark.parametrize("mode", MODES, ids=str)
 
 
-class WholeSGD:
-    def __init__(self, parameters: FloatArray, gradients: FloatArray) -> None:
-        self.parameters, self.gradients = parameters, gradients
-
-    def step(self, learning_rate: float, used: bytes = b"") -> None:
-        self.parameters -= np.float32(learning_rate) * self.gradients
-
-
-def whole_updater(
-    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Executor | None = None
-) -> Updater:
-    return WholeSGD(parameters, gradients)
-
-
 @pytest.fixture(autouse=True)
 def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.store.sync_store.make_piece_updater", numpy_piece_updater)
-    monkeypatch.setattr("ps.store.relaxed_store.make_updater", whole_updater)
+    instead_of_paddle(monkeypatch)
 
 
 def begun(mode: Mode) -> tuple[Store, Sequence[Result]]:

@@ -25,7 +25,7 @@ from ps.store.shards import Shard
 from ps.store.store import Progress, Result
 from ps.store.sync_store import SyncStore
 from tests.support.groups import assert_same_bits
-from tests.support.numpy_updater import numpy_piece_updater
+from tests.support.numpy_optimizer import instead_of_paddle
 from tests.support.store_model import (
     EPOCH,
     LENGTH,
@@ -55,7 +55,7 @@ class Spans(Trace):
 
 @pytest.fixture(autouse=True)
 def _without_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.store.sync_store.make_piece_updater", numpy_piece_updater)
+    instead_of_paddle(monkeypatch)
 
 
 def begun(nranks: int, *, updates: bool, piece: int = 16) -> SyncStore:
