@@ -19,7 +19,7 @@ from benchmarks.reports.runs import KNOWN, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
 from benchmarks.stats.interval import Measured, are_paired, chance
 
-__all__ = ["picture", "races_in", "recommend"]
+__all__ = ["grounds", "picture", "races_in", "recommend"]
 
 NAMES = {"ps": mark("the parameter server (ps)"), "ring": mark("the all-reduce (collective)")}
 COLOURS = {"ps": KNOWN["ps/shm"], "ring": KNOWN["ring/shm"]}
@@ -64,16 +64,19 @@ class Race:
 
 
 def recommend(parts: Sequence[tuple[str, PartResults]], environment: Environment) -> list[str]:
-    """Sentences from all parts that held a race between schemes; none if there was none.
+    """The sentence that says which scheme; none if no part held a race between schemes.
 
     Args:
         parts: the title and the results of each part that ended well.
     """
-    races = [race for title, results in parts for race in races_in(title, results)]
-    both = [race for race in races if NAMES.keys() <= race.best.keys()]
-    if not both:
-        return []
+    both = between_schemes(parts)
     machine = say("{cpu}, {cores} cores", cpu=environment.cpu, cores=environment.cores)
+    return [say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))] if both else []
+
+
+def grounds(parts: Sequence[tuple[str, PartResults]], environment: Environment) -> list[str]:
+    """What stands behind a recommendation: how sure it is, how far Paddle's own is, and what bounds any scheme."""
+    races = races_of(parts)
     fewest, most = (pick(race.repetitions for race in races) for pick in (min, max))
     sure = say(
         "Confidence: all parts shown passed their certificate, so they compute the same. Each contestant was "
@@ -88,14 +91,21 @@ def recommend(parts: Sequence[tuple[str, PartResults]], environment: Environment
         ),
         noise=environment.noise,
     )
-    first = say("On this machine ({machine}): {choice}", machine=machine, choice=choice(both))
-    return [first, *against_peers(races), sure, *bounds(races, parts)]
+    return [sure, *against_paddle(races), *bounds(races, parts)]
+
+
+def races_of(parts: Sequence[tuple[str, PartResults]]) -> list[Race]:
+    return [race for title, results in parts for race in races_in(title, results)]
+
+
+def between_schemes(parts: Sequence[tuple[str, PartResults]]) -> list[Race]:
+    """The races that both schemes took part in."""
+    return [race for race in races_of(parts) if NAMES.keys() <= race.best.keys()]
 
 
 def picture(parts: Sequence[tuple[str, PartResults]]) -> list[Plot]:
     """The speeds of the best of each scheme in every race, against the fastest; none if there was no race."""
-    races = [race for title, results in parts for race in races_in(title, results)]
-    both = [race for race in races if NAMES.keys() <= race.best.keys()]
+    both = between_schemes(parts)
     if not both:
         return []
     heard = say("; ").join(
@@ -196,19 +206,19 @@ def span(shares: Sequence[tuple[float, str]]) -> str:
     )
 
 
-def against_peers(races: Sequence[Race]) -> Iterator[str]:
+def against_paddle(races: Sequence[Race]) -> Iterator[str]:
     """The best of ours against paddle.DataParallel; PyTorch's computes with kernels of its own."""
-    peer = "paddle"
-    if found := [against(race, peer) for race in races if peer in race.best and NAMES.keys() & race.best.keys()]:
+    rival = "paddle"
+    if found := [against(race, rival) for race in races if rival in race.best and NAMES.keys() & race.best.keys()]:
         leads = say(", ").join(found)
-        yield say("The better of the two against {peer}: {leads}.", peer=PEERS[peer], leads=leads)
+        yield say("The better of the two against {rival}: {leads}.", rival=PEERS[rival], leads=leads)
 
 
-def against(race: Race, peer: str) -> str:
+def against(race: Race, rival: str) -> str:
     best = max((name for name in NAMES if name in race.best), key=lambda name: race.best[name].rate)
-    near = say(", within noise") if race.best[best].ties(race.best[peer]) else ""
+    near = say(", within noise") if race.best[best].ties(race.best[rival]) else ""
     near = say(", measured once") if race.repetitions < 2 else near
-    return say("{lead:.2f} times as fast ({where}{near})", lead=race.lead(best, peer), where=race.where, near=near)
+    return say("{lead:.2f} times as fast ({where}{near})", lead=race.lead(best, rival), where=race.where, near=near)
 
 
 def bounds(races: Sequence[Race], parts: Sequence[tuple[str, PartResults]]) -> Iterator[str]:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.page.document import Chapter, Command, Report, Section
+from benchmarks.page.document import Bullets, Chapter, Command, Fold, Report, Section
 from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.crossover import CrossoverResults
+from benchmarks.records.results import Results
 from benchmarks.records.suite import PartRecord, PartResults, SuiteResults
 from benchmarks.reports.compare.report import how_to_read
 from benchmarks.reports.facts import environment
 from benchmarks.reports.kinds import report_of
-from benchmarks.reports.recommendation import picture, recommend
+from benchmarks.reports.recommendation import grounds, picture, recommend
 
 __all__ = ["print_summary", "report", "verdict"]
 
@@ -30,16 +31,20 @@ STATUSES = {
 
 
 def verdict(results: SuiteResults) -> list[str]:
-    """What is recommended, how sure it is and what bounds it; what emulated links and stragglers change; then what
-    is missing."""
+    """Which scheme, in one sentence of all comparisons and one of each crossover map; where there are neither, what
+    times to accuracy say first. Then what is missing. The grounds, and what each part says, stand further down."""
     good = _good(results)
-    lines = [*recommend(good, results.environment), *beyond(good)]
+    lines = [*recommend(good, results.environment), *_first(good, CrossoverResults, 1)]
     nothing = say("No part measured both schemes on several ranks, so no scheme can be recommended.")
     synthetic = say(
         "Without --data-dir, synthetic data of the same shape stand in for MNIST and Fashion-MNIST. The times are"
         " realistic, the accuracies are not."
     )
-    return [*(lines or [nothing]), *([synthetic] if results.synthetic else []), *shortcomings(results)]
+    return [
+        *(lines or _first(good, AccuracyResults, 2) or [nothing]),
+        *([synthetic] if results.synthetic else []),
+        *shortcomings(results),
+    ]
 
 
 def _good(results: SuiteResults) -> list[tuple[str, PartResults]]:
@@ -48,13 +53,13 @@ def _good(results: SuiteResults) -> list[tuple[str, PartResults]]:
     return [(titles[name], found) for name, found in results.done().items()]
 
 
-def beyond(parts: Sequence[tuple[str, PartResults]]) -> list[str]:
-    """What crossover maps and times to accuracy say first."""
+def _first(parts: Sequence[tuple[str, PartResults]], kind: type[Results], count: int) -> list[str]:
+    """So many sentences of the verdict of each part of a kind."""
     return [
         say("{title}: {line}", title=title, line=line)
         for title, found in parts
-        if isinstance(found, CrossoverResults | AccuracyResults)
-        for line in report_of(found).verdict(found)[:2]
+        if isinstance(found, kind)
+        for line in report_of(found).verdict(found)[:count]
     ]
 
 
@@ -85,11 +90,20 @@ def report(results: SuiteResults) -> Report:
     return Report(
         known(results.title),
         verdict(results),
-        [Section.of(plot) for plot in picture(_good(results))],
+        _two_schemes(results),
         [*([how_to_read()] if shown else []), environment(results)],
         failed=is_wrong(results),
         chapters=chapters,
     )
+
+
+def _two_schemes(results: SuiteResults) -> list[Section]:
+    """Their picture, and the grounds of the recommendation behind a click."""
+    good = _good(results)
+    if not (plots := picture(good)):
+        return []
+    why = Fold(say("How sure this is, and what bounds it"), [Bullets(grounds(good, results.environment))])
+    return [*map(Section.of, plots), Section("", [why])]
 
 
 def _chapter(part: PartRecord) -> Chapter:

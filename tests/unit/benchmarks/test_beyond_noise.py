@@ -15,7 +15,7 @@ from benchmarks.netlab.config import ClusterConfig
 from benchmarks.records.crossover import Cell
 from benchmarks.records.result_files import plain
 from benchmarks.reports.crossover import winner
-from benchmarks.reports.recommendation import recommend
+from benchmarks.reports.recommendation import grounds, recommend
 from benchmarks.stats.agreement import agreement
 from benchmarks.stats.interval import interval
 from benchmarks.verbs.diff import changes, figures
@@ -117,12 +117,13 @@ def test_of_a_map_that_was_interrupted_in_mid_round() -> None:
 
 def test_of_a_job() -> None:
     environment = typed(a_training()).environment
-    told = recommend([("A", typed(a_training())), ("B", typed(a_program()))], environment)
+    parts = [("A", typed(a_training())), ("B", typed(a_program()))]
+    told = [*recommend(parts, environment), *grounds(parts, environment)]
     assert (
         told[0].endswith("It is faster in 2 of 2 comparisons on several ranks, by 5% (B, N=2).") or "by 5%" in told[0]
     )
-    assert "1.50 times as fast (B, N=2)" in told[1]
-    assert "two equals look apart in 1 of 64 cases" in told[2]
+    assert "1.50 times as fast (B, N=2)" in told[2]
+    assert "two equals look apart in 1 of 64 cases" in told[1]
     older = recommend([("A", typed(without_rounds(a_training())))], environment)
     assert "the two are within noise of each other" in older[0]
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.page.document import Bullets, Fold
 from benchmarks.reports.recommendation import races_in
 from tests.support.compare_samples import Page, a_run, results_of
-from tests.support.reporting import to_html, to_markdown, verdict
+from tests.support.reporting import report, to_html, to_markdown, verdict
 from tests.support.sweep_samples import sample as a_sweep
 from tests.support.typed_results import completed, typed
+from tests.unit.benchmarks import test_accuracy_report as accuracy
+from tests.unit.benchmarks import test_crossover as crossover
 
 
 def a_script() -> dict[str, Any]:
@@ -86,6 +89,15 @@ def suite() -> dict[str, Any]:
     )
 
 
+def folded(results: dict[str, Any]) -> list[str]:
+    """What stands behind the recommendation."""
+    fold = report(results).sections[1].blocks[0]
+    assert isinstance(fold, Fold)
+    (bullets,) = fold.blocks
+    assert isinstance(bullets, Bullets)
+    return list(bullets.lines)
+
+
 def test_every_plot_has_a_place_and_a_name_of_its_own(suite: dict[str, Any]) -> None:
     html = to_html(suite)
     page = Page(html)
@@ -103,19 +115,32 @@ def test_every_plot_has_a_place_and_a_name_of_its_own(suite: dict[str, Any]) -> 
 
 class TestVerdict:
     def test_one_scheme_is_recommended(self, suite: dict[str, Any]) -> None:
-        lines = verdict(suite)
-        assert lines[0] == (
+        assert verdict(suite) == [
             "On this machine (AMD EPYC, 2 cores): use the all-reduce (collective). It is faster in 2 of 4 comparisons "
             "on several ranks, by 15% (TWO, N=2); within noise in 2."
-        )
-        assert lines[1] == "The better of the two against paddle.DataParallel: 1.50 times as fast (SCRIPT, N=2)."
-        assert lines[2].endswith(
+        ]
+
+    def test_its_grounds_stand_below_the_picture(self, suite: dict[str, Any]) -> None:
+        lines = folded(suite)
+        assert lines[0].endswith(
             "Each contestant was measured 3 times in turn. Only differences beyond noise count (two equals look apart "
             "in 1 of 10 cases). Memory speed varied by 3.0%."
         )
-        assert lines[3].startswith("Headroom: the fastest contestant computes for 97% (TWO, N=2) of a step.")
-        assert lines[4] == "SWEEP: all_reduce reaches 50% of the machine's limit at 100 MB and N=4 (shm)."
-        assert len(lines) == 5
+        assert lines[1] == "The better of the two against paddle.DataParallel: 1.50 times as fast (SCRIPT, N=2)."
+        assert lines[2].startswith("Headroom: the fastest contestant computes for 97% (TWO, N=2) of a step.")
+        assert lines[3] == "SWEEP: all_reduce reaches 50% of the machine's limit at 100 MB and N=4 (shm)."
+        assert len(lines) == 4
+
+    def test_emulated_hosts_have_a_sentence_of_their_own(self, suite: dict[str, Any]) -> None:
+        suite["parts"] += [a_part("map", crossover.sample()), a_part("time", accuracy.results_of())]
+        first, hosts = verdict(suite)
+        assert first.startswith("On this machine")
+        assert hosts.startswith("MAP: A whole step of SGD between emulated hosts: the ring is faster in ")
+
+    def test_times_to_accuracy_alone(self) -> None:
+        bits, first = verdict(a_suite(a_part("time", accuracy.results_of())))
+        assert bits.startswith("TIME: Same bits: ")
+        assert "reaches" in first
 
     def test_each_may_win_somewhere(self) -> None:
         other = results_of(a_run("ps/shm N=2", 1100), a_run("ring/shm N=2", 1000))
@@ -134,9 +159,9 @@ class TestVerdict:
         once = a_compare()
         for run in once["runs"]:
             run["repetitions"] = 1
-        first, sure, *_ = verdict(a_suite(a_part("a", once)))
+        (first,) = verdict(a_suite(a_part("a", once)))
         assert first.endswith("each contestant was measured only once, so neither scheme can be recommended.")
-        assert "(with one repetition noise is unknown)" in sure
+        assert "(with one repetition noise is unknown)" in folded(a_suite(a_part("a", once)))[0]
 
     def test_nothing_to_recommend(self) -> None:
         suite = a_suite(a_part("a", results_of(a_run("local N=1", 1000))), a_part("b", None, "missing", "not run"))
@@ -167,5 +192,5 @@ def test_markdown_folds_the_parts(suite: dict[str, Any]) -> None:
     text = to_markdown(suite)
     assert text.startswith("# A &lt;job>\n\n- On this machine")
     assert text.count(" in figures</summary>") == 4
-    assert text.count("<details>") == text.count("</details>") == 4 + 3  # with the certificates
+    assert text.count("<details>") == text.count("</details>") == 1 + 4 + 3  # with the grounds and the certificates
     assert "| paddle N=2 | 150.0 | 145.0–155.0 | 1.00x |" in text
