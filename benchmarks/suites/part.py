@@ -198,9 +198,9 @@ def judge(outcome: Outcome, folder: Path, code: int, *, late: bool) -> None:
 
 def rounds_made(folder: Path) -> tuple[float, str, PartResults | None]:
     """Of all rounds the share that a part has made, the same in words, and the results that they make."""
-    try:
-        kept = msgspec.json.decode((folder / ROUNDS_FILE).read_bytes(), type=RoundsMade)
-    except (OSError, msgspec.DecodeError):
+    try:  # json.loads, for the loss of a training that diverged is NaN
+        kept = msgspec.convert(json.loads((folder / ROUNDS_FILE).read_text()), RoundsMade, str_keys=True)
+    except (OSError, ValueError, msgspec.ValidationError):
         return 0.0, "", None
     return kept.made / kept.count, f" after {kept.made} of {kept.count} rounds", kept.results
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 
 from benchmarks.measuring.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE, rounds
+from benchmarks.records.compare import CompareResults
+from benchmarks.records.result_files import plain
+from benchmarks.suites.job_file import Part
+from benchmarks.suites.part import Outcome, rounds_made, take_up
 from common.errors import GradSyncError
+from tests.support.compare_samples import a_run, results_of
+from tests.support.typed_results import typed
 
 
 class Measurement:
@@ -89,3 +96,23 @@ def test_what_was_kept_is_gone_on_from(made: int, left: list[int], tmp_path: Pat
         numbers += making
     assert numbers == left
     assert measurement.found == [*"abc"[:made], *left]
+
+
+def test_rounds_of_a_training_that_diverged_are_gone_on_from(tmp_path: Path) -> None:
+    run = {**a_run("ps N=2", 900), "loss": {"first": 2.3, "last": float("nan")}}
+    kept = {"made": 2, "count": 3, "state": [], "results": plain(typed(results_of(run)))}
+    (tmp_path / ROUNDS_FILE).write_text(json.dumps(kept))
+    share, words, results = rounds_made(tmp_path)
+    assert (share, words) == (2 / 3, " after 2 of 3 rounds")
+    assert isinstance(results, CompareResults)
+    assert math.isnan(results.runs[0].loss.last)
+    (tmp_path / "part.json").write_text(json.dumps({"status": "begun", "seconds": 5.0, "fingerprint": "print"}))
+    outcome = Outcome(Part(name="one", title="One", words=()), "")
+    assert take_up(outcome, tmp_path, "print")
+    assert outcome.resumed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"made": 1, "count": 3, "results": 7}'])
+def test_rounds_that_cannot_be_read_are_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / ROUNDS_FILE).write_text(text)
+    assert rounds_made(tmp_path) == (0.0, "", None)
