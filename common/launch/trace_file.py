@@ -1,5 +1,7 @@
 """Puts the parts of a trace on one clock and writes them as Chrome's trace events, which ui.perfetto.dev reads.
 
+The parts are those of common/sync/trace.py; tracing.py gathers them.
+
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
 A process of the trace is a rank or a server; its tracks hold spans that follow or contain one another:

@@ -1,4 +1,8 @@
-"""How the parts of a trace come together: through a launcher's folder, or over the connections of the training."""
+"""How the parts of a trace come together: through a launcher's folder, or over the connections of the training.
+
+Each process records its part with common/sync/trace.py; trace_file.py merges and writes them. They lie apart because a
+training that only records must not need what a launcher does.
+"""
 
 from __future__ import annotations
 

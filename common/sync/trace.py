@@ -1,7 +1,7 @@
 """What a process of a training did when, for `--trace FILE`: recorded here, on its own clock.
 
 A rank's recording begins before it attaches and knows the step it is in. A server's begins when a trainer that records
-registers. At the end (common/launch/tracing.py)
+registers. At the end (common/launch/tracing.py; the file is common/launch/trace_file.py's)
 
     under a launcher of one host   every process leaves its part in a folder, failed or not, and the launcher merges;
                                    all read one CLOCK_MONOTONIC
