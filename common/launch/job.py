@@ -172,8 +172,12 @@ class Job:
 
     def _check_servers_were_used(self) -> None:
         """A server ends with its trainers; one that outlives them all has never met them."""
-        ranks_ended = [c.ended_at for c in self.children if not c.name.startswith("server")]
-        if ranks_ended and all(ranks_ended) and time.monotonic() - max(t or 0.0 for t in ranks_ended) > IDLE_SERVER_S:
+        ranks = [child for child in self.children if not child.name.startswith("server")]
+        ended = [rank.ended_at for rank in ranks if rank.ended_at is not None]
+        if not ranks or len(ended) < len(ranks):
+            return
+        never = self.joining is not None and not any(rank.has_joined() for rank in ranks)
+        if time.monotonic() - max(ended) > (0.0 if never else IDLE_SERVER_S):
             if not self.all_ranks_here:  # those of other hosts end when they like
                 if not self._told_of_others:
                     print("the ranks of this host have ended; its servers wait for those of others", file=sys.stderr)

@@ -18,6 +18,7 @@ from common.launch import job as launch
 from common.launch import servers as servers_module
 from common.launch.cli import run_command
 from common.launch.job import Job
+from common.launch.joining import Joining
 from common.launch.servers import start_servers, wait_for_file
 from tests.support.jobs import LIMIT_S, PAUSE, WAIT_FOR_END_OF, Flags, start
 
@@ -192,3 +193,13 @@ def test_servers_that_nobody_joined_end_with_a_reason(monkeypatch: pytest.Monkey
         job.start("rank 0", ["-c", ""], log="workerlog.0")
         with pytest.raises(UsageError, match=r"the program never joined \(does it import ps\?\)"):
             job.wait()
+
+
+def test_nobody_waits_for_servers_where_no_rank_has_begun_to_join() -> None:
+    begin = time.monotonic()
+    with Job(joining=Joining(["mine.py"], "ps", 1, 600.0)) as job:
+        job.start("server 0", ["-c", PAUSE], log="serverlog.0")
+        job.start("rank 0", ["-c", ""], log="workerlog.0")
+        with pytest.raises(UsageError, match="the program never joined"):
+            job.wait()
+    assert time.monotonic() - begin < launch.IDLE_SERVER_S
