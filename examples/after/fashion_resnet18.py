@@ -1,9 +1,12 @@
 """The Fleet tutorial's program: ResNet-18 for 28x28 images on Fashion-MNIST, Momentum with L2 decay.
 
 python -m collective.run --nranks 2 fashion_resnet18.py --data-dir DIR
+
+DIR holds the four IDX .gz files of Fashion-MNIST; docs/own-program.md says where they come from.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +89,7 @@ def train(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data-dir", default="fashion-mnist")
+    parser.add_argument("--data-dir", default="fashion-mnist", help="docs/own-program.md says where from")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="stop after so many; 0: never")
     parser.add_argument("--test-steps", type=int, default=10, help="batches of the test set; 0: no test")
@@ -95,4 +98,7 @@ if __name__ == "__main__":
     parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", default="resnet18.pdparams")
-    train(parser.parse_args())
+    args = parser.parse_args()
+    if not Path(args.data_dir).is_dir():
+        sys.exit(f"no such folder: {args.data_dir}; docs/own-program.md says where it comes from")
+    train(args)

@@ -9,6 +9,9 @@ import io
 import json
 import os
 import pickle
+import re
+import runpy
+import struct
 import subprocess
 import sys
 import tarfile
@@ -100,6 +103,40 @@ def digest(scheme: str, nranks: int, program: Path, folder: Path, *flags: str) -
     records = [json.loads((folder / f"{scheme}-record.{rank}.json").read_text()) for rank in range(nranks)]
     assert len({record["parameters_sha256"] for record in records}) == 1
     return str(records[0]["parameters_sha256"])
+
+
+@pytest.mark.parametrize("page", ["own-program.md", "own-program.zh.md"])
+def test_the_page_makes_the_file_of_mnist(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (100, 28, 28), np.uint8)
+    files = {"images": struct.pack(">4I", 2051, 100, 28, 28) + images.tobytes()}
+    files["labels"] = struct.pack(">2I", 2049, 100) + bytes(range(10)) * 10
+    for kind, content in files.items():
+        (tmp_path / kind).write_bytes(gzip.compress(content))
+    monkeypatch.setattr(
+        "paddle.vision.datasets.mnist._check_exists_and_download",
+        lambda path, url, *rest: str(tmp_path / ("images" if "images" in url else "labels")),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "before"))
+    (code,) = re.findall(r"```python\n(import gzip.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    exec(code, {})
+    import mnist_cnn
+
+    train, validation, test = (mnist_cnn.MnistDataset("mnist.json.gz", part) for part in range(3))
+    assert (len(train), len(validation), len(test)) == (100, 0, 100)
+    image, label = train[13]
+    assert np.allclose(image[0], images[13] / 255, atol=1e-4)
+    assert label.tolist() == [3]
+
+
+@pytest.mark.parametrize("name", ["cifar10_cnn.py", "fashion_resnet18.py", "mnist_cnn.py"])
+def test_a_missing_file_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [name])
+    with pytest.raises(SystemExit) as found:
+        runpy.run_path(str(EXAMPLES / "before" / name), run_name="__main__")
+    assert re.fullmatch(r"no such (file|folder): \S+; docs/own-program.md says (how|where) .+", str(found.value))
 
 
 @pytest.mark.processes
