@@ -205,6 +205,24 @@ def test_an_average_is_handed_out_as_such_and_can_be_used_again() -> None:
     assert list(store.steps) == [2, 2]
 
 
+def test_an_average_that_is_not_there_cannot_be_used_again() -> None:
+    store = begun(1, updates=True)
+    for step in range(2):  # none yet; used up by the update
+        with pytest.raises(ProtocolError, match=rf"^rank 0 wants to use an average again at step {step}, but there is"):
+            store.commit(0, EPOCH, step, Ending(0.1, again=True), b"")
+        push_all(store, 0, step)
+        store.commit(0, EPOCH, step, Ending(0.1), b"")
+
+
+def test_a_slice_hands_out_its_own_words() -> None:
+    store = SyncStore(Shard(16, 48), PLAN, 1, epoch=EPOCH, piece=16)
+    store.begin(SGD())
+    store.commit(0, EPOCH, 0, Ending(1.0), b"", ahead=True)
+    done = push(store, 0, 1, 16, 33)
+    assert [(r.start, r.words.size) for r in done.results] == [(16, 16)]
+    assert_same_bits(done.results[0].words, -gradients_of(0, 0, LENGTH)[16:32])
+
+
 def test_parameters_come_unasked() -> None:
     with pytest.raises(
         ProtocolError, match=r"^rank 1 asked for parameters at step 4, which come unasked in sync mode$"
