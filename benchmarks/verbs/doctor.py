@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,10 +134,10 @@ def memfd() -> Finding:
     return Finding("memfd", True, "shared memory without names, which backend shm uses")
 
 
-def shared_memory() -> Finding:
+def shared_memory(needed: int = SHM_BYTES) -> Finding:
     """Of no concern to GradSync itself."""
     size = shutil.disk_usage("/dev/shm")
-    usable = size.free >= SHM_BYTES
+    usable = size.free >= needed
     mend = "" if usable else "docker run --shm-size=2g (or mount -o remount,size=2g /dev/shm)"
     words = f"{size.free / 1e9:.1f} GB of {size.total / 1e9:.1f} GB free, for DataLoader workers"
     return Finding("/dev/shm", usable, words, mend)
@@ -200,10 +200,10 @@ def why_not(cluster: Cluster) -> str:
         return str(exc)
 
 
-def ports() -> Finding:
-    taken = [port for port in PORTS if not is_free(port)]
-    words = ", ".join(f"{port} is {'in use' if port in taken else 'free'}" for port in PORTS)
-    return Finding("ports", not taken, words, "; ".join(f"{PORTS[port]} chooses another" for port in taken))
+def ports(asked: Mapping[int, str] = PORTS) -> Finding:
+    taken = [port for port in asked if not is_free(port)]
+    words = ", ".join(f"{port} is {'in use' if port in taken else 'free'}" for port in asked)
+    return Finding("ports", not taken, words, "; ".join(f"{asked[port]} chooses another" for port in taken))
 
 
 def is_free(port: int) -> bool:
@@ -231,13 +231,13 @@ def peer(what: str, package: str, reason: str) -> Finding:
     return Finding(what, not reason, wrong or f"{package} {installed(package)}, to compare with", mend.rstrip(")"))
 
 
-def imported(code: str) -> tuple[str, bool]:
+def imported(code: str, limit: float = IMPORT_S) -> tuple[str, bool]:
     """(what it prints, or the last line of why not; whether it ran), in a process of its own with a deadline."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return f"importing it took longer than {IMPORT_S:g} s", False
+        return f"importing it took longer than {limit:g} s", False
     lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}", not done.returncode
 

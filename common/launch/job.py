@@ -30,10 +30,7 @@ __all__ = ["FOLDER", "Job"]
 
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
-SETTLE_S = 1.5  # how long the others may take to notice and name a failure before they are ended
 CULPRIT_S = 5.0  # how long whoever has failed may take to end, after those who report it
-TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
-IDLE_SERVER_S = 10.0  # how long servers may outlive the last rank
 
 
 @dataclass
@@ -42,14 +39,18 @@ class Job:
 
     Args:
         log_dir: where `workerlog.N` and `serverlog.N` go; None: a temporary folder, removed at the end.
-        patience: seconds that children have between SIGTERM and SIGKILL; None: TERMINATE_S.
+        patience: seconds that children have between SIGTERM and SIGKILL.
+        settle: seconds that the others may take to notice and name a failure before they are ended.
+        idle: seconds that servers may outlive the last rank.
         all_ranks_here: whether no other host has ranks of this job, so that all of them have its secret, by which they
             prove to one another that they belong to it.
         joining: watches whether ranks join, where they run a program of the user's.
     """
 
     log_dir: Path | None = None
-    patience: float | None = None
+    patience: float = 2.0
+    settle: float = 1.5
+    idle: float = 10.0
     all_ranks_here: bool = True
     joining: Joining | None = None
     children: list[Child] = field(default_factory=list)
@@ -177,7 +178,7 @@ class Job:
         if not ranks or len(ended) < len(ranks):
             return
         never = self.joining is not None and not any(rank.has_joined() for rank in ranks)
-        if time.monotonic() - max(ended) > (0.0 if never else IDLE_SERVER_S):
+        if time.monotonic() - max(ended) > (0.0 if never else self.idle):
             if not self.all_ranks_here:  # those of other hosts end when they like
                 if not self._told_of_others:
                     print("the ranks of this host have ended; its servers wait for those of others", file=sys.stderr)
@@ -214,7 +215,7 @@ class Job:
         begin = time.monotonic()
         while running := [child for child in self.children if child.code is None]:
             unexplained = all(child.code == PeerError.exit_code for child in self.children if child.code)
-            patience = CULPRIT_S if unexplained and not any(child.is_frozen() for child in running) else SETTLE_S
+            patience = CULPRIT_S if unexplained and not any(child.is_frozen() for child in running) else self.settle
             if time.monotonic() > begin + patience:
                 return
             time.sleep(POLL_S)
@@ -226,7 +227,7 @@ class Job:
         self.children = [child for child in self.children if child.process is not process]
 
     def _end(self, children: Sequence[Child]) -> None:
-        end_all(children, TERMINATE_S if self.patience is None else self.patience)
+        end_all(children, self.patience)
 
 
 def remove_folders_of_the_dead() -> None:

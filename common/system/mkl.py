@@ -16,7 +16,7 @@ MAKERS = {"AuthenticAMD", "HygonGenuine"}
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-def set_cpu_type() -> None:
+def set_cpu_type(cpu_info: Path = CPU_INFO) -> None:
     """Have MKL compute with AVX2 and FMA on an AMD or Hygon processor that has them, unless the user has chosen, by
     `CPU_TYPE` ("auto" leaves it to MKL) or another variable of MKL's. For every process that computes with Paddle,
     before it computes.
@@ -25,20 +25,24 @@ def set_cpu_type() -> None:
     of an EPYC instead of 45 to 89, a step of ResNet-18 took 1.4 s instead of 0.5; and Paddle's SGD ended in other bits
     than on Intel's processors, for it multiplied and added in two roundings instead of one.
     """
-    if (wanted := wanted_cpu_type()) is not None:
+    if (wanted := wanted_cpu_type(cpu_info)) is not None:
         os.environ[CPU_TYPE] = wanted
 
 
-def wanted_cpu_type() -> str | None:
-    """The user's `CPU_TYPE`, else ours; None where it is not to be set."""
-    ours = AVX2 if _is_misjudged() and not any(name in os.environ for name in OTHER_CHOICES) else None
+def wanted_cpu_type(cpu_info: Path = CPU_INFO) -> str | None:
+    """The user's `CPU_TYPE`, else ours; None where it is not to be set.
+
+    Args:
+        cpu_info: what the kernel says of the processor.
+    """
+    ours = AVX2 if _is_misjudged(cpu_info) and not any(name in os.environ for name in OTHER_CHOICES) else None
     return os.environ.get(CPU_TYPE, ours)
 
 
-def _is_misjudged() -> bool:
+def _is_misjudged(cpu_info: Path) -> bool:
     """Whether this processor can do more than MKL believes."""
     try:
-        with CPU_INFO.open() as file:
+        with cpu_info.open() as file:
             lines = [line.partition(":") for line in takewhile(str.strip, file)]  # of the first core
     except OSError:
         return False

@@ -12,6 +12,7 @@ gathering      all-gather
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,6 +43,7 @@ class Coordinator:
         timeout: how long, in seconds, trainers may wait for one that does not take part.
         pool: makes the arrays that trainers of this host and user read; without one none does.
         helper: a thread that shares the work on large arrays.
+        clock: by which they wait, in seconds.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Coordinator:
         epoch: int = 0,
         pool: SegmentPool | None = None,
         helper: ThreadPoolExecutor | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.nranks, self.shard = nranks, shard
         self._lock = threading.Condition()
@@ -60,7 +63,7 @@ class Coordinator:
         self._members = Members(nranks, epoch, self._lock)
         self._planes = DataPlanes(nranks, epoch, pool)
         self._members.at_end(self._planes.wake)
-        self.watchdog = Watchdog(self._members, self._lock, timeout, self._missing)
+        self.watchdog = Watchdog(self._members, self._lock, timeout, self._missing, clock)
         self._gathering = Gathering(self._members, self.watchdog)
         empty = pool.empty if pool else aligned_empty
         self._registration = Registration(

@@ -26,15 +26,21 @@ class Watchdog:
     Args:
         timeout: how long, in seconds, trainers may wait for one that does not take part.
         missing: whom they wait for.
+        clock: tells the time in seconds.
     """
 
     def __init__(
-        self, members: Members, lock: threading.Condition, timeout: float, missing: Callable[[], list[int]]
+        self,
+        members: Members,
+        lock: threading.Condition,
+        timeout: float,
+        missing: Callable[[], list[int]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.timeout = timeout
+        self.timeout, self._clock = timeout, clock
         self._members, self._lock, self._missing = members, lock, missing
         self._waiting_since: float | None = None
-        self._sign_at = time.monotonic()
+        self._sign_at = clock()
         self.thread = threading.Thread(target=self.watch, name="gradsync-watchdog", daemon=True)
         self.thread.start()
 
@@ -45,7 +51,7 @@ class Watchdog:
     def someone_waits(self) -> None:
         """From now on, if nobody has before."""
         if self._waiting_since is None:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = self._clock()
 
     def nobody_waits(self) -> None:
         self._waiting_since = None
@@ -53,7 +59,7 @@ class Watchdog:
     def still_alive(self) -> None:
         """Data have come, so the time that others may wait counts from now: here, and at the trainers, who would else
         take the server for frozen before it can name who is."""
-        now = time.monotonic()
+        now = self._clock()
         if self._waiting_since is not None:
             self._waiting_since = now
         if now - self._sign_at > SIGN_S:
@@ -66,8 +72,8 @@ class Watchdog:
         with self._lock:
             while not self._members.over:
                 self._lock.wait(WATCH_S)
-                since = self._waiting_since
-                if since is not None and time.monotonic() - since > self.timeout:
+                since, now = self._waiting_since, self._clock()
+                if since is not None and now - since > self.timeout:
                     ranks = ", ".join(str(rank) for rank in self._missing())
                     self._members.fail(
                         PeerStalled(

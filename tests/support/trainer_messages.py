@@ -233,9 +233,9 @@ def open_group(nranks: int, **options: object) -> Setting:
     return Setting(Coordinator(nranks, **options), [Inbox() for _ in range(nranks)])
 
 
-def running(nranks: int, *, timeout: float = 30.0) -> Setting:
+def running(nranks: int, **options: object) -> Setting:
     """All have registered and hold rank 0's parameters."""
-    setting = open_group(nranks, timeout=timeout)
+    setting = open_group(nranks, **options)
     for rank in range(nranks):
         enter(setting.group, register_message(rank), setting.inboxes[rank])
     setting.say(0, parameters_message(0, parameters_of(0)))
@@ -259,17 +259,17 @@ def update_message(step: int, **fields: object) -> TrainerMessage:
     return TrainerMessage(commit=Commit(step=step, learning_rate=RATE, update=True, **fields))
 
 
-def registered(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerQueue] = ()) -> Setting:
+def registered(nranks: int, *, inboxes: Sequence[ServerQueue] = (), **options: object) -> Setting:
     """As `running`, but with the optimizer still to be named."""
-    setting = Setting(Coordinator(nranks, timeout=timeout), list(inboxes) or [Inbox() for _ in range(nranks)])
+    setting = Setting(Coordinator(nranks, **options), list(inboxes) or [Inbox() for _ in range(nranks)])
     for rank in range(nranks):
         enter(setting.group, register_message(rank, optimizer=None), setting.inboxes[rank])
     setting.say(0, parameters_message(0, parameters_of(0)))
     return setting
 
 
-def configured(nranks: int, *, timeout: float = 30.0, inboxes: Sequence[ServerQueue] = ()) -> Setting:
-    setting = registered(nranks, timeout=timeout, inboxes=inboxes)
+def configured(nranks: int, *, inboxes: Sequence[ServerQueue] = (), **options: object) -> Setting:
+    setting = registered(nranks, inboxes=inboxes, **options)
     for rank in reversed(range(nranks)):
         setting.say(rank, configure_message(rank))
     return setting
@@ -319,13 +319,13 @@ def stalled(setting: Setting, text: str, *, timeout: float) -> None:
 
 
 class Clock:
-    """Stands in for the module `time` of the group: moves only when told."""
+    """The group's: moves only when told."""
 
     def __init__(self) -> None:
         self._now, self._looks = 0.0, 0
         self._looked = threading.Condition()
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         with self._looked:
             self._looks += 1
             self._looked.notify_all()

@@ -193,7 +193,7 @@ def keep(folder: Path, contestant: Contestant, distances: tuple[float, ...]) -> 
 @pytest.fixture
 def no_cpu_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(mkl.CPU_TYPE, raising=False)
-    monkeypatch.setattr(mkl, "_is_misjudged", lambda: False)
+    monkeypatch.setenv(mkl.OTHER_CHOICES[0], "AUTO")  # so that ours is none on any processor
 
 
 def certified(
@@ -269,7 +269,7 @@ def certified_default(folder: Path, once_more: Callable[[Contestant], bool], awa
 @pytest.fixture
 def misjudged(monkeypatch: pytest.MonkeyPatch) -> None:
     """An AMD processor, and nobody has set anything."""
-    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+    monkeypatch.setattr(mkl, "_is_misjudged", lambda _: True)
     for name in (mkl.CPU_TYPE, *mkl.OTHER_CHOICES):
         monkeypatch.delenv(name, raising=False)
 

@@ -10,8 +10,8 @@ import pytest
 
 from common.launch import job as launch
 from common.launch.child import ProcessFailed
-from common.launch.job import Job
 from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start
+from tests.support.short_job import Job
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,6 @@ import pytest
 from common import __version__
 from common.errors import RendezvousError
 from common.launch.child import ProcessFailed
-from common.launch.job import Job
 from common.launch.ranks import abstract_address
 from common.launch.servers import start_servers
 from common.network import rpc
@@ -20,6 +19,7 @@ from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import METHOD
 from ps.planes.methods import JOIN
 from tests.support.groups import environment
+from tests.support.short_job import Job
 
 pytestmark = pytest.mark.processes
 

@@ -17,10 +17,10 @@ from common.errors import UsageError
 from common.launch import job as launch
 from common.launch import servers as servers_module
 from common.launch.cli import run_command
-from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.servers import start_servers, wait_for_file
 from tests.support.jobs import LIMIT_S, PAUSE, WAIT_FOR_END_OF, Flags, start
+from tests.support.short_job import Job
 
 pytestmark = pytest.mark.processes
 DEAF = "import signal, pathlib, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -178,17 +178,15 @@ def test_folders_of_killed_launchers_are_removed_at_the_next_start(
     assert [p.name for p in tmp_path.iterdir()] == [f"gradsync-{os.getppid()}-abc"]
 
 
-def test_servers_may_outlive_the_ranks_of_this_host_if_others_have_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "IDLE_SERVER_S", 0.0)
-    with Job(all_ranks_here=False) as job:
+def test_servers_may_outlive_the_ranks_of_this_host_if_others_have_some() -> None:
+    with Job(all_ranks_here=False, idle=0.0) as job:
         rank = job.start("rank 0", ["-c", ""], log="workerlog.0")
         job.start("server 0", ["-c", WAIT_FOR_END_OF, str(rank.pid), "0"], log="serverlog.0")
         job.wait()
 
 
-def test_servers_that_nobody_joined_end_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "IDLE_SERVER_S", 0.2)
-    with Job() as job:
+def test_servers_that_nobody_joined_end_with_a_reason() -> None:
+    with Job(idle=0.2) as job:
         job.start("server 0", ["-c", PAUSE], log="serverlog.0")
         job.start("rank 0", ["-c", ""], log="workerlog.0")
         with pytest.raises(UsageError, match=r"the program never joined \(does it import ps\?\)"):
@@ -202,4 +200,4 @@ def test_nobody_waits_for_servers_where_no_rank_has_begun_to_join() -> None:
         job.start("rank 0", ["-c", ""], log="workerlog.0")
         with pytest.raises(UsageError, match="the program never joined"):
             job.wait()
-    assert time.monotonic() - begin < launch.IDLE_SERVER_S
+    assert time.monotonic() - begin < Job.idle

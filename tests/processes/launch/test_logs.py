@@ -11,10 +11,10 @@ import pytest
 
 from common.errors import UsageError
 from common.launch.child import ProcessFailed
-from common.launch.job import Job
 from common.launch.servers import wait_for_file
 from common.system.process import PARENT_VARIABLE
 from tests.support.jobs import LIMIT_S, WAIT_FOR_END_OF, failure_of, start
+from tests.support.short_job import Job
 
 pytestmark = pytest.mark.processes
 

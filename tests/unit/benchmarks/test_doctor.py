@@ -60,12 +60,13 @@ def test_a_check_that_fails_is_a_finding() -> None:
     assert examine(broken_thing) == Finding("broken thing", False, "could not be examined: OSError: on fire")
 
 
-def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(doctor, "PORTS", {port: "x --port"})
-        assert doctor.ports() == Finding("ports", False, f"{port} is in use", "x --port chooses another")
-    assert doctor.ports() == Finding("ports", True, f"{port} is free")
+        assert doctor.ports({port: "x --port"}) == Finding(
+            "ports", False, f"{port} is in use", "x --port chooses another"
+        )
+    assert doctor.ports({port: "x --port"}) == Finding("ports", True, f"{port} is free")
 
 
 @pytest.mark.parametrize(
@@ -87,16 +88,14 @@ def test_nccl_says_whether_ranks_may_share_a_gpu(
     assert bool(found.mend) == bool(mend)
 
 
-def test_what_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_imported_says_why() -> None:
     assert doctor.imported("print(1); print(2)") == ("2", True)
     assert doctor.imported("import no_such_thing") == ("ModuleNotFoundError: No module named 'no_such_thing'", False)
-    monkeypatch.setattr(doctor, "IMPORT_S", 0.05)
-    assert doctor.imported("import time; time.sleep(60)") == ("importing it took longer than 0.05 s", False)
+    assert doctor.imported("import time; time.sleep(60)", 0.05) == ("importing it took longer than 0.05 s", False)
 
 
-def test_too_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "SHM_BYTES", 1 << 60)
-    found = doctor.shared_memory()
+def test_too_small_shared_memory_is_named() -> None:
+    found = doctor.shared_memory(1 << 60)
     assert not found.usable
     assert "--shm-size=2g" in found.mend
 

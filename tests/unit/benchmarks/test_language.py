@@ -265,7 +265,6 @@ class TestReportAgain:
     ) -> None:
         (tmp_path / "x.json").write_text(json.dumps(a_compare()))
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("benchmarks.__main__.die_with_parent", lambda: None)
         monkeypatch.setattr("sys.argv", ["benchmarks", "report", "x.json", "--lang", "zh"])
         assert main() == 0
         assert capsys.readouterr().out == "report: out/report/report.html (compare)\n"

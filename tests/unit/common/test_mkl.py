@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.system import mkl
-from common.system.mkl import CPU_TYPE, OTHER_CHOICES, set_cpu_type, wanted_cpu_type
+from common.system.mkl import CPU_TYPE, MKL_CHOOSES, OTHER_CHOICES, set_cpu_type, wanted_cpu_type
 from tests.support.groups import ROOT
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx fma avx2\n\nprocessor\t: 1\nflags\t\t: \n"
@@ -43,6 +42,13 @@ def nobody_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def epyc(tmp_path: Path) -> Path:
+    """What the kernel says of one."""
+    (tmp_path / "epyc").write_text(EPYC)
+    return tmp_path / "epyc"
+
+
 @pytest.mark.parametrize(
     ("processor", "wanted"),
     [
@@ -57,31 +63,26 @@ def nobody_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, None),
     ],
 )
-def test_avx2_where_mkl_would_not_use_it(
-    processor: str | None, wanted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_avx2_where_mkl_would_not_use_it(processor: str | None, wanted: str | None, tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     if processor is not None:
         file.write_text(processor)
-    monkeypatch.setattr(mkl, "CPU_INFO", file)
-    assert wanted_cpu_type() == wanted
-    set_cpu_type()
+    assert wanted_cpu_type(file) == wanted
+    set_cpu_type(file)
     assert os.environ.get(CPU_TYPE) == wanted
 
 
 @pytest.mark.parametrize("chosen", ["0", "7", "auto", ""])
-def test_what_the_user_set_stays(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+def test_what_the_user_set_stays(chosen: str, epyc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CPU_TYPE, chosen)
-    set_cpu_type()
-    assert os.environ[CPU_TYPE] == wanted_cpu_type() == chosen
+    set_cpu_type(epyc)
+    assert os.environ[CPU_TYPE] == wanted_cpu_type(epyc) == chosen
 
 
 @pytest.mark.parametrize("name", ["MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"])
-def test_another_choice_of_the_users_is_not_overridden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mkl, "_is_misjudged", lambda: True)
+def test_another_choice_of_the_users_is_not_overridden(name: str, epyc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "COMPATIBLE")
-    set_cpu_type()
+    set_cpu_type(epyc)
     assert CPU_TYPE not in os.environ
 
 
@@ -122,7 +123,7 @@ def test_every_way_in_sets_it_before_paddle_computes(
 ) -> None:
     """Seen by Paddle's SGD, which rounds once where MKL uses FMA, as on Intel's processors, and else twice."""
     pytest.importorskip("paddle")
-    if not mkl._is_misjudged():
+    if wanted_cpu_type() is None:
         pytest.skip("MKL knows what this processor can do, so nothing is set")
     assert rounding_of_sgd(first, tmp_path, settings=settings, command=command) == "once"
 
@@ -131,6 +132,6 @@ def test_every_way_in_sets_it_before_paddle_computes(
 def test_auto_is_mkls_own_choice(tmp_path: Path) -> None:
     """Which SSE2 is on the processors that it misjudges."""
     pytest.importorskip("paddle")
-    chosen = [rounding_of_sgd("", tmp_path, settings=s, command=()) for s in ({}, {CPU_TYPE: mkl.MKL_CHOOSES})]
+    chosen = [rounding_of_sgd("", tmp_path, settings=s, command=()) for s in ({}, {CPU_TYPE: MKL_CHOOSES})]
     assert chosen[0] == chosen[1]
-    assert not mkl._is_misjudged() or chosen[0] == "twice"
+    assert wanted_cpu_type() is None or chosen[0] == "twice"

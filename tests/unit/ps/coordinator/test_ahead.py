@@ -21,8 +21,8 @@ from tests.support.trainer_messages import (
 )
 
 
-def committed_ahead(nranks: int, *, timeout: float = 30.0) -> Setting:
-    setting = running(nranks, timeout=timeout)
+def committed_ahead(nranks: int, **options: object) -> Setting:
+    setting = running(nranks, **options)
     for rank in range(nranks):
         setting.say(rank, commit_message(0, ahead=True))
     return setting
@@ -60,11 +60,10 @@ def test_who_committed_ahead_and_fell_silent_is_named() -> None:
     stalled(setting, "2 did not take part in step 0", timeout=0.3)
 
 
-def test_to_commit_ahead_is_not_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_commit_ahead_is_not_to_wait() -> None:
     """A long backward follows it; only who has pushed everything waits."""
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
-    setting = committed_ahead(2, timeout=10.0)
+    setting = committed_ahead(2, timeout=10.0, clock=clock)
     push_bucket(setting, 0, 0)
     clock.advance(25.0)
     push_bucket(setting, 0, 1)

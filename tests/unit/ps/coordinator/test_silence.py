@@ -85,10 +85,9 @@ def test_nobody_stalls_while_nobody_waits() -> None:
     assert not waiter.is_alive()
 
 
-def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_trainer_that_keeps_sending_is_not_stalled() -> None:
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
-    setting = running(2, timeout=10.0)
+    setting = running(2, timeout=10.0, clock=clock)
     setting.step(0, 0)
     for start in range(0, 64, 16):
         clock.advance(9.0)
@@ -98,11 +97,10 @@ def test_a_slow_trainer_that_keeps_sending_is_not_stalled(monkeypatch: pytest.Mo
     setting.failed(PeerStalled, "^rank 1 did not take part in step 0 for 10 s")
 
 
-def test_who_waits_hears_that_others_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_hears_that_others_still_send() -> None:
     """Else it would take the server for frozen, for its own limit counts from its own commit."""
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
-    setting = running(2, timeout=10.0)
+    setting = running(2, timeout=10.0, clock=clock)
     setting.step(0, 0)
     signs = []
     for start in range(0, 64, 16):
@@ -114,9 +112,8 @@ def test_who_waits_hears_that_others_still_send(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("ps.coordinator.stalled.time", clock)
     monkeypatch.setattr("ps.planes.wire.CHUNK_BYTES", 60)
-    setting = configured(2, timeout=10.0)
+    setting = configured(2, timeout=10.0, clock=clock)
     update(setting, 0, ranks=[1], replaced=True)
     for start in range(0, 80, 16):
         clock.advance(9.0)
