@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 __all__ = ["Axis", "linear", "logarithmic", "round_values"]
 
+LETTER = 3.3  # percent of an axis on a phone that one takes, with some air
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -36,6 +38,20 @@ class Axis:
         scale = math.log10 if self.is_log else float
         low, high, at = scale(self.low), scale(self.high), scale(value)
         return round(100 * (at - low) / (high - low), 2)
+
+    def rows(self) -> list[tuple[float, str, bool]]:
+        """Place, text and whether it stands a row lower on a narrow screen, where neighbours would touch.
+
+        >>> [lower for *_, lower in logarithmic("", 1, 100, [(x, f"{x} MiB") for x in (1, 5, 10, 20, 100)]).rows()]
+        [False, False, True, False, False]
+        """
+        found, ends = [], [-math.inf, -math.inf]  # where the upper row's labels end, and the lower one's
+        for value, text in self.ticks:
+            at, half = self.place(value), LETTER * len(text) / 2
+            lower = at - half < ends[0] and ends[1] < ends[0]
+            ends[lower] = at + half
+            found.append((at, text, lower))
+        return found
 
 
 def linear(title: str, low: float, high: float) -> Axis:
