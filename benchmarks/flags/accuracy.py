@@ -9,12 +9,11 @@ from pathlib import Path
 import tyro
 
 from benchmarks.contestants.training_contestants import Contestant, line_up
-from benchmarks.flags.compare import numbers
+from benchmarks.flags.compare import MeasuredTraining, numbers
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.watched import STRAGGLERS, Straggler
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose
-from common.launch.flags import TrainingConfig
 from common.launch.settings import check_rank
 from ps.planes.plane import DATA_PLANES
 
@@ -22,7 +21,7 @@ __all__ = ["AccuracyConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyConfig(TrainingConfig):
+class AccuracyConfig(MeasuredTraining):
     """Train to a target under each mode of the parameter server and the ring, with and without a straggler, and say
     how long it took."""
 
@@ -55,10 +54,6 @@ class AccuracyConfig(TrainingConfig):
     history: Path | None = None
     """Folder that keeps the results of every run as a file, such as benchmarks/results/history. (default: none)"""
     seed: tyro.conf.Suppress[int] = 1
-    json: tyro.conf.Suppress[Path | None] = None
-    save: tyro.conf.Suppress[Path | None] = None
-    log_dir: tyro.conf.Suppress[Path | None] = None
-    epochs: tyro.conf.Suppress[int | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,13 +18,23 @@ from common.launch.flags import TrainingConfig
 from common.launch.settings import check_rank
 from ps.planes.plane import DATA_PLANES
 
-__all__ = ["CompareConfig"]
+__all__ = ["CompareConfig", "MeasuredTraining", "numbers"]
 
 SCALINGS = ("weak", "strong")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(TrainingConfig):
+class MeasuredTraining(TrainingConfig):
+    """One training of many, without files of its own; its length is in steps."""
+
+    json: tyro.conf.Suppress[Path | None] = None
+    save: tyro.conf.Suppress[Path | None] = None
+    log_dir: tyro.conf.Suppress[Path | None] = None
+    epochs: tyro.conf.Suppress[int | None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(MeasuredTraining):
     """Prove that all schemes compute the same bits, then measure them side by side and write a report."""
 
     batch_size: int = 32
@@ -64,10 +74,6 @@ class CompareConfig(TrainingConfig):
     trace: Path | None = None
     """Folder for a trace of the last repetition of each contestant of ours, as NAME.json, for ui.perfetto.dev."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterConfig] = field(default_factory=ClusterConfig)
-    json: tyro.conf.Suppress[Path | None] = None
-    save: tyro.conf.Suppress[Path | None] = None
-    log_dir: tyro.conf.Suppress[Path | None] = None
-    epochs: tyro.conf.Suppress[int | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,10 +19,12 @@ QUIET_S = 30.0  # between two lines where there is no terminal
 
 
 @contextmanager
-def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
+def progress(
+    console: Console, total: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[..., None]]:
     """A function to be called with what is about to run, `total` times, or until the costs that it is given add up to
     that."""
-    begun = told = time.monotonic()
+    begun = told = clock()
     started = 0
     told_to = os.environ.get(PROGRESS_VARIABLE)
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -36,7 +38,7 @@ def progress(console: Console, total: int) -> Iterator[Callable[..., None]]:
             bar.update(task, completed=started, description=what)
             if told_to:
                 Path(told_to).write_text(f"{started} {total} {what}")
-            now = time.monotonic()
+            now = clock()
             if not console.is_terminal and now - told >= QUIET_S:
                 left = (now - begun) * (total - started) / max(1, started)
                 done = f"{started} of {total} done after {now - begun:.0f} s, about {left:.0f} s left"

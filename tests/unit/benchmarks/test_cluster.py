@@ -91,8 +91,8 @@ def test_each_host_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         "taskset -c 5,6",
         "taskset -c 2,3",
     ]
-    monkeypatch.setattr("benchmarks.netlab.cluster.why_no_cluster", str)
-    monkeypatch.setattr("shutil.which", lambda tool: None)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool: None if tool == "taskset" else f"/sbin/{tool}")
     with pytest.raises(UsageError, match=r"^--cores-per-host needs taskset \(apt-get install util-linux\)$"):
         hosts.__enter__()
 

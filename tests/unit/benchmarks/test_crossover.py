@@ -79,7 +79,8 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
             self._pairs[0][0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
     monkeypatch.setattr(Crossover, "prepared", prepared)
     monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
@@ -201,7 +202,8 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
         one_link = CrossoverConfig(links="1gbit")
         measured(one_link, schemes, GroupDouble("link", 0.1, []), [], [])
 
-    monkeypatch.setattr("benchmarks.verbs.crossover.why_no_cluster", str)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
     monkeypatch.setattr(Crossover, "prepared", prepared)
     monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     monkeypatch.setattr("sys.argv", ["benchmarks", "crossover", "--out", str(tmp_path / "out")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,12 +12,9 @@ from benchmarks.records import progress as module
 from benchmarks.records.progress import progress, told_by
 
 
-def test_without_a_terminal_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter([0.0, 1.0, 31.0, 40.0, 62.0])
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with progress(Console(file=io.StringIO()), 9) as on_run:
+    with progress(Console(file=io.StringIO()), 9, clock.__next__) as on_run:
         for number in range(4):
             on_run(f"run {number}")
     out, err = capsys.readouterr()
