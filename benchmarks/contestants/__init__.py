@@ -1,7 +1,7 @@
 """Who can be measured: ours, the libraries a user would pick instead, and the machine's own limits.
 
 A new contestant of `sweep` is a line in the TABLE below and a module in this folder, with a class that has the methods
-of `Peer`; one that cannot run here says why. A new contestant of trainings (`compare`, `accuracy`) is a line in
+of `Member`; one that cannot run here says why. A new contestant of trainings (`compare`, `accuracy`) is a line in
 training_contestants.py; its training is a module in benchmarks/training, as torch_training.py is.
 
 all_reduce    every rank has an array; all are replaced by their sum.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from common.errors import choose
 
-__all__ = ["OPERATIONS", "OURS", "PEERS", "RATE", "Peer", "is_limit", "load_peer", "possible"]
+__all__ = ["BACKENDS", "OPERATIONS", "OURS", "RATE", "Member", "is_limit", "load_backend", "possible"]
 
 RATE = 0.5  # a power of two, so that a step with small whole numbers is exact
 ALL_REDUCE, PUSH_PULL, BROADCAST = "all_reduce", "push_pull", "broadcast"
@@ -75,7 +75,7 @@ TABLE = {
     "round-limit": Entry("limits", ROUNDS, limit=True),
     "memcpy": Entry("limits", ROUNDS, limit=True),
 }
-PEERS = tuple(TABLE)
+BACKENDS = tuple(TABLE)
 OURS = tuple(name for name, entry in TABLE.items() if entry.ours)
 
 
@@ -89,7 +89,7 @@ def is_limit(backend: str) -> bool:
     return backend in TABLE and TABLE[backend].limit
 
 
-class Peer(Protocol):
+class Member(Protocol):
     """One rank of a group. One that works on a GPU has `xp`, the module cupy."""
 
     array: npt.NDArray[Any]  # what the operation works on, in place, or the gradients; CuPy's if there is `xp`
@@ -103,14 +103,14 @@ class Peer(Protocol):
         """Make `array` hold `count` float32."""
 
     def all_reduce(self) -> None:
-        """Block until the sums are there; of push_pull's peers `push_pull`, until the parameters are; of a broadcast's
+        """Block until the sums are there; of push_pull's `push_pull`, until the parameters are; of a broadcast's
         `broadcast`, until rank 0's values are there, or on rank 0 until they may be overwritten."""
 
     def close(self) -> None: ...
 
 
-def load_peer(name: str) -> Any:
-    """The module of a peer: its `Rank` class (a Peer) and `why_absent(name)`; besides, where they are needed:
+def load_backend(name: str) -> Any:
+    """The module of a backend: its `Rank` class (a Member) and `why_absent(name)`; besides, where they are needed:
 
     launch(nranks): the command that starts all ranks at once, as mpirun.
     sums: False if it computes nothing.
@@ -122,4 +122,4 @@ def load_peer(name: str) -> Any:
     Raises:
         UsageError: unknown name.
     """
-    return importlib.import_module(f"{__name__}.{TABLE[choose('backend', name, PEERS)].module}")
+    return importlib.import_module(f"{__name__}.{TABLE[choose('backend', name, BACKENDS)].module}")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 __all__ = ["Rank", "launch", "why_absent"]
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     if not importlib.util.find_spec("mpi4py"):
         return "mpi4py is not installed (pip install mpi4py)"
     return "" if shutil.which("mpirun") else "there is no mpirun (apt-get install openmpi-bin libopenmpi-dev)"

@@ -22,7 +22,7 @@ driven_by_rank_0 = True
 restless = True  # its daemons
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     return "" if importlib.util.find_spec("ray") else "Ray is not installed (pip install ray)"
 
 

@@ -13,7 +13,7 @@ __all__ = ["Rank", "uses_ports", "why_absent"]
 uses_ports = True
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed (pip install torch)"
 
 

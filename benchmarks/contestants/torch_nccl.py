@@ -16,7 +16,7 @@ __all__ = ["Rank", "uses_ports", "why_absent"]
 uses_ports = True
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     for package in ("torch", "cupy"):
         if not importlib.util.find_spec(package):
             return f"{package} is not installed (pip install torch cupy-cuda12x)"

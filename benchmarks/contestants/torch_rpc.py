@@ -23,7 +23,7 @@ uses_ports = True
 NAME = "server"
 
 
-def why_absent(name: str) -> str:  # noqa: ARG001 - one peer
+def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed (pip install torch)"
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from common.errors import choose
 from ps.store.modes import SYNC, parse_mode
 
-__all__ = ["OTHER_ORDER", "PADDLE_SCHEMES", "PEERS", "SCHEMES", "TORCH", "Contestant", "line_up"]
+__all__ = ["OTHER_ORDER", "PADDLE_SCHEMES", "RIVALS", "SCHEMES", "TORCH", "Contestant", "line_up"]
 
 SCHEMES = ("local", "ps", "ring")
 PADDLE_SCHEMES = ("paddle", "paddle-default")  # paddle.DataParallel with our settings of the process, and with its own
 TORCH = "torch-ddp"  # PyTorch's DistributedDataParallel
-PEERS = {  # over Gloo, which adds in another order; as reports call them
+RIVALS = {  # other libraries, over Gloo, which adds in another order; as reports call them
     "paddle": "paddle.DataParallel",
     "paddle-default": "paddle.DataParallel",
     TORCH: "torch DistributedDataParallel",
@@ -42,7 +42,7 @@ class Contestant:
     @property
     def exact(self) -> bool:
         """Whether it must end in the same bits as the others."""
-        return self.in_step and self.scheme not in PEERS
+        return self.in_step and self.scheme not in RIVALS
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ def line_up(
                     found += [Contestant("ps", plane, count, s) for plane, s in (pairs if count > 1 else pairs[:1])]
                 if count > 1:
                     found += [Contestant("ps", data_planes[0], count, servers[0], mode) for mode in others]
-            elif scheme in PEERS:
+            elif scheme in RIVALS:
                 found.append(Contestant(scheme, "gloo", count))
             elif scheme == "ring":
                 found += [Contestant("ring", b, count) for b in (backends if count > 1 else backends[:1])]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants import OPERATIONS, PEERS, possible
+from benchmarks.contestants import BACKENDS, OPERATIONS, possible
 from benchmarks.flags.compare import numbers
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
@@ -57,7 +57,7 @@ class SweepConfig:
         for count in numbers("nranks", self.nranks):
             check_rank(0, count)
         for name in self.names():
-            choose("backend", name, [peer for peer in PEERS if peer != "link"])
+            choose("backend", name, [each for each in BACKENDS if each != "link"])
             if name not in self._possible:
                 where = "one host" if self.cluster.hosts is None else "emulated hosts"
                 there = ", ".join(self._possible)

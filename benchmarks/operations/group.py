@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import load_peer
+from benchmarks.contestants import load_backend
 from benchmarks.netlab.hosts import Hosts
 from common.errors import GradSyncError
 from common.launch.job import Job
@@ -78,7 +78,7 @@ class MeasuredGroup:
         return f"{self.backend} N={self.nranks}" + (f" S={len(self.servers)}" if len(self.servers) > 1 else "")
 
     def _start(self, control: str) -> None:
-        module = load_peer(self.backend)
+        module = load_backend(self.backend)
         uses_ports = self._hosts.emulated or getattr(module, "uses_ports", False)
         where = self.servers if hasattr(module, "SERVER") else self.placed
         endpoints = self._hosts.endpoints(where) if uses_ports else []

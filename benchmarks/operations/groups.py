@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.contestants import OURS, load_peer
+from benchmarks.contestants import OURS, load_backend
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.operations.group import MeasuredGroup
@@ -72,7 +72,7 @@ def groups_of(
 def restless_among(backends: Sequence[str], op: str) -> list[str]:
     """Those that are started anew for each round, one at a time: libraries that take the cores while they wait; and all
     that have servers, which together would hold some 20 GB at 100 MB."""
-    return [name for name in backends if op == "push_pull" or getattr(load_peer(name), "restless", False)]
+    return [name for name in backends if op == "push_pull" or getattr(load_backend(name), "restless", False)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from benchmarks.records.results import Cluster, Count, Interval, Positive, Results, Sha256
 from benchmarks.stats.interval import Measured
 
-__all__ = ["Certificate", "CompareResults", "Difference", "Distance", "Group", "Loss", "Nearness", "Peer", "Quantiles"]
+__all__ = ["Certificate", "CompareResults", "Difference", "Distance", "Group", "Loss", "Nearness", "Quantiles", "Rival"]
 __all__ += ["RankRecord", "Run"]
 
 
@@ -93,7 +93,7 @@ class Nearness(Distance, frozen=True, kw_only=True, omit_defaults=True):
     first_gradient: Distance | None = None
 
 
-class Peer(Nearness, frozen=True, kw_only=True, omit_defaults=True):
+class Rival(Nearness, frozen=True, kw_only=True, omit_defaults=True):
     """Another library's training beside one of ours."""
 
     contestant: str
@@ -140,7 +140,7 @@ class Certificate(Struct, frozen=True, kw_only=True):
     schemes: dict[str, Sha256]
     groups: list[Group]
     other_order: list[str]
-    peers: list[Peer]
+    peers: list[Rival]
     differences: list[Difference]
 
 

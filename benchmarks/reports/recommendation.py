@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants.training_contestants import PEERS
+from benchmarks.contestants.training_contestants import RIVALS
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say
@@ -211,7 +211,7 @@ def against_paddle(races: Sequence[Race]) -> Iterator[str]:
     rival = "paddle"
     if found := [against(race, rival) for race in races if rival in race.best and NAMES.keys() & race.best.keys()]:
         leads = say(", ").join(found)
-        yield say("The better of the two against {rival}: {leads}.", rival=PEERS[rival], leads=leads)
+        yield say("The better of the two against {rival}: {leads}.", rival=RIVALS[rival], leads=leads)
 
 
 def against(race: Race, rival: str) -> str:
@@ -254,7 +254,7 @@ def race_of(where: str, speeds: Sequence[tuple[Run | ScriptRun, Speed]]) -> Race
         if run.scheme not in best or speed.rate > best[run.scheme].rate:
             best[run.scheme] = speed
     fastest, _ = max(
-        (each for each in speeds if each[0].scheme not in PEERS), key=lambda each: each[1].rate, default=speeds[0]
+        (each for each in speeds if each[0].scheme not in RIVALS), key=lambda each: each[1].rate, default=speeds[0]
     )
     phases = fastest.phases_ms if isinstance(fastest, Run) else {}
     share = sum(phases[name] for name in COMPUTING) / sum(phases.values()) if phases else None

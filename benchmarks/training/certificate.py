@@ -22,7 +22,7 @@ from msgspec import structs
 from msgspec.structs import asdict
 
 from benchmarks.contestants.training_contestants import Contestant
-from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Peer
+from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Rival
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed
 from common.launch.flags import TrainingConfig
@@ -95,7 +95,7 @@ class Found:
     digests: dict[str, str] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    peers: list[Peer] = field(default_factory=list)
+    peers: list[Rival] = field(default_factory=list)
 
 
 def _compare(
@@ -192,12 +192,12 @@ def _locate(folder: Path, contestant: Contestant, reference: Contestant) -> list
     ]
 
 
-def _against(peer: Contestant, reference: Contestant, pool: WorkerPool, config: TrainingConfig, folder: Path) -> Peer:
+def _against(rival: Contestant, reference: Contestant, pool: WorkerPool, config: TrainingConfig, folder: Path) -> Rival:
     """Another library against ours: the same computation, but three ranks, or a kernel's sums, are added in another
     order."""
-    difference = relative_difference(_load(_file(folder, peer)), _load(_file(folder, reference)))
-    found = _judged(difference, pool, [(peer, config), (reference, config)], folder)
-    return Peer(contestant=peer.name, reference=reference.name, **asdict(found))
+    difference = relative_difference(_load(_file(folder, rival)), _load(_file(folder, reference)))
+    found = _judged(difference, pool, [(rival, config), (reference, config)], folder)
+    return Rival(contestant=rival.name, reference=reference.name, **asdict(found))
 
 
 def _whole_batch(pool: WorkerPool, config: TrainingConfig, reference: Contestant, folder: Path) -> Nearness:

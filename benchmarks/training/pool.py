@@ -15,7 +15,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import convert, structs
 
-from benchmarks.contestants.training_contestants import PEERS, TORCH, Contestant
+from benchmarks.contestants.training_contestants import RIVALS, TORCH, Contestant
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.tasks import Evaluate, HandOver, Serve, Task, TorchTrain, Train, Training
@@ -133,7 +133,7 @@ class WorkerPool:
             GradSyncError: the first error that is not merely the consequence of another rank's.
         """
         servers = self._servers[: contestant.servers]
-        traced = trace is not None and contestant.scheme not in PEERS
+        traced = trace is not None and contestant.scheme not in RIVALS
         parts = tempfile.mkdtemp(dir=self._job.scratch) if traced else None
         addresses = self._begin_serving(servers, contestant.nranks, config.timeout, parts)
         training, kept = Training.of(config), str(keep) if keep else None

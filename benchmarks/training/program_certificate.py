@@ -75,21 +75,21 @@ def certify_programs(
     for nranks in sorted({c.nranks for c in contestants}):
         ours = [c for c in contestants if c.nranks == nranks and c.scheme not in PADDLE_SCHEMES]
         identical &= len({r.parameters_sha256 for c in ours for r in runs[c]}) <= 1
-        for peer in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
+        for rival in (c for c in contestants if c.nranks == nranks and c.scheme in PADDLE_SCHEMES):
             for contestant in ours[:1]:
                 alike = contestant
-                if peer.scheme == "paddle-default" and wanted_cpu_type() != os.environ.get(CPU_TYPE):
+                if rival.scheme == "paddle-default" and wanted_cpu_type() != os.environ.get(CPU_TYPE):
                     alike = replace(contestant, mkl_chooses=True)
                     if not once_more(alike):
                         continue  # that failure is told
-                    own_kernels.append(peer.name)
-                found = against_paddle[peer.name] = distances_between(alike, peer, folder)
+                    own_kernels.append(rival.name)
+                found = against_paddle[rival.name] = distances_between(alike, rival, folder)
                 bounds = PADDLE_BOUNDS
                 other = Contestant(OTHER_ORDER, "shm", nranks)  # with our kernels for paddle-default too: a scale
                 if nranks > 2 and not within(found, bounds) and once_more(other):
                     yardstick = distances_between(contestant, other, folder)
                     bounds = bounds_by(yardstick)
-                    yardsticks[peer.name] = {n: Yardstick(d, bounds[n]) for n, d in yardstick.items()}
+                    yardsticks[rival.name] = {n: Yardstick(d, bounds[n]) for n, d in yardstick.items()}
                 close &= within(found, bounds)
     identical &= not ours_that_disagree(failures)
     return Certificate(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.contestants import OURS
-from benchmarks.contestants.training_contestants import PEERS
+from benchmarks.contestants.training_contestants import RIVALS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults
@@ -150,10 +150,10 @@ def _figures(results: PartResults) -> Iterator[tuple[str, Figure]]:
                 yield from _figures_of_cell(cell)
         case CompareResults():
             for run in results.runs:
-                yield run.contestant, figure(time_of(run.rate), run.scheme not in PEERS, f"N={run.nranks}")
+                yield run.contestant, figure(time_of(run.rate), run.scheme not in RIVALS, f"N={run.nranks}")
         case ScriptResults():
             for program in results.runs:
-                ours = program.scheme not in PEERS
+                ours = program.scheme not in RIVALS
                 yield program.contestant, figure(program.step, ours, f"N={program.nranks}")
 
 

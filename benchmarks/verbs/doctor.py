@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants import load_peer
+from benchmarks.contestants import load_backend
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.records.environment import cpu_name, installed
 from common.errors import GradSyncError
@@ -215,18 +215,18 @@ def is_free(port: int) -> bool:
 
 
 def torch() -> Finding:
-    return peer("PyTorch", "torch", load_peer("torch-gloo").why_absent("torch-gloo"))
+    return library("PyTorch", "torch", load_backend("torch-gloo").why_absent("torch-gloo"))
 
 
 def mpi() -> Finding:
-    return peer("MPI", "mpi4py", load_peer("mpi").why_absent("mpi"))
+    return library("MPI", "mpi4py", load_backend("mpi").why_absent("mpi"))
 
 
 def ray() -> Finding:
-    return peer("Ray", "ray", "" if find_spec("ray") else "Ray is not installed (pip install ray)")
+    return library("Ray", "ray", "" if find_spec("ray") else "Ray is not installed (pip install ray)")
 
 
-def peer(what: str, package: str, reason: str) -> Finding:
+def library(what: str, package: str, reason: str) -> Finding:
     wrong, _, mend = reason.partition(" (")
     return Finding(what, not reason, wrong or f"{package} {installed(package)}, to compare with", mend.rstrip(")"))
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import load_peer
+from benchmarks.contestants import load_backend
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
@@ -47,7 +47,7 @@ class Sweep(Measurement[SweepResults]):
 
     def __init__(self, config: SweepConfig, console: Console) -> None:
         self._config, self._console, self._head = config, console, head()
-        reasons = {name: load_peer(name).why_absent(name) for name in config.names()}
+        reasons = {name: load_backend(name).why_absent(name) for name in config.names()}
         self._absent = {name: reason for name, reason in reasons.items() if reason}
         for name, reason in self._absent.items():
             console.print(f"absent: {name}: {reason}", soft_wrap=True, markup=False)
@@ -146,7 +146,7 @@ def make_round(groups: Groups, measured: Measured, config: SweepConfig, number: 
 
 def measure_waiting(groups: Groups, measured: Measured, late: float) -> None:
     """What a core does while its rank waits for the last one."""
-    summing = [each for each in groups.started if each.nranks > 1 and getattr(load_peer(each.backend), "sums", True)]
+    summing = [each for each in groups.started if each.nranks > 1 and getattr(load_backend(each.backend), "sums", True)]
     for group in summing:
         with leaving(group.backend, measured):
             core = group.wait(LATE_BYTES, late)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contestants.training_contestants import PEERS, Contestant
+from benchmarks.contestants.training_contestants import RIVALS, Contestant
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.training.measure import Records
 from benchmarks.verbs.compare import keep_whole_rounds
@@ -64,7 +64,7 @@ def test_it_ends_well_and_prints_the_path_last(finished: tuple[subprocess.Comple
 def test_every_contestant_leaves_a_trace(
     finished: tuple[subprocess.CompletedProcess[str], Path], results: dict[str, Any]
 ) -> None:
-    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"] if r["scheme"] not in PEERS}
+    names = {r["contestant"].replace("/", "-").replace(" ", "_") for r in results["runs"] if r["scheme"] not in RIVALS}
     traces = {path.stem: read_trace(path) for path in (finished[1] / "traces").iterdir()}
     assert traces.keys() == names
     for name, trace in traces.items():

@@ -18,8 +18,8 @@ __all__ = [
     "groups",
     "holds",
     "in_words",
-    "peers",
     "remarks",
+    "rivals",
 ]
 
 
@@ -56,7 +56,7 @@ def certified(results: CompareResults) -> list[Certified]:
     digests: dict[str, str] = certificate.schemes
     group_of = {name: group for group in certificate.groups for name in group.contestants}
     apart = certificate.other_order
-    peers = {found.contestant: found for found in certificate.peers}
+    rivals = {found.contestant: found for found in certificate.peers}
     differing = {found.contestant for found in certificate.differences}
 
     def same(name: str) -> bool | str | None:
@@ -64,8 +64,8 @@ def certified(results: CompareResults) -> list[Certified]:
             return False
         if name in apart:
             return APART
-        if name in peers:
-            return NEAR if peers[name].difference and peers[name].within else bool(peers[name].within)
+        if name in rivals:
+            return NEAR if rivals[name].difference and rivals[name].within else bool(rivals[name].within)
         group = group_of.get(name)
         if group is None or len(group.contestants) < 2:
             return None
@@ -82,7 +82,7 @@ def holds(results: CompareResults) -> bool:
     return bool(passed) and all(line.same is not False for line in certified(results))
 
 
-def peers(results: CompareResults) -> list[str]:
+def rivals(results: CompareResults) -> list[str]:
     """The schemes of other libraries that the certificate compared with ours."""
     return list(dict.fromkeys(found.contestant.split()[0] for found in results.certificate.peers))
 

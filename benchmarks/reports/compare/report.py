@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants.training_contestants import PEERS
+from benchmarks.contestants.training_contestants import RIVALS
 from benchmarks.page.document import Block, Bullets, Cell, Definitions, Fold, Paragraph, Report, Row, Section, Table
 from benchmarks.page.language import known, listed, say
 from benchmarks.page.reasons import reason
@@ -14,8 +14,8 @@ from benchmarks.reports.compare.certificate import (
     groups,
     holds,
     in_words,
-    peers,
     remarks,
+    rivals,
 )
 from benchmarks.reports.compare.plots import plots
 from benchmarks.reports.compare.verdict import is_strong, verdict
@@ -175,16 +175,16 @@ def notes(results: CompareResults) -> list[str]:
 
 
 def _below(results: CompareResults) -> list[str]:
-    """What stands below the results: what a peer's sync is, how near the network's limit is, and who is absent."""
-    others = peers(results) if groups(results) else []
-    sync_of_peers = say(
-        "{peers} exchange gradients inside backward, so their sync is the optimizer's update alone."
+    """What stands below the results: what a rival's sync is, how near the network's limit is, and who is absent."""
+    others = rivals(results) if groups(results) else []
+    sync_of_rivals = say(
+        "{rivals} exchange gradients inside backward, so their sync is the optimizer's update alone."
         if len(others) > 1
-        else "{peers} exchanges gradients inside backward, so its sync is the optimizer's update alone.",
-        peers=listed(others or [""]),
+        else "{rivals} exchanges gradients inside backward, so its sync is the optimizer's update alone.",
+        rivals=listed(others or [""]),
     )
     absent = [say("{name} is absent: {why}.", name=name, why=reason(why)) for name, why in results.missing.items()]
-    return [*([sync_of_peers] if others else []), *_network(results), *absent]
+    return [*([sync_of_rivals] if others else []), *_network(results), *absent]
 
 
 def _network(results: CompareResults) -> list[str]:
@@ -200,8 +200,8 @@ def _network(results: CompareResults) -> list[str]:
             share=rate / min(cluster.links_bytes_per_s),
         )
     ]
-    for run in results.runs:  # most of geo's steps exchange nothing, and what the peers do hides inside backward
-        if not run.mode.startswith("geo") and run.scheme not in PEERS and (least := run.least_sync_ms):
+    for run in results.runs:  # most of geo's steps exchange nothing, and what rivals do hides inside backward
+        if not run.mode.startswith("geo") and run.scheme not in RIVALS and (least := run.least_sync_ms):
             blocked = run.wait_ms.p50 + run.sync_ms.p50
             share = f"{least / blocked:.0%}" if blocked > least else say("the rest is hidden behind backward")
             lines.append(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants.training_contestants import PEERS, TORCH
+from benchmarks.contestants.training_contestants import RIVALS, TORCH
 from benchmarks.page.language import listed, say
 from benchmarks.records.compare import CompareResults, Run
-from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, peers
+from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, rivals
 from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series
 
 __all__ = ["is_strong", "verdict"]
@@ -17,13 +17,13 @@ def verdict(results: CompareResults) -> list[str]:
         return _failed(results)
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
     bits = [_bits(results)]
-    if others := peers(results):
+    if others := rivals(results):
         bits.append(
             say(
-                "{peers} stay within the allowed difference from them."
+                "{rivals} stay within the allowed difference from them."
                 if len(others) > 1
-                else "{peers} stays within the allowed difference from them.",
-                peers=listed([PEERS[scheme] for scheme in others]),
+                else "{rivals} stays within the allowed difference from them.",
+                rivals=listed([RIVALS[scheme] for scheme in others]),
             )
         )
     measured = groups(results)

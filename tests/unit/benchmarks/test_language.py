@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.contestants import PEERS, load_peer
+from benchmarks.contestants import BACKENDS, load_backend
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.flags.crossover import CrossoverConfig
@@ -178,10 +178,10 @@ def test_a_language_ends_with_its_block_and_figures_may_change_places() -> None:
 
 
 def test_whatever_this_machine_lacks_is_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = {name: load_peer(name) for name in PEERS}
+    backends = {name: load_backend(name) for name in BACKENDS}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    lacks = {peer.why_absent(name) for name, peer in peers.items()} | {why_no_cluster()}
+    lacks = {backend.why_absent(name) for name, backend in backends.items()} | {why_no_cluster()}
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     lacks |= {why_no_cluster()}

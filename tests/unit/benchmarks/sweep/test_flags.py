@@ -1,10 +1,10 @@
-"""`python -m benchmarks sweep`: sizes, flags that cannot be, peers that are not there."""
+"""`python -m benchmarks sweep`: sizes, flags that cannot be, libraries that are not there."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.contestants import PEERS, load_peer
+from benchmarks.contestants import BACKENDS, load_backend
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.stats.units import size_in_bytes, size_in_words
 from common.errors import UsageError
@@ -40,9 +40,9 @@ def test_flags_that_cannot_be() -> None:
         SweepConfig(repetitions=0)
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_every_peer_says_whether_it_can_run(name: str) -> None:
-    reason = load_peer(name).why_absent(name)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_says_whether_it_can_run(name: str) -> None:
+    reason = load_backend(name).why_absent(name)
     assert reason == "" or "install" in reason
 
 
