@@ -226,13 +226,8 @@ def test_a_long_training_keeps_its_last_steps(tmp_path: Path, monkeypatch: pytes
 # Clocks
 
 
-def test_clocks_of_several_hosts_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_of_several_hosts_become_one(tmp_path: Path) -> None:
     """That of ranks 2 and 3 is an hour ahead of that of ranks 0 and 1."""
-
-    def host() -> int:
-        return int(threading.current_thread().name.removeprefix("rank ")) // 2
-
-    monkeypatch.setattr(trace_module, "clock_identity", lambda: f"host {host()}")
     file, groups = tmp_path / "t.json", mesh_groups("memory", 4)
 
     def body(rank: int) -> None:
@@ -241,6 +236,7 @@ def test_clocks_of_several_hosts_become_one(tmp_path: Path, monkeypatch: pytest.
 
         with RingSynchronizer(groups[rank]) as synchronizer, tracing(synchronizer, file):
             synchronizer.trace.clock = clock  # type: ignore[attr-defined]
+            synchronizer.trace.host = f"host {rank // 2}"  # type: ignore[attr-defined]
             one_training(synchronizer, clock)
 
     on_threads(4, body)
