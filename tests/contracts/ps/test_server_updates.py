@@ -291,7 +291,7 @@ DIFFERENCES: dict[str, tuple[Callable[[ServerSynchronizer, Arena], object], str]
     ),
     "rate": (
         lambda s, a: s.server_updates.configure(ADAM, NAMES) or end_step(s, a, rate=1.0 + s.rank),
-        "the same --lr",
+        "give all trainers the same learning rate and scheduler",
     ),
 }
 
