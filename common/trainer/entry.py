@@ -37,8 +37,8 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
             trained = train(config, synchronizer, on_step=progress)
     if synchronizer.rank != 0:
         return
-    print_summary(trained.record)
     if config.json is not None:
         config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
     if config.save is not None:
         paddle.save(trained.model.state_dict(), str(config.save))
+    print_summary(trained.record)  # last: whoever reads it may have gone, as `head` does

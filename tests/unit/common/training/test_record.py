@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_run_training_prints_records_and_saves(tmp_path: Path, capsys: pytest.Ca
     assert f"sha256 {found['parameters_sha256']}" in out
     assert "local over none, 1 rank\n" in out
     assert err == ""
+
+
+def test_the_files_are_there_when_nobody_reads_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    config = dataclasses.replace(SMALL, json=tmp_path / "run.json", save=tmp_path / "model.pdparams", steps=1)
+    with pytest.raises(BrokenPipeError):
+        run_training(config, LocalSynchronizer)
+    assert (tmp_path / "run.json").exists()
+    assert (tmp_path / "model.pdparams").exists()
 
 
 def test_only_rank_0_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
