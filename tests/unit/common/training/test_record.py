@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 from pathlib import Path
@@ -91,11 +90,10 @@ def test_run_training_prints_records_and_saves(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_files_are_there_when_nobody_reads_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, _: str) -> int:
-            raise BrokenPipeError
+    def unread(_: RunRecord) -> None:
+        raise BrokenPipeError
 
-    monkeypatch.setattr("sys.stdout", Closed())
+    monkeypatch.setattr("common.trainer.report.print_summary", unread)
     config = dataclasses.replace(SMALL, json=tmp_path / "run.json", save=tmp_path / "model.pdparams", steps=1)
     with pytest.raises(BrokenPipeError):
         run_training(config, LocalSynchronizer)
