@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.sync.overlap import LaunchOrder
-from common.sync.synchronizer import ServerUpdates, Synchronizer
+from common.sync.synchronizer import ServerOptimizer, Synchronizer
 from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
@@ -32,14 +32,14 @@ class ServerSynchronizer(Synchronizer):
 
     Args:
         overlap: push beside backward, not when it is done.
-        update: who applies the optimizer of a user's program; see ServerUpdates.choice.
+        update: who applies the optimizer of a user's program; see ServerOptimizer.choice.
     """
 
     scheme, backend = "ps", "grpc"
 
     def __init__(self, client: Client, *, overlap: bool = True, update: str = "auto") -> None:
         self._client = self.traced_servers = client
-        self.server_updates = UpdatesOfServers(self, client, update)
+        self.server_optimizer = OptimizerByClient(self, client, update)
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
         self.mode, self.staleness = str(client.mode), client.mode.staleness
@@ -99,7 +99,7 @@ class ServerSynchronizer(Synchronizer):
             self._client.push(bucket)
 
 
-class UpdatesOfServers(ServerUpdates):
+class OptimizerByClient(ServerOptimizer):
     """The steps of a ServerSynchronizer that the servers end with an update of the user's optimizer."""
 
     def __init__(self, synchronizer: ServerSynchronizer, client: Client, choice: str) -> None:

@@ -2,7 +2,7 @@
 
 The user's optimizer then updates as it always did, whatever it is, so a wrapped program does what it did: gradient
 clipping, schedulers, accumulation, AMP's scaler and resuming work on what Paddle itself holds. Where parameter servers
-can make the optimizer's update (server_updates.py), backward only pushes, and `optimizer.step()` waits.
+can make the optimizer's update (optimizer_hook.py), backward only pushes, and `optimizer.step()` waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.errors import UsageError
 from common.paddle_api.arena_binding import trainable
 from common.paddle_api.backward import listen_to_backward
 from common.paddle_api.gradient_average import GradientAverage
-from common.paddle_api.server_updates import UpdateByServers, listen_to_steps
+from common.paddle_api.optimizer_hook import OptimizerHook, listen_to_steps
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["DataParallel"]
@@ -61,8 +61,8 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         self._average.share_parameters()
         share_buffers(layers, synchronizer)
         listen_to_backward(self._average)
-        if synchronizer.server_updates:
-            listen_to_steps(UpdateByServers(synchronizer, self._average))
+        if synchronizer.server_optimizer:
+            listen_to_steps(OptimizerHook(synchronizer, self._average))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self._layers(*inputs, **kwargs)

@@ -21,7 +21,7 @@ from common.launch.settings import Placement, Settings, placement_from, settings
 from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.gradient_average import GradientAverage
-from common.paddle_api.server_updates import stop_listening
+from common.paddle_api.optimizer_hook import stop_listening
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type

@@ -10,10 +10,10 @@ from typing import Any
 
 from common.paddle_api.arena_binding import Binding, trainable
 from common.paddle_api.backward import forget
+from common.paddle_api.pushed_step import PushedStep
 from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.refusals import Frozen, check_layers, check_parameters
 from common.paddle_api.replicas import ReplicaCheck
-from common.paddle_api.steps_by_servers import StepsByServers
 from common.paddle_api.used_mask import UsedMask, layout_with_used
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
@@ -44,9 +44,9 @@ class GradientAverage:
         self.binding = Binding(named, arena, self._buckets.complete, self._on_again)
         self._used = UsedMask(self.binding)
         self._replicas = ReplicaCheck(synchronizer)
-        self.steps_by_servers: StepsByServers | None = None
-        if servers := synchronizer.server_updates:
-            self.steps_by_servers = StepsByServers(synchronizer, servers, self.binding, self._used, self._buckets)
+        self.pushed_step: PushedStep | None = None
+        if servers := synchronizer.server_optimizer:
+            self.pushed_step = PushedStep(synchronizer, servers, self.binding, self._used, self._buckets)
         self.enabled = True  # else backward accumulates this rank's gradients only
 
     def share_parameters(self) -> None:
@@ -54,8 +54,8 @@ class GradientAverage:
         self.binding.fill_arena()
         self._synchronizer.attach(self.binding.arena, None)
         self.binding.bind_parameters()
-        if self.steps_by_servers:
-            self.steps_by_servers.note_parameters()
+        if self.pushed_step:
+            self.pushed_step.note_parameters()
 
     def stop(self) -> None:
         """Backward is Paddle's own from now on."""
@@ -67,8 +67,8 @@ class GradientAverage:
         self._began = time.monotonic()
         self._frozen.check()
         kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.binding.named]
-        if self.steps_by_servers and self.steps_by_servers.pushed:  # an earlier backward since the last step
-            self.steps_by_servers.take_average(kept)
+        if self.pushed_step and self.pushed_step.pushed:  # an earlier backward since the last step
+            self.pushed_step.take_average(kept)
         self._buckets.begin(synchronise=self.enabled)
         self.binding.begin(kept)
         self._used.keep(kept)
@@ -82,15 +82,15 @@ class GradientAverage:
             self._synchronizer.trace.add("backward", self._began, time.monotonic())
             if self.enabled:
                 self._synchronise()
-            if self.steps_by_servers:
-                self.steps_by_servers.after_backward(synchronised=self.enabled)
+            if self.pushed_step:
+                self.pushed_step.after_backward(synchronised=self.enabled)
         self._used.drop_unused()
 
     def _synchronise(self) -> None:
         self._used.drop_cleared(self.binding.reached)
         self._used.tell()
-        if self.steps_by_servers and self.steps_by_servers.update_by_servers:
-            self.steps_by_servers.push()
+        if self.pushed_step and self.pushed_step.servers_update:
+            self.pushed_step.push()
             return
         self._synchronizer.finish(0.0)
         self._buckets.agree_on_order()

@@ -14,7 +14,7 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 
-__all__ = ["ServerUpdates", "Synchronizer"]
+__all__ = ["ServerOptimizer", "Synchronizer"]
 
 
 class Synchronizer(ABC):
@@ -38,7 +38,7 @@ class Synchronizer(ABC):
     servers: int = 0
     mode: str = "sync"  # how far ranks may run apart, by name: "ssp:2", "async", "geo:4"
     staleness: int | None = 0  # how many steps a rank may be ahead of the slowest; None: any number
-    server_updates: ServerUpdates | None = None  # where servers can make the update of a user's program
+    server_optimizer: ServerOptimizer | None = None  # where servers can make the update of a user's program
     traced_servers: TracedServers = NO_SERVERS  # who is asked for a trace, beside the ranks
     trace: Trace = NO_TRACE  # is told what is done when; may be set before `attach`
 
@@ -52,7 +52,7 @@ class Synchronizer(ABC):
         """Agree with the other ranks on layout and optimizer, and give every arena rank 0's parameters.
 
         Blocks until all ranks have called it. The arena must outlive the synchronizer. Without an optimizer `finish`
-        leaves the mean gradients in the arena, for the caller to make the update (or see ServerUpdates).
+        leaves the mean gradients in the arena, for the caller to make the update (or see ServerOptimizer).
 
         Raises:
             LayoutMismatch: ranks disagree; the message names the first difference.
@@ -103,7 +103,7 @@ class Synchronizer(ABC):
         self.close("" if kind is None else f"{kind.__name__}: {error}")
 
 
-class ServerUpdates(ABC):
+class ServerOptimizer(ABC):
     """What servers do for a user's program, whose optimizer is known only when it steps.
 
     After the synchronizer's `attach(arena, None)` and `configure` each step ends with its `finish`, which averages, or

@@ -25,10 +25,10 @@ from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.gathering import Gathering
 from ps.coordinator.members import Members, ServerQueue
 from ps.coordinator.pace import Pace
-from ps.coordinator.program import Program
+from ps.coordinator.program_optimizer import ProgramOptimizer
 from ps.coordinator.registration import Registration
-from ps.coordinator.stalled import Watchdog
 from ps.coordinator.stepping import Stepping
+from ps.coordinator.watchdog import Watchdog
 
 __all__ = ["Coordinator"]
 
@@ -69,7 +69,7 @@ class Coordinator:
         self._registration = Registration(
             self._members, self.watchdog, self._planes, shard=shard, empty=empty, helper=helper
         )
-        self._program = Program(self._members, self.watchdog, self._registration)
+        self._program = ProgramOptimizer(self._members, self.watchdog, self._registration)
         self._stepping = Stepping(
             self._members, self.watchdog, self._planes, self._registration, self._gathering, self._pace
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.errors import ProtocolError
 from common.network.gradsync_pb2 import Gather, ServerMessage
 from ps.coordinator.members import Members
-from ps.coordinator.stalled import Watchdog
+from ps.coordinator.watchdog import Watchdog
 from ps.planes.wire import pieces
 
 __all__ = ["Gathering"]

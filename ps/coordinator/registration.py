@@ -12,7 +12,7 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.members import Members
-from ps.coordinator.stalled import Watchdog
+from ps.coordinator.watchdog import Watchdog
 from ps.planes.wire import data_of, layout_of, optimizer_of
 from ps.store.make import make_store
 from ps.store.modes import SYNC, parse_mode

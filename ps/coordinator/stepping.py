@@ -13,7 +13,7 @@ from ps.coordinator.gathering import Gathering
 from ps.coordinator.members import Members
 from ps.coordinator.pace import Pace
 from ps.coordinator.registration import Registration
-from ps.coordinator.stalled import Watchdog
+from ps.coordinator.watchdog import Watchdog
 from ps.planes.wire import data_of
 from ps.store.ending import Ending
 from ps.store.store import Progress, Store

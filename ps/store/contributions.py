@@ -93,7 +93,7 @@ class Contributions:
         return self._in_place[rank]
 
     def add(self, rank: int, step: int, bucket: int, start: int, data: FloatArray | int) -> bool:
-        """Take gradients of one trainer, as StepStore.push."""
+        """Take gradients of one trainer, as StepState.push."""
         if not 0 <= bucket < len(self.parts):
             raise ProtocolError(f"rank {rank} pushed bucket {bucket} of {len(self.parts)} at step {step}")
         part, done = self.parts[bucket], self.delivered[rank][bucket]

@@ -30,7 +30,7 @@ def make_store(
     empty: Callable[[int], FloatArray] = aligned_empty,
     helper: ThreadPoolExecutor | None = None,
 ) -> Store:
-    """The store of that mode; arguments as of StepStore."""
+    """The store of that mode; arguments as of StepState."""
     if mode == SYNC:
         return SyncStore(shard, buckets, nranks, epoch=epoch, empty=empty, piece=PIECE, helper=helper)
     if mode.staleness is not None:

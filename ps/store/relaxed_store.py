@@ -1,6 +1,6 @@
-"""A server's state where trainers need not be at the same step: ssp, async and geo, each out of StepStores.
+"""A server's state where trainers need not be at the same step: ssp, async and geo, each out of StepStates.
 
-As there: no gRPC, no thread and no clock, and whatever does not fit is refused and changes nothing. What is read in a
+As there: no gRPC, no clock, no thread of its own, and whatever does not fit is refused and changes nothing. What is read in a
 trainer's memory is copied from there as it becomes final, for its commit may be answered, and its memory be written to,
 before that is applied.
 """
@@ -21,7 +21,7 @@ from common.tensors.optimizers import Optimizer
 from common.tensors.updater import Updater, make_updater
 from ps.store.ending import Ending
 from ps.store.shards import Shard
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from ps.store.store import NOTHING_NEW, Progress, Result, Store
 
 __all__ = ["AsyncStore", "RelaxedStore", "SspStore"]
@@ -39,7 +39,7 @@ class RelaxedStore(Store):
     Args:
         staleness: how many steps a trainer may be ahead of the slowest; None: any number.
         make_updater: what turns `gradients` into new `parameters`.
-        others: as of StepStore.
+        others: as of StepState.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class RelaxedStore(Store):
         self._epoch, self._make_updater = epoch, make_updater
         self._updater: Updater | None = None  # until `begin`
         self._elsewhere: dict[int, FloatArray] = {}  # where trainers have their gradients, to be copied from there
-        self._made: list[StepStore] = []
+        self._made: list[StepState] = []
 
     @abstractmethod
     def _reduce(self, bucket: int) -> None:
         """Average a bucket that all trainers have delivered."""
 
     @abstractmethod
-    def _store_of(self, rank: int) -> StepStore:
+    def _state_of(self, rank: int) -> StepState:
         """What takes the trainer's present step."""
 
     @abstractmethod
-    def _apply(self, store: StepStore, updater: Updater) -> None:
-        """All that this store waits for has been committed: update."""
+    def _apply(self, state: StepState, updater: Updater) -> None:
+        """All that this step waits for has been committed: update."""
 
     @property
     def parameters(self) -> FloatArray:
@@ -86,8 +86,8 @@ class RelaxedStore(Store):
 
     def keep_parameters_in(self, array: FloatArray) -> None:
         self._parameters = array
-        for store in self._made:
-            store.keep_parameters_in(array)
+        for state in self._made:
+            state.keep_parameters_in(array)
 
     def begin(self, optimizer: Optimizer | None) -> Sequence[Result]:
         self._updater = self._make_updater(self, optimizer)
@@ -95,20 +95,20 @@ class RelaxedStore(Store):
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
         if rank not in self._elsewhere:
-            for store in self._made:
-                if rank in store.ranks:
-                    store.read_in_place(rank, aligned_empty(self.shard.length))
+            for state in self._made:
+                if rank in state.ranks:
+                    state.read_in_place(rank, aligned_empty(self.shard.length))
         self._elsewhere[rank] = array
 
     def push(self, rank: int, epoch: int, step: int, bucket: int, start: int, data: FloatArray | int) -> Progress:
         self._check(rank, epoch, step)
         if isinstance(data, int) != (rank in self._elsewhere):
             raise ProtocolError(f"rank {rank} pushed words at step {step} where they are not expected")
-        store = self._store_of(rank)
-        complete = store.push(rank, epoch, step, bucket, start, data)
+        state = self._state_of(rank)
+        complete = state.push(rank, epoch, step, bucket, start, data)
         if isinstance(data, int):
             words = slice(start - self.shard.start, start - self.shard.start + data)
-            store.contributions.in_place(rank)[words] = self._elsewhere[rank][words]
+            state.contributions.in_place(rank)[words] = self._elsewhere[rank][words]
         if complete:
             with self.trace.span("reduce", bucket, step=step):
                 self._reduce(bucket)
@@ -122,12 +122,12 @@ class RelaxedStore(Store):
         if ahead or not ending.update or ending.again or ending.replaced:
             raise ProtocolError(f"rank {rank} asked for more than an update at step {step}, which only sync mode has")
         with self.trace.span("commit", step=step):
-            store = self._store_of(rank)
-            complete = store.commit(rank, epoch, step, ending, used)
+            state = self._state_of(rank)
+            complete = state.commit(rank, epoch, step, ending, used)
             self._steps[rank] += 1
             self._waiting.add(rank)
             if complete:
-                self._apply(store, self._updater)
+                self._apply(state, self._updater)
                 self.updates += 1
         return Progress(finished=True, results=[self._result(each) for each in self._release()])
 
@@ -163,9 +163,9 @@ class RelaxedStore(Store):
     def misses(self, gone: AbstractSet[int]) -> bool:
         return self.staleness is not None and any(self._steps[rank] < max(self._steps) for rank in gone)
 
-    def _make(self, step: int, ranks: Sequence[int]) -> StepStore:
-        """A store of our parameters for one step of these trainers."""
-        store = StepStore(
+    def _make(self, step: int, ranks: Sequence[int]) -> StepState:
+        """One step of these trainers, on our parameters."""
+        state = StepState(
             self.shard,
             self.buckets,
             self.nranks,
@@ -174,16 +174,16 @@ class RelaxedStore(Store):
             ranks=ranks,
             gradients=self.gradients,
         )
-        store.step = step
-        store.keep_parameters_in(self._parameters)
-        self._made.append(store)
-        return store
+        state.step = step
+        state.keep_parameters_in(self._parameters)
+        self._made.append(state)
+        return state
 
 
 class SspStore(RelaxedStore):
     """Step t is averaged as in sync once all trainers have committed it, and steps are applied in order.
 
-    A trainer may begin step t when step t-1-s is applied, so contributions of s+1 steps are kept: step t's in store
+    A trainer may begin step t when step t-1-s is applied, so contributions of s+1 steps are kept: step t's in state
     t mod (s+1). All may use one buffer for the average: when all have delivered a bucket of step t+1, all have
     committed step t, which is applied by then.
     """
@@ -195,12 +195,12 @@ class SspStore(RelaxedStore):
     def _reduce(self, bucket: int) -> None:
         self._window[self.updates % len(self._window)].reduce(bucket)
 
-    def _store_of(self, rank: int) -> StepStore:
+    def _state_of(self, rank: int) -> StepState:
         return self._window[self._steps[rank] % len(self._window)]
 
-    def _apply(self, store: StepStore, updater: Updater) -> None:
-        store.update(updater)
-        store.step += len(self._window) - 1
+    def _apply(self, state: StepState, updater: Updater) -> None:
+        state.update(updater)
+        state.step += len(self._window) - 1
 
 
 class AsyncStore(RelaxedStore):
@@ -208,15 +208,15 @@ class AsyncStore(RelaxedStore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, staleness=None, **options)
-        self._stores = [self._make(0, [rank]) for rank in range(self.nranks)]
+        self._states = [self._make(0, [rank]) for rank in range(self.nranks)]
 
     def _reduce(self, bucket: int) -> None:
         """Nothing is averaged; a trainer's words are taken when it commits."""
 
-    def _store_of(self, rank: int) -> StepStore:
-        return self._stores[rank]
+    def _state_of(self, rank: int) -> StepState:
+        return self._states[rank]
 
-    def _apply(self, store: StepStore, updater: Updater) -> None:
+    def _apply(self, state: StepState, updater: Updater) -> None:
         for bucket in range(len(self.buckets)):
-            store.reduce(bucket)  # of one: a copy
-        store.update(updater)
+            state.reduce(bucket)  # of one: a copy
+        state.update(updater)

@@ -15,11 +15,11 @@ from common.tensors.optimizers import Optimizer
 from common.tensors.updater import Updater, make_piece_updater
 from ps.store.contributions import WHOLE
 from ps.store.ending import Ending
-from ps.store.piece_update import PieceUpdate
-from ps.store.program_updates import ProgramUpdates
 from ps.store.shards import Shard
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from ps.store.store import NOTHING_NEW, Progress, Result, Store
+from ps.store.update_by_parameter import UpdateByParameter
+from ps.store.update_in_pieces import UpdateInPieces
 
 __all__ = ["SyncStore"]
 
@@ -30,7 +30,7 @@ class SyncStore(Store):
 
     Args:
         piece: words that are averaged and updated at a time.
-        others: as of StepStore.
+        others: as of StepState.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class SyncStore(Store):
         helper: ThreadPoolExecutor | None = None,
     ) -> None:
         self.shard, self._ranks, self._helper = shard, range(nranks), helper
-        self._step = StepStore(shard, buckets, nranks, epoch=epoch, empty=empty, piece=piece, helper=helper)
-        self._in_pieces: PieceUpdate | None = None  # the update, with an optimizer from the beginning; or else
-        self._program = ProgramUpdates(self._step)
+        self._step = StepState(shard, buckets, nranks, epoch=epoch, empty=empty, piece=piece, helper=helper)
+        self._in_pieces: UpdateInPieces | None = None  # the update, with an optimizer from the beginning; or else
+        self._program = UpdateByParameter(self._step)
 
     @property
     def parameters(self) -> FloatArray:
@@ -58,7 +58,7 @@ class SyncStore(Store):
         return [self._step.step] * len(self._ranks)
 
     @property
-    def program(self) -> ProgramUpdates:
+    def program(self) -> UpdateByParameter:
         return self._program
 
     def keep_parameters_in(self, array: FloatArray) -> None:
@@ -68,7 +68,7 @@ class SyncStore(Store):
         if optimizer is not None:  # all that trainers can name work element by element
             contributions = self._step.contributions
             by_piece = make_piece_updater(optimizer, self.parameters, contributions.pieces())
-            self._in_pieces = PieceUpdate(contributions, by_piece, helper=self._helper)
+            self._in_pieces = UpdateInPieces(contributions, by_piece, helper=self._helper)
         return [self._result(self.shard.start, self.parameters, self._step.step)]
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
@@ -106,7 +106,7 @@ class SyncStore(Store):
         self._step.update(updater)
         return self._result(self.shard.start, self.parameters, self._step.step)
 
-    def _update_pieces(self, in_pieces: PieceUpdate) -> list[Result]:
+    def _update_pieces(self, in_pieces: UpdateInPieces) -> list[Result]:
         """Average and update what is there; with the last of it the step ends."""
         step, base = self._step.step, self.shard.start
         with ExitStack() as averaging:

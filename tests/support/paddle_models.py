@@ -14,9 +14,9 @@ from paddle import nn  # noqa: E402
 
 from common.paddle_api import backward  # noqa: E402
 from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
-from common.paddle_api.server_updates import UpdateByServers, listen_to_steps, stop_listening  # noqa: E402
+from common.paddle_api.optimizer_hook import OptimizerHook, listen_to_steps, stop_listening  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
-from common.sync.synchronizer import ServerUpdates, Synchronizer  # noqa: E402
+from common.sync.synchronizer import ServerOptimizer, Synchronizer  # noqa: E402
 from common.tensors.arena import FloatArray  # noqa: E402
 
 __all__ = ["Branches", "Life", "Twice", "averaging", "batch", "clear_grad", "clear_gradients", "gradients", "life"]
@@ -73,7 +73,7 @@ def averaging(model: Any, synchronizer: Any) -> Iterator[GradientAverage]:
         backward.forget(average)
 
 
-class Pair(Synchronizer, ServerUpdates):
+class Pair(Synchronizer, ServerOptimizer):
     """This rank, and another one that gives gradients too, each all of one value.
 
     By servers it updates as SGD does; otherwise it only averages.
@@ -82,7 +82,7 @@ class Pair(Synchronizer, ServerUpdates):
     scheme, backend, rank, nranks = "pair", "none", 0, 2
 
     def __init__(self, *, serves_updates: bool) -> None:
-        self.server_updates = self if serves_updates else None
+        self.server_optimizer = self if serves_updates else None
         self.theirs: list[tuple[str, bool]] = []  # for each backward: what it reaches, whether it adds to the average
         self.ends: list[tuple[Any, ...]] = []
         self.loaded: dict[str, Any] | None = None
@@ -166,7 +166,7 @@ def life(kind: Callable[[], Any] = Branches, *, serves_updates: bool) -> Iterato
     model, synchronizer = kind(), Pair(serves_updates=serves_updates)
     with averaging(model, synchronizer) as average:
         if serves_updates:
-            listen_to_steps(UpdateByServers(synchronizer, average))
+            listen_to_steps(OptimizerHook(synchronizer, average))
         try:
             yield Life(synchronizer, average, model)
         finally:

@@ -19,9 +19,9 @@ from common.errors import GradSyncError
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
 from ps.store.ending import Ending
-from ps.store.piece_update import PieceUpdate
 from ps.store.shards import Shard, shard_of_bucket
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
+from ps.store.update_in_pieces import UpdateInPieces
 
 __all__ = [
     "AGAIN",
@@ -59,7 +59,7 @@ EPOCH = 3
 class NumpySGD:
     """The smallest updater: p -= lr * g, in the type of each bucket."""
 
-    def __init__(self, store: StepStore) -> None:
+    def __init__(self, store: StepState) -> None:
         self.parameters, self.gradients = store.parameters, store.gradients  # kept by reference, as Paddle's do
         parts = [shard_of_bucket(store.shard, bucket) for bucket in store.buckets]
         self.slices = [
@@ -78,7 +78,7 @@ class NumpySGD:
 class PieceSGD:
     """As NumpySGD, of one piece at a time."""
 
-    def __init__(self, store: StepStore) -> None:
+    def __init__(self, store: StepState) -> None:
         self.parameters, self.pieces = store.parameters, {piece.start: piece for piece in store.contributions.pieces()}
         self.dtypes = [bucket.dtype for bucket in store.buckets]
 
@@ -91,8 +91,8 @@ class PieceSGD:
         parameters -= parameters.dtype.type(self.rate) * gradients.view(parameters.dtype)
 
 
-def in_pieces(store: StepStore, helper: ThreadPoolExecutor | None = None) -> PieceUpdate:
-    return PieceUpdate(store.contributions, PieceSGD(store), helper=helper)
+def in_pieces(store: StepState, helper: ThreadPoolExecutor | None = None) -> UpdateInPieces:
+    return UpdateInPieces(store.contributions, PieceSGD(store), helper=helper)
 
 
 def rate_of(step: int) -> float:
@@ -145,18 +145,18 @@ def parameters_after(steps: int, nranks: int, buckets: list[Bucket], length: int
     return parameters
 
 
-def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int, **options: Any) -> StepStore:
-    store = StepStore(shard, buckets, nranks, epoch=EPOCH, **options)
+def make_store(shard: Shard, buckets: list[Bucket], nranks: int, length: int, **options: Any) -> StepState:
+    store = StepState(shard, buckets, nranks, epoch=EPOCH, **options)
     store.parameters[...] = initial_parameters(length)[shard.start : shard.stop]
     return store
 
 
-def everything_in(store: StepStore) -> dict[str, Any]:
+def everything_in(store: StepState) -> dict[str, Any]:
     return {**vars(store), "contributions": dict(vars(store.contributions))}
 
 
 @contextmanager
-def refused(store: StepStore, *kinds: type[GradSyncError], text: str | None = None) -> Iterator[None]:
+def refused(store: StepState, *kinds: type[GradSyncError], text: str | None = None) -> Iterator[None]:
     """The block raises exactly one of `kinds`, and leaves the store as it was."""
     before = copy.deepcopy(everything_in(store))
     with pytest.raises(kinds, match=text) as caught:
@@ -165,7 +165,7 @@ def refused(store: StepStore, *kinds: type[GradSyncError], text: str | None = No
     np.testing.assert_equal(everything_in(store), before)
 
 
-def deliver(store: StepStore, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
+def deliver(store: StepState, rank: int, bucket: int, length: int, *, piece: int = 10**9) -> None:
     """Push the rest of a bucket in pieces, of one word more where that takes a whole element, and reduce it if it was
     the last."""
     part = shard_of_bucket(store.shard, store.buckets[bucket])
@@ -177,7 +177,7 @@ def deliver(store: StepStore, rank: int, bucket: int, length: int, *, piece: int
             store.reduce(bucket)
 
 
-def play_step(store: StepStore, length: int, *, piece: int = 10**9) -> None:
+def play_step(store: StepState, length: int, *, piece: int = 10**9) -> None:
     for rank in range(store.nranks):
         for bucket in range(len(store.buckets)):
             deliver(store, rank, bucket, length, piece=piece)
@@ -202,13 +202,13 @@ UPDATE, AVERAGE, AGAIN, REPLACED = (
 )
 
 
-def push_all(store: StepStore) -> None:
+def push_all(store: StepState) -> None:
     for rank in range(store.nranks):
         for bucket in range(len(store.buckets)):
             deliver(store, rank, bucket, LENGTH)
 
 
-def end(store: StepStore, ending: Ending, *, used: dict[int, bytes] | None = None) -> NumpySGD:
+def end(store: StepState, ending: Ending, *, used: dict[int, bytes] | None = None) -> NumpySGD:
     """All commit; the step ends as they said."""
     updater, step = NumpySGD(store), store.step
     for rank in reversed(range(store.nranks)):

@@ -139,31 +139,31 @@ def a_users_life(synchronizer: ServerSynchronizer, arena: Arena) -> dict[str, An
     give_gradients(synchronizer, arena, 0)
     synchronizer.finish(0.0)
     seen["averaged"] = arena.gradients.tobytes()
-    synchronizer.server_updates.configure(ADAM, NAMES)
-    assert rank or synchronizer.server_updates.state() == {}
-    synchronizer.server_updates.update(0.01, used=whole, again=True)
+    synchronizer.server_optimizer.configure(ADAM, NAMES)
+    assert rank or synchronizer.server_optimizer.state() == {}
+    synchronizer.server_optimizer.update(0.01, used=whole, again=True)
     seen["used again"] = arena.parameters.tobytes()
     give_gradients(synchronizer, arena, 1)
-    synchronizer.server_updates.update(0.02, used=b"\0\1\0\0" if rank == 0 else b"\0\0\0\1")
+    synchronizer.server_optimizer.update(0.02, used=b"\0\1\0\0" if rank == 0 else b"\0\0\0\1")
     seen["partly used"] = arena.parameters.tobytes()
-    saved = synchronizer.server_updates.state()
+    saved = synchronizer.server_optimizer.state()
     seen["state"], seen["keys"] = bits_of(saved), list(saved)
     seen["shapes"] = {key: () if is_number(key) else values.shape for key, values in saved.items()}
     for step in (2, 3):
         give_gradients(synchronizer, arena, step)
-        synchronizer.server_updates.update(0.03, used=whole)
+        synchronizer.server_optimizer.update(0.03, used=whole)
     seen["two more"] = arena.parameters.tobytes()
     arena.parameters[...] = flat_values(rank, 60, arena.layout)  # rank 0's count, as of the state
-    synchronizer.server_updates.load({key: values + np.asarray(rank, values.dtype) for key, values in saved.items()})
+    synchronizer.server_optimizer.load({key: values + np.asarray(rank, values.dtype) for key, values in saved.items()})
     give_gradients(synchronizer, arena, 4)
-    synchronizer.server_updates.update(0.01, used=whole, replaced=True)
+    synchronizer.server_optimizer.update(0.01, used=whole, replaced=True)
     seen["replaced"] = arena.parameters.tobytes()
-    seen["replaced state"] = bits_of(synchronizer.server_updates.state()) if rank == synchronizer.nranks - 1 else None
+    seen["replaced state"] = bits_of(synchronizer.server_optimizer.state()) if rank == synchronizer.nranks - 1 else None
     synchronizer.all_gather(np.zeros(1))
     if seen["replaced state"] is None:  # the others ask later, between other steps
-        seen["replaced state"] = bits_of(synchronizer.server_updates.state())
+        seen["replaced state"] = bits_of(synchronizer.server_optimizer.state())
     give_gradients(synchronizer, arena, 5)
-    synchronizer.server_updates.update(0.01, used=whole)
+    synchronizer.server_optimizer.update(0.01, used=whole)
     seen["last"] = arena.parameters.tobytes()
     return seen
 
@@ -198,11 +198,11 @@ def test_a_state_of_many_messages_comes_and_goes(servers: int) -> None:
         arena = Arena(layout)
         with make(rank, 2) as synchronizer:
             synchronizer.attach(arena, None)
-            synchronizer.server_updates.configure(Momentum(momentum=0.5), ["w"])
-            synchronizer.server_updates.load(values)
+            synchronizer.server_optimizer.configure(Momentum(momentum=0.5), ["w"])
+            synchronizer.server_optimizer.load(values)
             arena.gradients.fill(0)
-            synchronizer.server_updates.update(1.0, used=b"\1")
-            return arena.parameters.copy(), synchronizer.server_updates.state()
+            synchronizer.server_optimizer.update(1.0, used=b"\1")
+            return arena.parameters.copy(), synchronizer.server_optimizer.state()
 
     with job(2, servers, "shm" if servers == 1 else "mixed") as make:
         results = on_threads(2, body)
@@ -224,9 +224,9 @@ def test_a_state_of_another_model_is_refused_on_every_rank(name: str) -> None:
     state, text = WRONG_STATES[name]
 
     def body(synchronizer: ServerSynchronizer, arena: Arena) -> None:
-        synchronizer.server_updates.configure(ADAM, NAMES)
+        synchronizer.server_optimizer.configure(ADAM, NAMES)
         with pytest.raises(UsageError, match=f"^the optimizer state('s)? ?.*{text}"):
-            synchronizer.server_updates.load(state)
+            synchronizer.server_optimizer.load(state)
         synchronizer.all_gather(np.zeros(1))  # nothing was sent, and the group goes on
 
     on_ranks(2, 2, body)
@@ -235,14 +235,14 @@ def test_a_state_of_another_model_is_refused_on_every_rank(name: str) -> None:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_state_that_lacks_something_fails_all_with_a_usage_error(servers: int) -> None:
     def body(synchronizer: ServerSynchronizer, arena: Arena) -> None:
-        synchronizer.server_updates.configure(ADAM, NAMES)
+        synchronizer.server_optimizer.configure(ADAM, NAMES)
         give_gradients(synchronizer, arena, 0)
-        synchronizer.server_updates.update(0.1, used=b"\1\1\1\1")
-        state = synchronizer.server_updates.state()
+        synchronizer.server_optimizer.update(0.1, used=b"\1\1\1\1")
+        state = synchronizer.server_optimizer.state()
         del state["b_moment2_0"]
-        synchronizer.server_updates.load(state)
+        synchronizer.server_optimizer.load(state)
         give_gradients(synchronizer, arena, 1)
-        synchronizer.server_updates.update(0.1, used=b"\1\1\1\1")
+        synchronizer.server_optimizer.update(0.1, used=b"\1\1\1\1")
 
     for error in on_ranks(2, servers, body, errors=True):
         assert "the optimizer state does not fit the optimizer" in str(error)
@@ -253,10 +253,10 @@ def test_a_state_that_lacks_something_at_the_first_update_fails_all_with_a_usage
     """As one of another kind of optimizer does, in a program that resumes."""
 
     def body(synchronizer: ServerSynchronizer, arena: Arena) -> None:
-        synchronizer.server_updates.configure(ADAM, NAMES)
-        synchronizer.server_updates.load({"b_velocity_0": np.zeros(45, np.float32)})
+        synchronizer.server_optimizer.configure(ADAM, NAMES)
+        synchronizer.server_optimizer.load({"b_velocity_0": np.zeros(45, np.float32)})
         give_gradients(synchronizer, arena, 0)
-        synchronizer.server_updates.update(0.1, used=b"\1\1\1\1")
+        synchronizer.server_optimizer.update(0.1, used=b"\1\1\1\1")
 
     for error in on_ranks(2, 1, body, errors=True):
         assert type(error) is UsageError
@@ -265,7 +265,7 @@ def test_a_state_that_lacks_something_at_the_first_update_fails_all_with_a_usage
 
 def test_a_state_asked_for_before_there_is_an_optimizer_is_an_error_not_a_wait() -> None:
     def body(synchronizer: ServerSynchronizer, arena: Arena) -> None:
-        synchronizer.server_updates.state()
+        synchronizer.server_optimizer.state()
 
     for error in on_ranks(2, 2, body, errors=True):
         assert isinstance(error, ProtocolError)
@@ -274,23 +274,23 @@ def test_a_state_asked_for_before_there_is_an_optimizer_is_an_error_not_a_wait()
 
 DIFFERENCES: dict[str, tuple[Callable[[ServerSynchronizer, Arena], object], str]] = {
     "optimizer": (
-        lambda s, a: s.server_updates.configure([SGD(), RMSProp()][s.rank], NAMES) or end_step(s, a),
+        lambda s, a: s.server_optimizer.configure([SGD(), RMSProp()][s.rank], NAMES) or end_step(s, a),
         "disagree on the optimizer",
     ),
     "names": (
-        lambda s, a: s.server_updates.configure(ADAM, ["", "a.weight", "a.bias", f"b{s.rank}"]) or end_step(s, a),
+        lambda s, a: s.server_optimizer.configure(ADAM, ["", "a.weight", "a.bias", f"b{s.rank}"]) or end_step(s, a),
         "other parameter names",
     ),
     "end": (
-        lambda s, a: s.server_updates.configure(ADAM, NAMES) or (end_step(s, a) if s.rank else s.finish(0.0)),
+        lambda s, a: s.server_optimizer.configure(ADAM, NAMES) or (end_step(s, a) if s.rank else s.finish(0.0)),
         "all ranks must",
     ),
     "replaced": (
-        lambda s, a: s.server_updates.configure(ADAM, NAMES) or end_step(s, a, replaced=s.rank == 0),
+        lambda s, a: s.server_optimizer.configure(ADAM, NAMES) or end_step(s, a, replaced=s.rank == 0),
         "load the same state",
     ),
     "rate": (
-        lambda s, a: s.server_updates.configure(ADAM, NAMES) or end_step(s, a, rate=1.0 + s.rank),
+        lambda s, a: s.server_optimizer.configure(ADAM, NAMES) or end_step(s, a, rate=1.0 + s.rank),
         "give all trainers the same learning rate and scheduler",
     ),
 }
@@ -298,7 +298,7 @@ DIFFERENCES: dict[str, tuple[Callable[[ServerSynchronizer, Arena], object], str]
 
 def end_step(synchronizer: ServerSynchronizer, arena: Arena, *, rate: float = 1.0, replaced: bool = False) -> None:
     give_gradients(synchronizer, arena, 0)
-    synchronizer.server_updates.update(rate, used=b"\1\1\1\1", replaced=replaced)
+    synchronizer.server_optimizer.update(rate, used=b"\1\1\1\1", replaced=replaced)
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)

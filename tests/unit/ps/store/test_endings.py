@@ -10,7 +10,7 @@ from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpo
 from common.tensors.arena import FloatArray
 from ps.store.ending import Ending
 from ps.store.shards import Shard
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from tests.support.store_model import (
     AGAIN,
     AVERAGE,
@@ -34,7 +34,7 @@ from tests.support.store_model import (
 )
 
 
-def replace(store: StepStore, values: FloatArray, *, piece: int = 10**9) -> None:
+def replace(store: StepState, values: FloatArray, *, piece: int = 10**9) -> None:
     for start in range(store.shard.start, store.shard.stop, piece):
         store.replace(0, EPOCH, store.step, start, values[start : min(start + piece, store.shard.stop)])
 

@@ -10,7 +10,7 @@ import pytest
 from common.errors import GradSyncError, LayoutMismatch, ProtocolError, StaleEpoch
 from ps.store.ending import Ending
 from ps.store.shards import Shard
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from tests.support.store_model import (
     EPOCH,
     LENGTH,
@@ -24,7 +24,7 @@ from tests.support.store_model import (
     refused,
 )
 
-ILLEGAL: dict[str, tuple[type[GradSyncError], str, Callable[[StepStore], object]]] = {
+ILLEGAL: dict[str, tuple[type[GradSyncError], str, Callable[[StepState], object]]] = {
     "push of an old epoch": (StaleEpoch, "epoch 2.* epoch 3", lambda s: s.push(0, 2, 0, 0, 48, one)),
     "commit of an old epoch": (StaleEpoch, "epoch 2.* epoch 3", lambda s: s.commit(0, 2, 0, Ending(0.1))),
     "push of a later step": (ProtocolError, "step 1.*step 0", lambda s: s.push(0, EPOCH, 1, 0, 48, one)),
@@ -82,7 +82,7 @@ def test_a_commit_with_one_element_missing_is_refused() -> None:
         store.commit(0, EPOCH, 0, Ending(0.1))
 
 
-def committed_by_rank_0() -> StepStore:
+def committed_by_rank_0() -> StepState:
     store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH)
     for rank in (0, 1):
         for bucket in range(3):

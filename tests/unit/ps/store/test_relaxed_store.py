@@ -75,7 +75,7 @@ def moved(mode: Mode, parameters: FloatArray, words: FloatArray, rate: float, nr
 
 def state_of(store: RelaxedStore) -> dict[str, Any]:
     found = dict(vars(store))
-    found.pop("_window" if "_window" in found else "_stores")
+    found.pop("_window" if "_window" in found else "_states")
     return {**found, "_made": [everything_in(each) for each in store._made]}
 
 

@@ -18,7 +18,7 @@ from common.tensors.parts import PADDING
 from ps.store.contributions import WORTH_HELP
 from ps.store.ending import Ending
 from ps.store.shards import Shard, plan_shards
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from tests.support.groups import assert_same_bits, reduced, sample
 from tests.support.store_model import (
     EPOCH,
@@ -105,7 +105,7 @@ def test_memory_is_the_average_and_no_copy_of_what_trainers_have(in_place: Seque
         return aligned_empty(count)
 
     shard = Shard(16, 48)
-    store = StepStore(shard, PLAN, 3, epoch=EPOCH, empty=empty)
+    store = StepState(shard, PLAN, 3, epoch=EPOCH, empty=empty)
     store.keep_parameters_in(np.zeros(32, np.float32))
     elsewhere = {rank: gradients_of(rank, 0, LENGTH)[16:48] for rank in in_place}
     for rank, array in elsewhere.items():
@@ -120,7 +120,7 @@ def test_memory_is_the_average_and_no_copy_of_what_trainers_have(in_place: Seque
         assert_same_bits(array, gradients_of(rank, 0, LENGTH)[16:48])
 
 
-def take_step(store: StepStore, step: int, in_place: Sequence[int]) -> None:
+def take_step(store: StepState, step: int, in_place: Sequence[int]) -> None:
     for rank in range(store.nranks):
         for number, bucket in enumerate(PLAN):
             a, b = max(bucket.start, store.shard.start), min(bucket.stop, store.shard.stop)
@@ -166,7 +166,7 @@ def test_what_was_pushed_is_given_back_once_it_is_averaged(with_the_update: bool
 
 def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
     for in_place in ((), (1,), (0, 1, 2)):
-        store = StepStore(Shard(0, LENGTH), PLAN, 3, epoch=EPOCH)
+        store = StepState(Shard(0, LENGTH), PLAN, 3, epoch=EPOCH)
         for rank in in_place:
             store.read_in_place(rank, gradients_of(rank, 0, LENGTH))
         take_step(store, 0, in_place)
@@ -183,7 +183,7 @@ def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
 
 def test_who_reads_in_place_only_later_reads_the_average_too() -> None:
     """Rank 0's first words came before any other trainer had told where its gradients lie."""
-    store = StepStore(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
+    store = StepState(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
     first = gradients_of(0, 0, LENGTH)
     store.push(0, EPOCH, 0, 0, PLAN[0].start, first[PLAN[0].start : PLAN[0].stop])
     store.read_in_place(1, gradients_of(1, 0, LENGTH))
@@ -210,7 +210,7 @@ def test_gradients_are_not_offered_after_words_of_the_same_step() -> None:
 
 
 def test_words_and_references_are_not_mixed_up() -> None:
-    store = StepStore(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
+    store = StepState(Shard(0, LENGTH), PLAN, 2, epoch=EPOCH)
     store.read_in_place(1, gradients_of(1, 0, LENGTH))
     for rank, data in ((0, 16), (1, gradients_of(1, 0, LENGTH)[:16])):
         with pytest.raises(ProtocolError, match=f"rank {rank} pushed words at step 0 where they are not expected"):
@@ -230,7 +230,7 @@ def test_half_of_a_large_bucket_is_reduced_on_the_helper(in_place: bool) -> None
         plan = (Bucket(16, shard.stop, dtype), Bucket(0, 16, dtype))
         sources = [sample(rank, shard.length, "float32") for rank in range(3)]
         with Helper(1) as helper:
-            store = StepStore(shard, plan, 3, helper=helper)
+            store = StepState(shard, plan, 3, helper=helper)
             for rank, source in enumerate(sources):
                 if in_place:
                     store.read_in_place(rank, source)

@@ -14,7 +14,7 @@ from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
 from ps.store.ending import Ending
 from ps.store.shards import Shard, plan_shards, shard_of_bucket
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 from tests.support.store_model import (
     EPOCH,
     NumpySGD,
@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.ahead[server] = set()
             self.averaged[server], self.updated[server] = ([0] * len(self.buckets) for _ in range(2))
 
-    def compare_average(self, store: StepStore, step: int) -> None:
+    def compare_average(self, store: StepState, step: int) -> None:
         sources = [gradients_of(rank, step, self.length, tuple(self.buckets)) for rank in range(self.nranks)]
         mean = np.zeros(self.length, np.float32)
         for b in self.buckets:
@@ -239,7 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
         store, rank = data.draw(st.sampled_from(self.stores)), data.draw(st.integers(0, self.nranks - 1))
         self.refuse_all(store, ProtocolError, rank, EPOCH, store.step + offset)
 
-    def refuse_all(self, store: StepStore, kind: type[GradSyncError], rank: int, epoch: int, step: int) -> None:
+    def refuse_all(self, store: StepState, kind: type[GradSyncError], rank: int, epoch: int, step: int) -> None:
         with refused(store, kind):
             store.push(rank, epoch, step, 0, store.shard.start, one)
         with refused(store, kind):

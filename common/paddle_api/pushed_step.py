@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from common.paddle_api.arena_binding import Binding
 from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.used_mask import UsedMask
-from common.sync.synchronizer import ServerUpdates, Synchronizer
+from common.sync.synchronizer import ServerOptimizer, Synchronizer
 from common.tensors.fingerprint import fingerprint
 
-__all__ = ["StepsByServers"]
+__all__ = ["PushedStep"]
 
 
-class StepsByServers:
+class PushedStep:
     """The steps of a model whose update servers can make. A backward's gradients are pushed, and stay with the servers
     until the optimizer steps or another backward comes; or their mean has come back, of which servers keep a copy."""
 
     def __init__(
         self,
         synchronizer: Synchronizer,
-        servers: ServerUpdates,
+        servers: ServerOptimizer,
         binding: Binding,
         used: UsedMask,
         buckets: EarlyBuckets,
     ) -> None:
         self._synchronizer, self._servers = synchronizer, servers
         self._binding, self._used, self._buckets = binding, used, buckets
-        self.update_by_servers = False  # from then on a backward does not wait for the average
+        self.servers_update = False  # from then on a backward does not wait for the average
         self.pushed = False  # the last backward's gradients are with the servers
         self._averaged = False  # and their mean is in the arena
         self._gradients = self._parameters = 0  # fingerprints

@@ -11,8 +11,8 @@ import pytest
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from ps.store.contributions import Contributions
-from ps.store.piece_update import PieceUpdate
 from ps.store.shards import Shard
+from ps.store.update_in_pieces import UpdateInPieces
 
 PIECES = 6
 FIRST_TWO = (0, 16)  # where they begin: each thread takes one of them
@@ -49,7 +49,7 @@ def test_two_threads_share_the_pieces() -> None:
     values, recorder = np.arange(16 * PIECES, dtype=np.float32), Recorder()
     contributions = averages_of(values)
     with ThreadPoolExecutor(1, "gradsync-helper") as helper:
-        PieceUpdate(contributions, recorder, helper=helper).apply(0.1, contributions.pieces())
+        UpdateInPieces(contributions, recorder, helper=helper).apply(0.1, contributions.pieces())
     assert recorder.rate == 0.1
     assert len(recorder.threads) == 2
     np.testing.assert_array_equal(np.concatenate([recorder.seen[16 * n] for n in range(PIECES)]), values)
@@ -59,4 +59,4 @@ def test_two_threads_share_the_pieces() -> None:
 def test_an_error_in_either_thread_is_raised(fails: str) -> None:
     contributions = averages_of(np.zeros(16 * PIECES, np.float32))
     with ThreadPoolExecutor(1, "gradsync-helper") as helper, pytest.raises(ZeroDivisionError):
-        PieceUpdate(contributions, Recorder(fails), helper=helper).apply(0.1, contributions.pieces())
+        UpdateInPieces(contributions, Recorder(fails), helper=helper).apply(0.1, contributions.pieces())

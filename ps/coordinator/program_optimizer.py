@@ -7,13 +7,13 @@ from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePi
 from common.tensors.arena import FloatArray
 from ps.coordinator.members import Members
 from ps.coordinator.registration import Registration
-from ps.coordinator.stalled import Watchdog
+from ps.coordinator.watchdog import Watchdog
 from ps.planes.wire import data_of, optimizer_of, state_of, state_pieces
 
-__all__ = ["Program"]
+__all__ = ["ProgramOptimizer"]
 
 
-class Program:
+class ProgramOptimizer:
     """What trainers say of their program's optimizer."""
 
     def __init__(self, members: Members, watchdog: Watchdog, registration: Registration) -> None:

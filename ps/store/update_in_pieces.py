@@ -11,12 +11,12 @@ from common.tensors.parts import Piece
 from common.tensors.updater import PieceUpdater
 from ps.store.contributions import Contributions
 
-__all__ = ["PieceUpdate"]
+__all__ = ["UpdateInPieces"]
 
 WORTH_HELP = 4  # pieces; handing part of fewer to another thread takes longer than it saves
 
 
-class PieceUpdate:
+class UpdateInPieces:
     """Averages pieces and applies the optimizer to them, in any order, each once a step.
 
     Args:

@@ -166,7 +166,7 @@ PARAMETER_CHANGES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("how", PARAMETER_CHANGES)
 def test_changed_parameters_are_noticed_once_and_are_views_again(served: Life, how: str) -> None:
-    steps, model, arena = served.average.steps_by_servers, served.model, served.synchronizer.arena
+    steps, model, arena = served.average.pushed_step, served.model, served.synchronizer.arena
     assert not steps.parameters_changed()
     PARAMETER_CHANGES[how](model)
     expected = {name: p.numpy().tobytes() for name, p in model.named_parameters()}
@@ -208,9 +208,9 @@ GRADIENT_CHANGES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("how", GRADIENT_CHANGES)
 def test_changed_gradients_are_noticed(served: Life, how: str) -> None:
-    assert not served.average.steps_by_servers.gradients_changed()
+    assert not served.average.pushed_step.gradients_changed()
     GRADIENT_CHANGES[how](served.model)
-    assert served.average.steps_by_servers.gradients_changed()
+    assert served.average.pushed_step.gradients_changed()
     with pytest.raises(UsageError, match=r"^the program changed gradients between backward and optimizer\.step\(\)"):
         served.step()
 
@@ -218,4 +218,4 @@ def test_changed_gradients_are_noticed(served: Life, how: str) -> None:
 def test_looking_at_gradients_is_no_change(served: Life) -> None:
     assert all(np.isfinite(value).all() for value in gradients(served.model).values() if value is not None)
     assert sum(float((p.grad**2).sum()) for p in served.model.left.parameters()) > 0
-    assert not served.average.steps_by_servers.gradients_changed()
+    assert not served.average.pushed_step.gradients_changed()

@@ -9,15 +9,15 @@ from common.tensors.arena import FloatArray, Layout
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import Accumulator, parts_of
 from common.tensors.updater import NoUpdate, StatefulUpdater, Updater, make_part_updater
-from ps.store.step_store import StepStore
+from ps.store.step_state import StepState
 
-__all__ = ["ProgramUpdates"]
+__all__ = ["UpdateByParameter"]
 
 
-class ProgramUpdates:
+class UpdateByParameter:
     """Parameter by parameter, so that those which no backward has reached stay as they are."""
 
-    def __init__(self, step: StepStore) -> None:
+    def __init__(self, step: StepState) -> None:
         self._step = step
         self._of_parts: StatefulUpdater | None = None  # once configured
 
@@ -38,7 +38,7 @@ class ProgramUpdates:
         self._of_parts = make_part_updater(optimizer, step.padded_parameters, gradients, parts)
 
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
-        """Take parameters that the program has given other values, as StepStore.replace."""
+        """Take parameters that the program has given other values, as StepState.replace."""
         self._step.replace(rank, epoch, step, start, data)
 
     def state(self) -> list[Accumulator] | None:

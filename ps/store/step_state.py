@@ -1,4 +1,4 @@
-"""One shard's parameters and the step under way as a state machine: it knows no gRPC, no thread and no clock.
+"""One shard's parameters and the step under way as a state machine: it knows no gRPC and no clock, and starts no thread.
 
 A step goes through three stages, in this order, whatever the order in which trainers are heard:
 
@@ -29,13 +29,13 @@ from common.tensors.parts import PADDING
 from common.tensors.updater import Updater
 from ps.store.contributions import WHOLE, Contributions
 from ps.store.ending import Ending
-from ps.store.piece_update import PieceUpdate
 from ps.store.shards import Shard
+from ps.store.update_in_pieces import UpdateInPieces
 
-__all__ = ["StepStore"]
+__all__ = ["StepState"]
 
 
-class StepStore:
+class StepState:
     """The parameters of one shard, and the gradients of the step under way.
 
     Args:
@@ -221,7 +221,7 @@ class StepStore:
         updater.step(self.ending.learning_rate, self._used)
         self._end_step(has_average=False)
 
-    def update_pieces(self, update: PieceUpdate) -> list[tuple[int, int]]:
+    def update_pieces(self, update: UpdateInPieces) -> list[tuple[int, int]]:
         """Average, if `reduce` has not, and update the pieces that are there; with the last the next step begins.
 
         Returns:

@@ -20,22 +20,22 @@ from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
 
-__all__ = ["UpdateByServers", "listen_to_steps", "stop_listening"]
+__all__ = ["OptimizerHook", "listen_to_steps", "stop_listening"]
 
 
-class UpdateByServers:
+class OptimizerHook:
     """Decides who updates, and has the servers do it.
 
     Args:
-        synchronizer: has `server_updates`.
+        synchronizer: has `server_optimizer`.
         average: the model's gradients, in an arena that the synchronizer is attached to.
     """
 
     def __init__(self, synchronizer: Synchronizer, average: GradientAverage) -> None:
-        if synchronizer.server_updates is None or average.steps_by_servers is None:
+        if synchronizer.server_optimizer is None or average.pushed_step is None:
             raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
-        self._servers, self._rank = synchronizer.server_updates, synchronizer.rank
-        self._steps = average.steps_by_servers
+        self._servers, self._rank = synchronizer.server_optimizer, synchronizer.rank
+        self._pushed_step = average.pushed_step
         named, slots = average.binding.named, average.binding.arena.layout.slots
         paddle_names = {name: p.name for name, p in named}
         self._paddle_names = [paddle_names.get(slot.name, "") for slot in slots]  # which may differ between ranks
@@ -54,7 +54,7 @@ class UpdateByServers:
             raise UsageError(
                 "a second optimizer updates the model, but servers keep the state of one; start with --update trainer"
             )
-        if self._steps.gradients_changed():
+        if self._pushed_step.gradients_changed():
             raise UsageError(
                 "the program changed gradients between backward and optimizer.step(), when the servers had taken them; "
                 "start with --update trainer"
@@ -62,7 +62,7 @@ class UpdateByServers:
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
             self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
-        self._steps.update(optimizer.get_lr())
+        self._pushed_step.update(optimizer.get_lr())
         return True
 
     def state(self, optimizer: Any) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ class UpdateByServers:
 
     def _decide(self, optimizer: Any) -> bool:
         found = describe_optimizer(optimizer, self._paddle_names)
-        if self._steps.gradients_changed():
+        if self._pushed_step.gradients_changed():
             found = "the program changes gradients between backward and step"
         if isinstance(found, str):
             if self._servers.choice == "server":
@@ -104,7 +104,7 @@ class UpdateByServers:
         state = tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
         self._servers.configure(found, self._slot_names)
-        self._steps.update_by_servers = True
+        self._pushed_step.servers_update = True
         if state:
             self._loaded = state
             optimizer._accumulators.clear()
@@ -112,11 +112,11 @@ class UpdateByServers:
         return True
 
 
-_listener: UpdateByServers | None = None
+_listener: OptimizerHook | None = None
 _originals: dict[str, Any] = {}
 
 
-def listen_to_steps(listener: UpdateByServers) -> None:
+def listen_to_steps(listener: OptimizerHook) -> None:
     """Ask `listener` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
     global _listener
     _listener = listener
