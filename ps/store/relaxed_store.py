@@ -1,8 +1,8 @@
 """A server's state where trainers need not be at the same step: ssp, async and geo, each out of StepStates.
 
-As there: no gRPC, no clock, no thread of its own, and whatever does not fit is refused and changes nothing. What is read in a
-trainer's memory is copied from there as it becomes final, for its commit may be answered, and its memory be written to,
-before that is applied.
+As there: no gRPC, no clock, no thread of its own, and whatever does not fit is refused and changes nothing. What is
+read in a trainer's memory is copied from there as it becomes final, for its commit may be answered, and its memory be
+written to, before that is applied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One shard's parameters and the step under way as a state machine: it knows no gRPC and no clock, and starts no thread.
+"""One shard's parameters and the step under way as a state machine: it knows no gRPC and no clock.
+
+It starts no thread, but lets a helper that it may be given take half of what is large to add up or to update.
 
 A step goes through three stages, in this order, whatever the order in which trainers are heard:
 
