@@ -1,4 +1,4 @@
-"""Every error GradSync raises at run time, as one tree.
+"""The errors that GradSync raises at run time, as one tree.
 
     GradSyncError                    exit code 1
     ├── UsageError                   2   what was asked for cannot work; the message says what would
@@ -16,6 +16,9 @@
     │   └── PeerStalled                  it is there but did not take part within the limit
     └── ProtocolError                5   a message that cannot be right (wrong step, bucket, size): a bug
         └── StaleEpoch                   a message of an earlier incarnation of the group
+
+Two more hold what another process left behind: ProcessFailed (common/launch/child.py), with that process's exit code,
+and ProgramFailed (benchmarks/training/program.py), with 1.
 
 Bad arguments of a Python call raise ValueError or TypeError instead, as Python's own functions do.
 """

@@ -150,6 +150,13 @@ def _resnet(ours: str, theirs: str) -> Callable[[], str]:
     return ratio
 
 
+def _rounds_of_resnet(contestant: str) -> list[float]:
+    """Ascending, in ms a step."""
+    runs = part(TRAINING, "resnet18")["runs"]
+    rounds: list[float] = next(run for run in runs if run["contestant"] == contestant)["step_ms_rounds"]
+    return sorted(rounds)
+
+
 def _faster(model: str, one: str, other: str, nranks: int) -> Callable[[], str]:
     return lambda: f"{best(model, one, nranks) / best(model, other, nranks):.1f}"
 
@@ -169,6 +176,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mlp-servers-over-paddle-4": _faster("mlp-25m", "ps", "paddle", 4),
     "mlp-servers-ahead": lambda: f"{best('mlp-25m', 'ps', 4) / best('mlp-25m', 'ring', 4) - 1:.0%}".replace("%", ""),
     "resnet-ring-over-default": _resnet("ring/shm", "paddle-default"),
+    "resnet-servers-least": lambda: f"{_rounds_of_resnet('ps/shm N=2')[0]:.0f}",
+    "resnet-servers-most": lambda: f"{_rounds_of_resnet('ps/shm N=2')[-1]:.0f}",
+    "resnet-ring-least": lambda: f"{_rounds_of_resnet('ring/shm N=2')[0]:.0f}",
+    "resnet-ring-most": lambda: f"{_rounds_of_resnet('ring/shm N=2')[-1]:.0f}",
     "ring-wins": lambda: str(_ring_wins()),
     "ring-wins-of": lambda: str(len(part(FULL, "crossover")["cells"])),
     "memory-of-limit-2": lambda: _of_limit(ALL_REDUCE, "shm", 100_000_000, 2).removesuffix(" %"),
