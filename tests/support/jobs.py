@@ -13,7 +13,7 @@ from common.launch.job import Job
 
 __all__ = ["LIMIT_S", "PAUSE", "WAIT_FOR_END_OF", "Flags", "failure_of", "start"]
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 PAUSE = "import signal; signal.pause()"
 WAIT_FOR_END_OF = """
 import os, sys, time

@@ -17,7 +17,7 @@ from common.system.process import prepare_process
 from tests.support.forked_program import fork, fork_instead_of_new_interpreters, program_of
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-GONE_S = 5.0  # what a program has started may take this long to end after it
+GONE_S = 10.0  # what a program has started may take this long to end after it
 MOST = 1 << 20
 
 
