@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ __all__ = ["FOLDER", "Job"]
 
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
+SHOW_CURSOR = "\x1b[?25h"
 CULPRIT_S = 5.0  # how long whoever has failed may take to end, after those who report it
 
 
@@ -75,11 +77,14 @@ class Job:
         self._not_now = True  # a second signal must not leave anything behind
         interrupted: list[int] = []
         here = threading.current_thread() is threading.main_thread()  # only there handlers can be set
+        cut_off = any(child.log is None and child.code is None for child in self.children)
         before = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number)) if here else None
         try:
             self._end(self.children)
         finally:
             try:
+                if cut_off:
+                    leave_the_terminal_in_order()
                 self._temporary.cleanup()
             finally:
                 if here:
@@ -228,6 +233,15 @@ class Job:
 
     def _end(self, children: Sequence[Child]) -> None:
         end_all(children, self.patience)
+
+
+def leave_the_terminal_in_order() -> None:
+    """After a process that was ended while it wrote there, be it within a progress bar, which hides the cursor."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty():
+            with suppress(OSError):  # the terminal is gone
+                print(SHOW_CURSOR, file=stream, flush=True)
+            return
 
 
 def remove_folders_of_the_dead() -> None:

@@ -21,16 +21,16 @@ class TrainingProgress:
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=rank != 0 or not console.is_terminal,
         )
-        self._task = self._progress.add_task("training", loss=float("nan"), total=None)
+        self._task = self._progress.add_task("training", loss="", total=None)
 
     def __call__(self, step: int, total: int, loss: float) -> None:
-        self._progress.update(self._task, completed=step, total=total, loss=loss)
+        self._progress.update(self._task, completed=step, total=total, loss=f"loss {loss:.3f}")
 
     def __enter__(self) -> TrainingProgress:
         self._progress.start()

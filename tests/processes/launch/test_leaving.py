@@ -201,3 +201,14 @@ def test_nobody_waits_for_servers_where_no_rank_has_begun_to_join() -> None:
         with pytest.raises(UsageError, match="the program never joined"):
             job.wait()
     assert time.monotonic() - begin < Job.idle
+
+
+def test_a_terminal_has_its_cursor_back_after_a_job_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that hid it, for its progress bar, is ended before it can show it again."""
+    master, slave = os.openpty()
+    os.set_blocking(master, False)
+    with os.fdopen(slave, "w") as terminal, os.fdopen(master, "rb", 0) as shown:
+        monkeypatch.setattr("sys.stdout", terminal)
+        with Job() as job:
+            job.start("rank 0", ["-c", PAUSE], log="workerlog.0", on_terminal=True)
+        assert shown.read(100) == b"\x1b[?25h\r\n"

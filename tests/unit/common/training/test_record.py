@@ -175,3 +175,12 @@ def test_waiting_is_for_the_step_that_others_must_have_made(staleness: int | Non
     assert record.wait_ms.p50 + record.sync_ms.p50 == pytest.approx(950.0)
     assert record.samples_per_s == pytest.approx(2 * 8 / 2.0 if rate == 1 else 8 / 2.0 + 8 / 4.0)
     assert record.mode == "sync"
+
+
+def test_no_loss_is_shown_before_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    monkeypatch.setattr("common.trainer.report.Console", lambda: Console(file=shown, force_terminal=True))
+    with TrainingProgress(0):
+        pass
+    assert "0/?" in shown.getvalue()
+    assert "loss" not in shown.getvalue()
