@@ -51,6 +51,7 @@ def list_results(config: ResultsConfig) -> int:
         config.out.write_text(text)
     except OSError as exc:
         raise UsageError(f"cannot write to --out {config.out}: {exc.strerror}") from exc
+    print(f"results: {config.out}")
     return 0
 
 

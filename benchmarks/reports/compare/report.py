@@ -125,18 +125,18 @@ def workload(results: CompareResults) -> str:
     if len(jobs) != 1:
         raise ValueError(f"a report compares one job, these results hold {len(jobs)}: {', '.join(jobs)}")
     told = ("model", "dataset", "optimizer", "learning_rate", "seed")
-    strong = is_strong(results)
+    strong, count = is_strong(results), runs[0].repetitions
     return say(
         "{model} on {dataset}, batch {batch_size} shared by all ranks (strong scaling), {optimizer} "
-        "{learning_rate:g}, seed {seed}, {steps:,} steps (first {warmup:,} not timed), {repetitions} repetitions"
+        "{learning_rate:g}, seed {seed}, {steps:,} steps (first {warmup:,} not timed), {repeated}"
         if strong
         else "{model} on {dataset}, batch {batch_size} per rank, {optimizer} {learning_rate:g}, seed {seed}, "
-        "{steps:,} steps (first {warmup:,} not timed), {repetitions} repetitions",
+        "{steps:,} steps (first {warmup:,} not timed), {repeated}",
         **{key: getattr(runs[0], key) for key in told},
         batch_size=runs[0].batch_size * (runs[0].nranks if strong else 1),
         steps=runs[0].steps,
         warmup=runs[0].warmup_steps,
-        repetitions=runs[0].repetitions,
+        repeated=say("{count} repetitions" if count != 1 else "{count} repetition", count=count),
     )
 
 

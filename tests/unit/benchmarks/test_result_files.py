@@ -178,7 +178,7 @@ def test_writing_and_checking_the_list(folder: Path, tmp_path: Path, capsys: pyt
     assert list_results(ResultsConfig(folder=folder, out=out, check=True)) == 1
     assert list_results(ResultsConfig(folder=folder, out=out)) == 0
     assert list_results(ResultsConfig(folder=folder, out=out, check=True)) == 0
-    assert capsys.readouterr().out == f"{out} is not current\n{out} is current\n"
+    assert capsys.readouterr().out == f"{out} is not current\nresults: {out}\n{out} is current\n"
     with pytest.raises(UsageError, match=r"^cannot write to --out .*: File exists$"):
         list_results(ResultsConfig(folder=folder, out=out / "results.md"))
     (folder / "one" / "sweep.json").write_text("{")

@@ -62,6 +62,7 @@ class TestVerdict:
             run["repetitions"] = 1
         assert any("ahead of ps S=2 (1,600); its noise is unknown." in line for line in verdict(good))
         assert verdict(good)[-2].endswith("of one process, 92% of linear scaling; its noise is unknown.")
+        assert workload(typed(good)).endswith(" not timed), 1 repetition")
 
     def test_scaling_against_one_process(self, good: Results) -> None:
         scaling = verdict(good)[-2:]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 paddle = pytest.importorskip("paddle")
 
@@ -20,6 +22,7 @@ from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.trainer.entry import run_training  # noqa: E402
 from common.trainer.models import make_model  # noqa: E402
 from common.trainer.record import Quantiles, RunRecord  # noqa: E402
+from common.trainer.report import TrainingProgress  # noqa: E402
 from tests.support.small_training import SMALL, Half, run  # noqa: E402
 
 # The record
