@@ -13,6 +13,7 @@ from common.launch.settings import Placement, Settings, placement_from, settings
 from common.launch.tracing import parts_folder
 from common.network.rpc import check_bind_host, host_of
 from common.paddle_api.fleet_api import FleetApi
+from common.paddle_api.roles import arguments_of, is_user_defined
 from common.sync.synchronizer import Synchronizer
 from common.system.memory import limit_malloc_arenas
 from ps.client.client import Client
@@ -28,6 +29,7 @@ class PaddleCloudRoleMaker:
     """Roles from a launcher's environment: TRAINING_ROLE, POD_IP, PADDLE_PORT, PADDLE_PSERVERS_IP_PORT_LIST."""
 
     def __init__(self, is_collective: bool = False, **_: Any) -> None:
+        self.is_collective = is_collective
         self.placement = placement_from()
         self.is_server = os.environ.get("TRAINING_ROLE", "TRAINER").upper() == "PSERVER"
         self.endpoint = f"{os.environ.get('POD_IP', '127.0.0.1')}:{os.environ.get('PADDLE_PORT', '')}"
@@ -53,11 +55,22 @@ class UserDefinedRoleMaker:
         server_endpoints: Any = (),
         **_: Any,
     ) -> None:
+        self.is_collective = is_collective
         servers = tuple(server_endpoints)
         self.is_server = str(role).lower() in ("2", "server", "role.server")
         self.endpoint = servers[current_id] if self.is_server else ""
         rank = 0 if self.is_server else current_id
         self.placement = replace(placement_from(), rank=rank, nranks=worker_num, servers=servers)
+
+
+def role_from(role_maker: Any, *, is_collective: bool) -> PaddleCloudRoleMaker | UserDefinedRoleMaker:
+    """The role maker that `fleet.init` was given, or ours in place of Paddle's own, or of none."""
+    if role_maker is None:
+        return PaddleCloudRoleMaker(is_collective)
+    if isinstance(role_maker, (PaddleCloudRoleMaker, UserDefinedRoleMaker)):
+        return role_maker
+    arguments = arguments_of(role_maker)
+    return (UserDefinedRoleMaker if is_user_defined(role_maker) else PaddleCloudRoleMaker)(**arguments)
 
 
 class ServerFleetApi(FleetApi):
@@ -72,9 +85,9 @@ class ServerFleetApi(FleetApi):
         self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
     ) -> Any:
         """As fleet.init. A server, and a worker that calls `init_worker`, joins its group then and not here."""
-        self._role = role_maker or PaddleCloudRoleMaker(is_collective)
+        self._role = role_from(role_maker, is_collective=is_collective)
         self.placement = self._role.placement
-        if is_collective or role_maker is None:
+        if is_collective or role_maker is None or self._role.is_collective:
             if self._role.is_server:
                 return self
             self.init_parallel_env()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import GradSyncError
+from common.errors import GradSyncError, UsageError
 from common.system.process import die_with_parent, prepare_process
 from common.system.process_memory import pss_bytes
 
@@ -59,14 +59,27 @@ def redirect(module: str) -> None:
     import paddle
     from paddle.distributed import fleet
 
-    from common.paddle_api.names import PUBLIC
+    from common.paddle_api.names import PUBLIC, SERVER_SIDE
 
     found = importlib.import_module(module)
     surface = getattr(found, "surface", found)
     for name in PUBLIC:
         for target in (paddle.distributed, fleet):
             setattr(target, name, getattr(surface, name))
+    for name in SERVER_SIDE:
+        if not name.endswith("RoleMaker"):  # those `init` takes as they are
+            setattr(fleet, name, getattr(surface, name, None) or without_servers(name))
     paddle.DataParallel = surface.DataParallel
+
+
+def without_servers(name: str) -> Callable[..., bool]:
+    """What a Fleet function about servers does in a ring: all are workers there, and nobody can serve."""
+
+    def refuse(*_: Any, **__: Any) -> bool:
+        raise UsageError(f"fleet.{name}: a parameter-server program cannot run as a ring; run it with ps")
+
+    answers: dict[str, Callable[..., bool]] = {"is_server": lambda: False, "is_worker": lambda: True}
+    return answers.get(name, refuse)
 
 
 def leave_one_rank_alone() -> None:

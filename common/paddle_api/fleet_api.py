@@ -22,6 +22,7 @@ from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.optimizer_hook import stop_listening
+from common.paddle_api.roles import refuse_servers
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
@@ -91,7 +92,12 @@ class FleetApi:
     def init(
         self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
     ) -> Any:
-        """Join the group that the launcher started; blocks until all ranks have. As fleet.init."""
+        """Join the group that the launcher started; blocks until all ranks have. As fleet.init.
+
+        Raises:
+            UsageError: the role maker is one for parameter servers.
+        """
+        refuse_servers(role_maker)
         self.init_parallel_env()
         return self
 

@@ -283,3 +283,41 @@ def test_an_unknown_reduction_is_refused() -> None:
     paddle = pytest.importorskip("paddle")
     with pytest.raises(ValueError, match="op must be one of ReduceOp's"):
         surface().all_reduce(paddle.ones([1]), 17)
+
+
+# ---- Paddle's own role makers --------------------------------------------------------------------------------------
+
+
+def paddles(kind: str, **arguments: Any) -> Any:
+    pytest.importorskip("paddle")
+    from paddle.distributed.fleet.base import role_maker
+
+    return getattr(role_maker, kind)(**arguments)
+
+
+def test_servers_take_paddles_own_role_makers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paddle")
+    from ps.fleet import ServerFleetApi
+
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    joined: list[bool] = []
+    monkeypatch.setattr(ServerFleetApi, "init_parallel_env", lambda _: joined.append(True))
+    for collective_role in (True, False):
+        fleet = ServerFleetApi()
+        fleet.init(paddles("PaddleCloudRoleMaker", is_collective=collective_role))
+        assert (fleet.worker_index(), fleet.worker_num(), fleet.is_server()) == (1, 2, False)
+        assert joined == [True]  # the other one waits for init_worker
+    written = {"current_id": 1, "role": 2, "worker_num": 3, "server_endpoints": ["h:1", "h:2"]}
+    fleet.init(paddles("UserDefinedRoleMaker", **written))
+    assert (fleet.is_server(), fleet.worker_num(), fleet._role.endpoint) == (True, 3, "h:2")
+    with pytest.raises(UsageError, match="a str is no role maker; give it fleet.PaddleCloudRoleMaker"):
+        fleet.init("worker")
+
+
+def test_a_ring_takes_paddles_own_role_maker_unless_it_is_for_servers() -> None:
+    dist = surface()
+    dist._synchronizer = LocalSynchronizer()
+    assert dist.init(paddles("PaddleCloudRoleMaker", is_collective=True)) is dist
+    with pytest.raises(UsageError, match=r"^a parameter-server program cannot run as a ring: run it with ps; or, if"):
+        dist.init(paddles("PaddleCloudRoleMaker", is_collective=False))
