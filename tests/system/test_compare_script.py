@@ -345,7 +345,7 @@ def test_fleets_names_about_servers_are_given_to_the_program(scheme: str, monkey
     if scheme == "ps":
         assert fleet.init_worker == fleet_over_servers.surface.init_worker
     else:
-        with pytest.raises(UsageError, match="fleet.init_worker: a parameter-server program cannot run as a ring"):
+        with pytest.raises(UsageError, match=r"fleet\.init_worker: a parameter-server program cannot run as a ring"):
             fleet.init_worker()
 
 

@@ -311,7 +311,7 @@ def test_servers_take_paddles_own_role_makers(monkeypatch: pytest.MonkeyPatch) -
     written = {"current_id": 1, "role": 2, "worker_num": 3, "server_endpoints": ["h:1", "h:2"]}
     fleet.init(paddles("UserDefinedRoleMaker", **written))
     assert (fleet.is_server(), fleet.worker_num(), fleet._role.endpoint) == (True, 3, "h:2")
-    with pytest.raises(UsageError, match="a str is no role maker; give it fleet.PaddleCloudRoleMaker"):
+    with pytest.raises(UsageError, match=r"a str is no role maker; give it fleet\.PaddleCloudRoleMaker"):
         fleet.init("worker")
 
 
