@@ -62,7 +62,7 @@ class Stepping:
         store = self._registration.store_for(rank)
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
         progress = store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
-        self._go_on(rank, store, progress)
+        self._go_on(rank, store, progress, counted=commit.again)
         self._gathering.tell_at_work()
 
     def pull(self, rank: int, pull: Pull) -> None:
@@ -78,11 +78,15 @@ class Stepping:
         else:
             self._members.fail(error)
 
-    def _go_on(self, rank: int, store: Store, progress: Progress) -> None:
-        """Hand out what there is now; the others wait, or nobody does any longer."""
+    def _go_on(self, rank: int, store: Store, progress: Progress, *, counted: bool = False) -> None:
+        """Hand out what there is now; the others wait, or nobody does any longer.
+
+        Args:
+            counted: it was, as the trainer's step, when it ended with the average that is used again now.
+        """
         members = self._members
         members.steps = min(store.steps)
-        if progress.finished:
+        if progress.finished and not counted:
             self._pace.committed(rank, time.monotonic())
         for result in progress.results:
             self._planes.deliver(result)

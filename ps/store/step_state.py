@@ -76,6 +76,7 @@ class StepState:
         )
         self._replacement: FloatArray | None = None  # parameters that rank 0 has sent, used from the next update on
         self._has_average = False  # of the step before, not used yet
+        self.used_again = 0  # how many steps went on with the average of the one before, which were one to the program
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -269,6 +270,7 @@ class StepState:
 
     def _end_step(self, *, has_average: bool) -> None:
         self._has_average = has_average
+        self.used_again += any(ending.again for ending in self._committed.values())
         self.step += 1
         self._begin_step()
 

@@ -116,7 +116,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def steps(self) -> Sequence[int]:
-        """How many steps each trainer has made."""
+        """How many steps each trainer has made; an average and the update by it that follows are one."""
 
     @abstractmethod
     def waiting(self) -> AbstractSet[int]:

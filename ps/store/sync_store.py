@@ -55,7 +55,7 @@ class SyncStore(Store):
 
     @property
     def steps(self) -> Sequence[int]:
-        return [self._step.step] * len(self._ranks)
+        return [self._step.step - self._step.used_again] * len(self._ranks)
 
     @property
     def program(self) -> UpdateByParameter:

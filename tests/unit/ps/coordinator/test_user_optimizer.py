@@ -55,6 +55,19 @@ def test_averages_and_updates_follow_each_other() -> None:
         assert served(inbox, 3).tobytes() == expected.parameters.tobytes()
 
 
+def test_an_average_and_the_update_by_it_are_one_step_of_the_program() -> None:
+    setting = registered(2)
+    for rank in (0, 1):
+        setting.step(rank, 0, update=False)
+    for rank in (0, 1):
+        setting.say(rank, configure_message(rank))
+        setting.say(rank, update_message(1, again=True))
+    told = setting.group.status()
+    assert (setting.group.steps, told.steps, [trainer.steps for trainer in told.trainers]) == (1, 1, [1, 1])
+    update(setting, 2)
+    assert (setting.group.steps, [trainer.steps for trainer in setting.group.status().trainers]) == (2, [2, 2])
+
+
 @pytest.mark.parametrize(
     ("second", "text"),
     [
