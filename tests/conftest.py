@@ -17,6 +17,8 @@ from subprocess import PIPE
 import pytest
 
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
+from common.kernels import loader
+from common.kernels.names import Reduce
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support import warm
 from tests.support.thorough import LONG
@@ -38,6 +40,11 @@ if importlib.util.find_spec("hypothesis"):
     settings.register_profile("quick", deadline=None, derandomize=True, max_examples=50)
     settings.register_profile("thorough", deadline=None, derandomize=True, max_examples=500)
     settings.load_profile("thorough" if LONG else "quick")
+
+
+def pytest_configure() -> None:
+    """Loops that most tests need are compiled beforehand: whoever compiles says so on stderr."""
+    loader.fetch([str(each) for n in (2, 3, 4) for each in Reduce("mean", "float32", n, ()).siblings()])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

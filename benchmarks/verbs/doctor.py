@@ -22,6 +22,8 @@ from benchmarks.contestants import load_backend
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.records.environment import cpu_name, installed
 from common.errors import GradSyncError
+from common.kernels import loader
+from common.kernels.names import NEW, Reduce
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
 
 __all__ = ["CHECKS", "DoctorConfig", "Finding", "doctor"]
@@ -110,6 +112,14 @@ def cpu() -> Finding:
     mend = "" if usable else "Paddle's wheels need AVX: use another machine"
     mkl = "" if (cpu_type := wanted_cpu_type()) is None else f"; {CPU_TYPE}={cpu_type}"
     return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}{mkl}", mend)
+
+
+def compiled_loops() -> Finding:
+    loader.reduce_kernel(Reduce("mean", "float32", 2, (NEW,)))
+    if reason := loader.why_not():
+        mend = f"unset {loader.KERNELS_VARIABLE}" if reason.startswith(loader.KERNELS_VARIABLE) else "pip install numba"
+        return Finding("compiled loops", False, f"NumPy does the work, with the same bits: {reason}", mend)
+    return Finding("compiled loops", True, f"by Numba {installed('numba')}, kept in {loader.cache_folder()}")
 
 
 def cores() -> Finding:
@@ -243,6 +253,6 @@ def imported(code: str, limit: float = IMPORT_S) -> tuple[str, bool]:
 
 
 CHECKS = (
-    *(python, packages, paddle, cpu, cores, memory, memfd, shared_memory, gpu, cupy_and_nccl),
+    *(python, packages, paddle, cpu, compiled_loops, cores, memory, memfd, shared_memory, gpu, cupy_and_nccl),
     *(emulated_hosts, emulated_latency, ports, torch, mpi, ray),
 )

@@ -68,8 +68,7 @@ class DirectTcp:
         arrived = list(space.reshape(len(self._others), own.size))
         for rank, values in zip(self._others, arrived, strict=True):
             self._transport.receive(rank, values, Tag(*label, phase, self.rank, MARK))
-        scratch = np.empty(own.size if reduction.widens else 0, reduction.partial)
-        reduction.reduce([*arrived, own], (arrived[0], own), scratch)
+        reduction.reduce([*arrived, own], (own,))
 
     def _send_own(self, chunks: list[Array], label: Label, phase: int) -> None:
         """Send one's own chunk to all, and replace the others by theirs."""

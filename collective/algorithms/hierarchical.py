@@ -225,7 +225,7 @@ class HierarchicalAlgorithm(Algorithm):
         """What begins here of a chunk's sum, or has come this far."""
         inputs = [array[piece] for array in values]
         if len(inputs) > 1:
-            reduction.reduce(inputs, inputs[:1], inputs[0])
+            reduction.reduce(inputs, inputs[:1])
         return inputs[0]
 
     def _add(
@@ -238,7 +238,7 @@ class HierarchicalAlgorithm(Algorithm):
             self._transport.receive(self._previous, incoming, tag)
             inputs.insert(0, incoming)
         if len(inputs) > 1:  # else one rank's own values begin the sum, where they lie
-            reduction.reduce(inputs, [array[piece] for array in results], inputs[0])
+            reduction.reduce(inputs, [array[piece] for array in results])
 
     def _replace(self, arrays: list[Array], piece: slice, tag: Tag) -> None:
         """Write the complete chunk that arrives into the arrays of all this host's ranks."""

@@ -9,7 +9,6 @@ Every call begins with a meeting where the ranks compare what they are about to 
 
 from __future__ import annotations
 
-import numpy as np
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
@@ -27,9 +26,9 @@ from collective.calls import (
 )
 from collective.shared_memory.agreement import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
-from collective.shared_memory.in_place import BLOCK_BYTES, InPlaceReduction
+from collective.shared_memory.in_place import InPlaceReduction
 from collective.shared_memory.short import ShortReduction
-from collective.shared_memory.staged import StagedCopies, StagedReduction, section_bytes
+from collective.shared_memory.staged import StagedCopies, StagedReduction
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
@@ -42,10 +41,9 @@ class SharedMemoryAlgorithm(Algorithm):
     def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self.rank, self.nranks = barrier.rank, barrier.nranks
         self._barrier = barrier
-        scratch = np.empty(max(BLOCK_BYTES, section_bytes(self.nranks)) // 2, np.float32)  # so many float16 fit
-        self._short = ShortReduction(barrier, scratch)
-        self._in_place = InPlaceReduction(barrier, scratch)
-        self._staged = StagedReduction(barrier, scratch)
+        self._short = ShortReduction(barrier)
+        self._in_place = InPlaceReduction(barrier)
+        self._staged = StagedReduction(barrier)
         self._copies = StagedCopies(barrier)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:

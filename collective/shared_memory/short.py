@@ -11,6 +11,8 @@ k has of every chunk the values that come k-th in its canonical order, so that a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from collective.calls import ALL_REDUCE, OPERATIONS, Array, Label
 from collective.shared_memory.agreement import agree
 from collective.shared_memory.barrier import SharedMemoryBarrier
@@ -21,19 +23,16 @@ from common.tensors.reduction import Reduction, canonical_ranks
 
 __all__ = ["ShortReduction"]
 
-Plan = tuple[list[tuple[Array, slice]], list[Array], slice | None]  # where to post what; terms, of a chunk or of all
+# Where to post what; what reduces the terms; the chunk of which, or all.
+Plan = tuple[list[tuple[Array, slice]], Callable[[Array], object], slice | None]
 
 
 class ShortReduction:
-    """Arrays are of at most SHORT_BYTES (barrier.py): terms of N such arrays fit there.
+    """Arrays are of at most SHORT_BYTES (barrier.py): terms of N such arrays fit there."""
 
-    Args:
-        scratch: see Reduction.reduce.
-    """
-
-    def __init__(self, barrier: SharedMemoryBarrier, scratch: Array) -> None:
+    def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self._rank, self._nranks = barrier.rank, barrier.nranks
-        self._barrier, self._scratch = barrier, scratch
+        self._barrier = barrier
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
@@ -41,14 +40,14 @@ class ShortReduction:
         key = (operation, reduction.number, flat.size, self._barrier.turn)
         plan = self._plans.get(key)
         if plan is None:
-            plan = remember(self._plans, key, self._plan(flat, operation))
-        places, terms, wanted = plan
+            plan = remember(self._plans, key, self._plan(flat, reduction, operation))
+        places, reduce, wanted = plan
         for place, chunk in places:
             place[...] = flat[chunk]
         agree(self._barrier, label, operation + OPERATIONS * reduction.number, flat.nbytes)
-        reduction.reduce(terms, (flat if wanted is None else flat[wanted],), self._scratch)
+        reduce(flat if wanted is None else flat[wanted])
 
-    def _plan(self, flat: Array, operation: int) -> Plan:
+    def _plan(self, flat: Array, reduction: Reduction, operation: int) -> Plan:
         area = self._barrier.short[self._barrier.turn].view(flat.dtype)
         apart = -(-flat.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // flat.itemsize
         terms = [area[k * apart :][: flat.size] for k in range(self._nranks)]
@@ -59,5 +58,6 @@ class ShortReduction:
             if chunk.start < chunk.stop
         ]
         if operation == ALL_REDUCE:
-            return places, terms, None
-        return places, [term[chunks[self._rank]] for term in terms], chunks[self._rank]
+            return places, reduction.into(terms), None
+        mine = chunks[self._rank]
+        return places, reduction.into([term[mine] for term in terms]), mine

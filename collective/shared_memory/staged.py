@@ -30,15 +30,11 @@ def section_bytes(nranks: int) -> int:
 
 
 class StagedReduction:
-    """Arrays of other ranks that do lie in shared memory are read there even so.
+    """Arrays of other ranks that do lie in shared memory are read there even so."""
 
-    Args:
-        scratch: of a section of partial results; see Reduction.reduce.
-    """
-
-    def __init__(self, barrier: SharedMemoryBarrier, scratch: Array) -> None:
+    def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self._rank, self._nranks = barrier.rank, barrier.nranks
-        self._barrier, self._scratch = barrier, scratch
+        self._barrier = barrier
         self._others = [r for r in range(self._nranks) if r != self._rank]
         self._order = canonical_ranks(self._rank, self._nranks)
         self._section = section_bytes(self._nranks)
@@ -58,7 +54,7 @@ class StagedReduction:
             mine = piece[self._rank]
             own = flat[mine]
             inputs = [located[r][mine] if r in located else self._posted(r, self._rank, own) for r in self._order]
-            reduction.reduce(inputs, (self._posting(self._rank, own), own), self._scratch)
+            reduction.reduce(inputs, (self._posting(self._rank, own), own))
             self._barrier.meet()
             if operation == ALL_REDUCE:
                 for chunk in self._others:

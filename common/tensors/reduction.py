@@ -7,14 +7,17 @@ way it travels; a parameter server and the ranks of one host do it by this modul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from common.kernels.loader import Loop, reduce_kernel
+from common.kernels.names import NEW, Reduce
 from common.tensors.buckets import chunk_bounds, pieces_of
 
 __all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket", "reduce_piece"]
@@ -22,7 +25,13 @@ __all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduc
 OPS = ("sum", "mean", "max")
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 
-BLOCK = 32_768  # elements summed at a time: 128 KiB of float32, so that the running sum stays in L2
+BLOCK = 32_768  # elements NumPy sums at a time: 128 KiB of float32, so that the running sum stays in L2
+WORTH_PREPARING = 1 << 16  # bytes of an input; finding a loop for shorter ones takes longer than NumPy (10 us)
+MOST_INPUTS = 16  # of a compiled loop, which compares the places of all its arrays before it begins
+
+Values = npt.NDArray[Any]
+_loops: dict[Reduce, Loop | None] = {}  # None: it cannot be had
+Blocks = list[tuple[list[Values], list[Values]]]  # inputs and outputs
 
 
 def canonical_ranks(chunk: int, nranks: int) -> tuple[int, ...]:
@@ -77,31 +86,112 @@ class Reduction:
             scale=np.array(mean_scale(nranks, partial)) if op == "mean" else None,
         )
 
-    def reduce(
-        self, inputs: Sequence[npt.NDArray[Any]], outputs: Sequence[npt.NDArray[Any]], scratch: npt.NDArray[Any]
-    ) -> None:
-        """Write the complete result to every output.
+    def reduce(self, inputs: Sequence[Values], outputs: Sequence[Values]) -> None:
+        """Write the complete result to every output; arguments as of `prepared`."""
+        if inputs[0].nbytes < WORTH_PREPARING:
+            self._with_numpy(inputs, outputs)()
+        else:
+            self.prepared(inputs, outputs)()
+
+    def prepared(self, inputs: Sequence[Values], outputs: Sequence[Values]) -> Callable[[], object]:
+        """What writes the complete result to every output, as often as it is called.
 
         Args:
             inputs: the values of two or more ranks, 1-D and of equal length, in canonical order.
-            outputs: likewise 1-D. The first may be the first or second input itself and must not overlap the
-                others; the following ones may be anything, for they are written last.
-            scratch: of dtype `partial` and no shorter; used where partial results are wider than the arrays.
+            outputs: likewise 1-D. Each is one of the inputs itself, or overlaps none of them.
         """
-        if self.widens:
-            total = scratch[: inputs[0].size]
-            total[...] = inputs[0]
-            self.combine(total, inputs[1], out=total)
-        else:
-            total = outputs[0]
-            self.combine(inputs[0], inputs[1], out=total)
-        for following in inputs[2:]:
-            self.combine(total, following, out=total)
-        if self.scale is not None:
-            np.multiply(total, self.scale, out=total)
-        for out in outputs:
-            if out is not total:
+        return self._compiled(inputs, outputs) or self._with_numpy(inputs, outputs)
+
+    def _with_numpy(self, inputs: Sequence[Values], outputs: Sequence[Values]) -> Callable[[], object]:
+        if self.widens or address_of(outputs[0]) in map(address_of, inputs[2:]):
+            scratch = np.empty(min(BLOCK, inputs[0].size), self.partial)
+            return partial(self._by_numpy, blocks_of(inputs, outputs, scratch))
+        return partial(self._by_numpy, blocks_of(inputs, outputs))
+
+    def into(self, inputs: Sequence[Values]) -> Callable[[Values], object]:
+        """As `prepared`, of inputs that stay, for one output that is given each time and overlaps none of them."""
+        loop = self._loop(len(inputs), (NEW,)) if not self.widens and all(map(is_plain, inputs)) else None
+        if loop is None:
+            return lambda out: self.reduce(inputs, (out,))
+        count, factor = inputs[0].size, self._factor
+        table = (ctypes.c_int64 * (len(inputs) + 1))(*map(address_of, inputs))
+
+        def reduce(out: Values) -> None:
+            if is_plain(out):
+                table[len(inputs)] = address_of(out)
+                loop(table, count, factor)
+            else:
+                self.reduce(inputs, (out,))
+
+        return reduce
+
+    @property
+    def _factor(self) -> float:
+        return 1 if self.scale is None else self.scale.item()
+
+    def _compiled(self, inputs: Sequence[Values], outputs: Sequence[Values]) -> Callable[[], object] | None:
+        """A loop that reads every input once and writes every output once; None if there is none for them."""
+        if self.widens or not all(map(is_plain, (*inputs, *outputs))):
+            return None
+        places = {address_of(array): number for number, array in enumerate(inputs)}
+        written = [address_of(array) for array in outputs]
+        loop = self._loop(len(inputs), tuple(places.get(each, NEW) for each in written))
+        if loop is None:
+            return None
+        addresses = [*map(address_of, inputs), *(each for each in written if each not in places)]
+        table = (ctypes.c_int64 * len(addresses))(*addresses)
+        compiled = Compiled(loop, table, inputs[0].size, self._factor)
+        compiled.arrays = inputs, outputs
+        return compiled
+
+    def _loop(self, inputs: int, outputs: tuple[int, ...]) -> Loop | None:
+        op = "max" if self.combine is np.maximum else "sum" if self.scale is None else "mean"
+        kernel = Reduce(op, self.partial.name, inputs, outputs)
+        if kernel not in _loops:
+            _loops[kernel] = reduce_kernel(kernel) if inputs <= MOST_INPUTS else None
+        return _loops[kernel]
+
+    def _by_numpy(self, blocks: Blocks) -> None:
+        """Sums are made in the first output, which is none but perhaps the first or second input."""
+        for (first, *following), (total, *others) in blocks:
+            if self.widens:
+                total[...] = first
+                first = total
+            for array in following:
+                self.combine(first, array, out=total)
+                first = total
+            if self.scale is not None:
+                np.multiply(total, self.scale, out=total)
+            for out in others:
                 out[...] = total
+
+
+class Compiled(partial[object]):
+    """A compiled loop over certain arrays, which it keeps alive."""
+
+    arrays: object
+
+
+def is_plain(array: Values) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def address_of(array: Values) -> int:
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # a quarter of the time of the other way
+    except (TypeError, ValueError):  # read-only, or empty
+        where: int = array.__array_interface__["data"][0]
+        return where
+
+
+def blocks_of(inputs: Sequence[Values], outputs: Sequence[Values], scratch: Values | None = None) -> Blocks:
+    """The same arrays, block by block, so that what was just summed is still in the cache; the scratch array as the
+    first output, if given, is used by all blocks."""
+    found = []
+    for a, b in pieces_of(0, inputs[0].size, BLOCK):
+        first = [] if scratch is None else [scratch[: b - a]]
+        found.append(([x[a:b] for x in inputs], first + [x[a:b] for x in outputs]))
+    return found
 
 
 def reduce_bucket(
@@ -125,12 +215,9 @@ def reduce_bucket(
     if nranks == 1:
         out[start:stop] = sources[0][start:stop]
         return
-    total, scale = Reduction.of("sum", out.dtype, nranks), mean_scale(nranks, out.dtype)
-    scratch = np.empty(BLOCK, out.dtype)  # for `out` may be a source that is not the first
-    for order, a, b in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
-        for i, j in pieces_of(a, b, BLOCK):
-            total.reduce([sources[rank][i:j] for rank in order], (scratch[: j - i],), scratch)
-            np.multiply(scratch[: j - i], scale, out=out[i:j])
+    mean = Reduction.of("mean", out.dtype, nranks)
+    for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
+        mean.reduce([sources[rank][i:j] for rank in order], [out[i:j]])
 
 
 def reduce_piece(
@@ -150,7 +237,7 @@ def reduce_piece(
         return
     mean = Reduction.of("mean", out.dtype, nranks)
     for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
-        mean.reduce([sources[rank][i:j] for rank in order], (out[i - start : j - start],), out)
+        mean.reduce([sources[rank][i:j] for rank in order], [out[i - start : j - start]])
 
 
 def runs_of_chunks(

@@ -1,0 +1,196 @@
+"""Kernels ready to be called: found in a folder of this user's, compiled if they are not there, and mapped.
+
+    $GRADSYNC_CACHE_DIR, or gradsync/ in $XDG_CACHE_HOME or ~/.cache, or of the user in /tmp: the first that this user
+    can write to and nobody else, for what lies there is run. A file's name says what it was made from: this code,
+    Numba, this kind of processor.
+
+The first process that needs a kernel compiles it, and says so; others wait for the folder's lock. Where that cannot be
+done, `why_not` says why and NumPy does the work. GRADSYNC_KERNELS=off asks for NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.metadata
+import mmap
+import os
+import platform
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import common
+from common.kernels.names import Reduce
+
+__all__ = ["CACHE_VARIABLE", "KERNELS_VARIABLE", "Loop", "cache_folder", "fetch", "reduce_kernel", "why_not"]
+
+KERNELS_VARIABLE = "GRADSYNC_KERNELS"
+CACHE_VARIABLE = "GRADSYNC_CACHE_DIR"
+COMPILE_S = 60.0  # for the compiler, and for another process's; one kernel takes 0.8 s, each further one 0.15
+POLL_S = 0.02
+
+SOURCES = ("compiler.py", "names.py")
+NATIVE: dict[str, Any] = {
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+}
+UNUSED = ctypes.create_string_buffer(8)  # where Numba's convention writes what these kernels do not return
+
+Loop = Callable[[Any, int, float], object]
+
+_reason = ""  # why kernels cannot be had
+_lock = threading.Lock()
+
+
+def why_not() -> str:
+    """Why NumPy does the work; empty if kernels can be had, as far as is known."""
+    if os.environ.get(KERNELS_VARIABLE, "auto") == "off":
+        return f"{KERNELS_VARIABLE}=off"
+    return _reason
+
+
+def reduce_kernel(kernel: Reduce) -> Loop | None:
+    """Called with a table of addresses, a number of elements and the factor of a mean; None if it cannot be had, or is
+    none of its siblings. The GIL is not held meanwhile."""
+    siblings = kernel.siblings()
+    if why_not() or kernel not in siblings:
+        return None
+    code = fetch(list(map(str, siblings)))
+    if code is None:
+        return None
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, NATIVE[kernel.dtype]
+    )
+    return partial(prototype(code[siblings.index(kernel)]), UNUSED, UNUSED)
+
+
+def fetch(names: Sequence[str]) -> list[int] | None:
+    """The addresses of these kernels' code, compiled if need be; None, from then on, if they cannot be had."""
+    global _reason
+    with _lock:
+        try:
+            folder = cache_folder()
+            paths = [folder / f"{name}.{_made_from()}.code" for name in names]
+            if not all(path.exists() for path in paths):
+                _compile(folder, paths)
+            return [_mapped(path) for path in paths]
+        except (OSError, RuntimeError, importlib.metadata.PackageNotFoundError) as error:
+            _reason = f"{error}"
+            return None
+
+
+def cache_folder() -> Path:
+    """
+    Raises:
+        PermissionError: there is none that only this user can write to.
+    """
+    refused = []
+    for folder in _candidates():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+                refused.append(f"others can write to {folder}")
+            elif os.access(folder, os.W_OK):
+                return folder
+            else:
+                refused.append(f"{folder} is read-only")
+        except OSError as error:
+            refused.append(str(error))
+    raise PermissionError("no folder for compiled code: " + "; ".join(refused))
+
+
+def _candidates() -> Iterator[Path]:
+    if given := os.environ.get(CACHE_VARIABLE):
+        yield Path(given)
+        return
+    with suppress(RuntimeError):  # no home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradsync"
+    yield Path(tempfile.gettempdir()) / f"gradsync-{os.geteuid()}"
+
+
+@cache
+def _made_from() -> str:
+    """A digest of all that the machine code depends on."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    for package in ("numba", "llvmlite"):
+        digest.update(importlib.metadata.version(package).encode())
+    digest.update(platform.machine().encode())
+    for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
+        if line.startswith(("flags", "Features", "model name", "CPU part", "CPU implementer")):
+            digest.update(line.encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(folder: Path, paths: Iterable[Path]) -> None:
+    """
+    Raises:
+        RuntimeError: it took too long or failed.
+    """
+    with _locked(folder / "lock"):
+        missing = [path.name for path in paths if not path.exists()]
+        if not missing:
+            return
+        print(f"gradsync: compiling {len(missing)} loops for this processor, once", file=sys.stderr, flush=True)
+        root = str(Path(common.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        command = [sys.executable, "-m", "common.kernels.compiler", str(folder.absolute()), *missing]
+        try:
+            subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": path},
+                cwd=root,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=COMPILE_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"compiling loops took longer than {COMPILE_S:g} s") from None
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+            raise RuntimeError(f"compiling loops failed: {last}") from None
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One process at a time."""
+    deadline = time.monotonic() + COMPILE_S
+    with file.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"another process has been compiling loops for {COMPILE_S:g} s") from None
+                time.sleep(POLL_S)
+        yield
+
+
+_mappings: dict[Path, mmap.mmap] = {}  # for as long as this process lives: code may be called from anywhere
+
+
+def _mapped(path: Path) -> int:
+    """The address of the code in that file."""
+    if path not in _mappings:
+        with path.open("rb") as file:
+            _mappings[path] = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+    return int(np.frombuffer(_mappings[path], np.uint8).ctypes.data)

@@ -1,0 +1,45 @@
+"""What a kernel is called, and so what it does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["NEW", "Reduce"]
+
+NEW = -1  # an output that is none of the inputs
+
+
+class Reduce(NamedTuple):
+    """Combine inputs element by element, in their order, and write the result to every output.
+
+    Args:
+        op: sum, mean or max; a mean is the sum times a factor that the caller gives.
+        dtype: float32, float64, int32 or int64.
+        inputs: how many.
+        outputs: for each the number of the input that it is, or NEW; no other memory is shared.
+    """
+
+    op: str
+    dtype: str
+    inputs: int
+    outputs: tuple[int, ...]
+
+    def siblings(self) -> list[Reduce]:
+        """All that there are of this op, dtype and number of inputs: what is written is one new array, the last input,
+        both, or all inputs. Compiled together, for whoever needs one soon needs another."""
+        last = self.inputs - 1
+        return [self._replace(outputs=each) for each in ((NEW,), (last,), (NEW, last), tuple(range(self.inputs)))]
+
+    def __str__(self) -> str:
+        outputs = "-".join("new" if number == NEW else str(number) for number in self.outputs)
+        return f"{self.op}-{self.dtype}-of-{self.inputs}-to-{outputs}"
+
+    @staticmethod
+    def of(name: str) -> Reduce:
+        """The kernel of that name.
+
+        >>> Reduce.of("mean-float32-of-2-to-1-new")
+        Reduce(op='mean', dtype='float32', inputs=2, outputs=(1, -1))
+        """
+        op, dtype, _, inputs, _, *outputs = name.split("-")
+        return Reduce(op, dtype, int(inputs), tuple(NEW if each == "new" else int(each) for each in outputs))

@@ -1,0 +1,40 @@
+"""A rank with compiled loops and a rank without compute the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+from collective.group import Group
+from common.kernels import loader
+from tests.support.groups import RankProcesses, reduced, sample, say
+
+pytestmark = pytest.mark.processes
+
+SIZES = (1_000, 300_001)  # short, and several pieces of what is staged
+
+
+def reduces_with_and_without(group: Group) -> None:
+    if group.rank == 0:
+        os.environ[loader.KERNELS_VARIABLE] = "off"
+    digest = hashlib.sha256()
+    for size in SIZES:
+        for empty in (np.empty, group.empty):
+            array = empty(size, np.float32)
+            array[...] = sample(group.rank, size, "float32")
+            group.all_reduce(array, "mean")
+            digest.update(array.tobytes())
+    say(digest=digest.hexdigest(), compiled=bool(loader._mappings))
+
+
+def test_a_rank_with_compiled_loops_and_one_without() -> None:
+    expected = hashlib.sha256()
+    for size in SIZES:
+        expected.update(reduced([sample(rank, size, "float32") for rank in range(2)], "mean").tobytes() * 2)
+    with RankProcesses(reduces_with_and_without, 2, "shm") as ranks:
+        told = [ranks.hear(rank, "digest") for rank in range(2)]
+    assert [message["compiled"] for message in told] == [False, True]
+    assert [message["digest"] for message in told] == [expected.hexdigest()] * 2

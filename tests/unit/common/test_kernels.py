@@ -1,0 +1,155 @@
+"""Compiled loops: the same bits as NumPy's, found again, compiled once, and done without where they cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.kernels import loader
+from common.kernels.compiler import machine_code, target_machine
+from common.kernels.names import NEW, Reduce
+from common.tensors.reduction import Compiled, Reduction
+from tests.support.groups import ROOT, assert_same_bits
+from tests.support.thorough import examples
+
+KINDS = [
+    ("mean", "float32", 2),
+    ("mean", "float64", 3),
+    ("sum", "int32", 2),
+    ("sum", "int64", 4),
+    ("max", "float32", 4),
+]
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, 1.5]
+USE = """
+import sys
+import numpy as np
+from common.tensors.reduction import Compiled, Reduction
+arrays = [np.full(100, k, np.float32) for k in range(3)]
+todo = Reduction.of("sum", arrays[0].dtype, 3).prepared(arrays, arrays)
+todo()
+print(type(todo) is Compiled, arrays[0][0], "numba" in sys.modules)
+"""
+
+
+@settings(max_examples=examples(60, 600), deadline=None)
+@given(st.data(), st.sampled_from(KINDS), st.integers(0, 300), st.integers(0, 3), st.integers(0, 3))
+def test_the_same_bits_as_numpy(
+    data: st.DataObject, kind: tuple[str, str, int], size: int, offset: int, where: int
+) -> None:
+    """Any length, any place that an element may have, any of the ways to write; zeros' signs and infinities too."""
+    op, dtype, count = kind
+    kernel = Reduce(op, dtype, count, ()).siblings()[where]
+    seed = data.draw(st.integers(0, 1 << 32))
+    values = [values_of(np.random.default_rng([seed, k]), dtype, size) for k in range(count)]
+    inputs, expected = ([placed(each, offset + k) for k, each in enumerate(values)] for _ in range(2))
+    new, model = placed(values[0], offset), placed(values[0], offset)
+    reduction = Reduction.of(op, np.dtype(dtype), count)
+    compiled = reduction.prepared(inputs, [new if k == NEW else inputs[k] for k in kernel.outputs])
+    assert isinstance(compiled, Compiled), loader.why_not()
+    compiled()
+    by_numpy(reduction, expected, [model if k == NEW else expected[k] for k in kernel.outputs])
+    for mine, theirs in zip([*inputs, new], [*expected, model], strict=True):
+        assert_same_bits(canonical_nan(mine), canonical_nan(theirs))
+
+
+def values_of(random: np.random.Generator, dtype: str, size: int) -> np.ndarray:
+    if dtype.startswith("int"):
+        limits = np.iinfo(dtype)
+        return random.integers(limits.min, limits.max, size, dtype, endpoint=True)
+    found = (random.standard_normal(size) * 10.0 ** random.integers(-30, 30, size)).astype(dtype)
+    special = random.random(size) < 0.2
+    found[special] = random.choice(np.array(SPECIAL, dtype), special.sum())
+    return found
+
+
+def placed(values: np.ndarray, offset: int) -> np.ndarray:
+    """A copy that begins `offset` elements after a cache line."""
+    found = np.zeros(values.size + 64, values.dtype)
+    start = -found.ctypes.data % 64 // values.itemsize + offset
+    found[start : start + values.size] = values
+    return found[start : start + values.size]
+
+
+def by_numpy(reduction: Reduction, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+    """With errors of overflow and of infinities that cancel out, which it tells and compiled loops do not, ignored."""
+    with np.errstate(all="ignore"):
+        total = inputs[0].copy()
+        for each in inputs[1:]:
+            reduction.combine(total, each, out=total)
+        if reduction.scale is not None:
+            total *= reduction.scale
+    for out in outputs:
+        out[...] = total
+
+
+def canonical_nan(array: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(array), np.array(np.nan, array.dtype), array) if array.dtype.kind == "f" else array
+
+
+def test_what_has_no_compiled_loop_is_done_by_numpy() -> None:
+    half = [np.ones(9, np.float16)] * 2
+    assert not isinstance(Reduction.of("sum", half[0].dtype, 2).prepared(half, half), Compiled)
+    arrays = [np.ones(9, np.float32) for _ in range(3)]
+    total = Reduction.of("sum", arrays[0].dtype, 3)
+    assert not isinstance(total.prepared(arrays, arrays[1:2]), Compiled)
+    apart = [array[::2] for array in arrays]
+    assert not isinstance(total.prepared(apart, apart), Compiled)
+    many = [np.ones(9, np.float32) for _ in range(17)]
+    total.prepared(many, many[-1:])()
+    assert (many[-1] == 17).all()
+
+
+def test_names_say_what_is_done() -> None:
+    kernel = Reduce("mean", "float32", 2, (NEW, 1))
+    assert str(kernel) == "mean-float32-of-2-to-new-1"
+    assert Reduce.of(str(kernel)) == kernel
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu"), [("x86_64-unknown-linux-gnu", "skylake-avx512"), ("aarch64-unknown-linux-gnu", "neoverse-n1")]
+)
+def test_code_can_lie_anywhere(triple: str, cpu: str) -> None:
+    """`machine_code` refuses what refers to something outside itself. What was made for arm64 was never run."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    for kernel in Reduce("mean", "float32", 4, ()).siblings():
+        assert machine_code(str(kernel), target_machine(triple, cpu))
+
+
+@pytest.mark.processes
+def test_two_processes_compile_once_and_the_next_says_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, loader.CACHE_VARIABLE: str(tmp_path / "kept"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", USE]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    told = [process.communicate(timeout=60) for process in both]
+    assert [out for out, _ in told] == ["True 3.0 False\n"] * 2
+    assert sorted(err for _, err in told) == ["", "gradsync: compiling 4 loops for this processor, once\n"]
+    again = subprocess.run(command, **pipes, timeout=60, check=True)
+    assert (again.stdout, again.stderr) == ("True 3.0 False\n", "")
+
+
+def test_without_a_folder_of_ones_own_numpy_does_the_work(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    told = use({loader.CACHE_VARIABLE: str(tmp_path)})
+    assert told.stdout == "False 3.0 False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_can_be_switched_off() -> None:
+    assert use({loader.KERNELS_VARIABLE: "off"}).stdout == "False 3.0 False\n"
+
+
+def use(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", USE], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
