@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.contestants.training_contestants import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
-from benchmarks.page.language import say
+from benchmarks.page.language import listed, say
 from benchmarks.page.reasons import reason
 from benchmarks.records.script import Certificate, ScriptResults, ScriptRun, Yardstick
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import in_words
 
-__all__ = ["cells", "heads", "report", "verdict"]
+__all__ = ["cells", "heads", "is_bad", "report", "verdict"]
 
 
 def verdict(results: ScriptResults) -> list[str]:
@@ -40,11 +41,29 @@ def _outcome(certificate: Certificate) -> str:
     if not certificate.identical:
         return say("NOT the same under all schemes")
     if not certificate.passed:
+        if not _several(certificate):
+            return say("our parameters are too far from paddle.DataParallel")
         return say("the same bits under every scheme of ours, but too far from paddle.DataParallel")
-    ran = len(certificate.ours)
-    if ran > 1:
+    if _several(certificate):
         return say("the same bits under every scheme of ours")
-    return say("nothing to compare ({ran} of ours ran)", ran=ran)
+    if rivals := certificate.against_paddle:
+        return say(
+            "compared with {rivals} only, for no two schemes of ours ran at the same N", rivals=listed([*rivals])
+        )
+    if not certificate.schemes:
+        return say("nothing to compare, for no run ended well")
+    return say("nothing to compare ({ran} of ours ran)", ran=len(certificate.ours))
+
+
+def _several(certificate: Certificate) -> bool:
+    """Whether two of ours ran at the same number of ranks."""
+    counts = Counter(name.rpartition("N=")[2] for name in certificate.ours)
+    return max(counts.values(), default=0) > 1
+
+
+def is_bad(results: ScriptResults) -> bool:
+    """Whether the certificate failed, or all of ours did."""
+    return not results.certificate.passed or bool(results.failed and not results.certificate.ours)
 
 
 def _distances(results: ScriptResults) -> list[str]:
@@ -137,18 +156,22 @@ def report(results: ScriptResults) -> Report:
     certificate = results.certificate
     digests = _digests(certificate)
     measured = _groups(results)
+    compared = _several(certificate) or certificate.against_paddle
     return Report(
         say("GradSync: your program under each scheme"),
         verdict(results),
         [
             Section.of(_step_times(measured)),
-            Section("", [Fold(say("Certificate: {bits}", bits=_outcome(certificate)), [digests], "good")]),
+            Section(
+                "",
+                [Fold(say("Certificate: {bits}", bits=_outcome(certificate)), [digests], "good" if compared else "")],
+            ),
             _figures(results, measured),
         ]
         if measured
-        else [Section(say("Certificate"), [digests])],
+        else [Section(say("Certificate"), [digests])] * bool(certificate.schemes),
         [environment(results)],
-        failed=not certificate.passed,
+        failed=is_bad(results),
     )
 
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from benchmarks.reports.script import cells, heads
 from benchmarks.verbs.script import show
-from tests.support.reporting import verdict
+from tests.support.reporting import report, to_html, verdict
 from tests.support.typed_results import typed
-from tests.unit.benchmarks.test_suite_report import a_script
+from tests.unit.benchmarks.test_suite_report import a_script, all_failed
 
 
 def table(results: dict[str, Any]) -> list[list[str]]:
@@ -46,3 +46,23 @@ def test_the_terminal_ends_with_the_verdict_of_the_report(*, passed: bool) -> No
     assert told[-len(verdict(results)) :] == verdict(results)
     assert told[-1] == "[red]x N=2 failed: exit code 1: [y]."
     assert any("ring/shm is the fastest" in line or "lowest median" in line for line in told) == passed
+
+
+def test_one_of_ours_is_compared_with_paddle() -> None:
+    results = a_script()
+    results["certificate"]["ours"] = ["ring/shm N=2"]
+    first, second, *_ = verdict(results)
+    assert first == "Compared with paddle N=2 only, for no two schemes of ours ran at the same N."
+    assert second.startswith("Against paddle N=2, ")
+    results["certificate"]["ours"].append("ring/shm N=4")
+    assert verdict(results)[0] == first
+    assert not report(results).failed
+
+
+def test_where_all_fail_the_report_looks_so_and_has_no_empty_table() -> None:
+    results = all_failed()
+    assert verdict(results)[0] == "Nothing to compare, for no run ended well."
+    assert 'class="verdict failed"' in to_html(results)
+    assert report(results).sections == []
+    results["failed"] = {}  # of ours nobody was asked for
+    assert not report(results).failed

@@ -41,6 +41,14 @@ def a_script() -> dict[str, Any]:
     return completed(whole, "script")
 
 
+def all_failed() -> dict[str, Any]:
+    """script.json of a program that never ended well."""
+    whole = a_script()
+    whole["certificate"].update(ours=[], against_paddle={}, schemes={})
+    failed = {run["contestant"]: {"reason": "exit code 1: gloo", "output": []} for run in whole["runs"]}
+    return {**whole, "runs": [], "failed": failed}
+
+
 def test_one_rank_is_no_race_between_schemes() -> None:
     program = a_script()
     program["runs"] += [{**run, "nranks": 1, "contestant": f"{run['scheme']} N=1"} for run in program["runs"]]
