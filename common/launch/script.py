@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 import sys
+import warnings
 from pathlib import Path
 
 from common.errors import GradSyncError, UsageError
@@ -11,6 +13,7 @@ from common.system.process import last_words, prepare_process
 
 __all__ = ["main"]
 
+OURS = {"ps", "collective"}
 HINT = "change its import of paddle.distributed, or run it unchanged with python -m benchmarks compare"
 
 
@@ -45,9 +48,24 @@ def report(script: str, error: BaseException) -> int:
     else:
         code = 1
         sys.excepthook(type(error), error, error.__traceback__)
-    if not {"ps", "collective"} & sys.modules.keys():  # last, where a launcher's few lines of a log still show it
+    if not may_use_ours(script, error):  # last, where a launcher's few lines of a log still show it
         print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
     return code
+
+
+def may_use_ours(script: str, error: BaseException) -> bool:
+    """Whether the program uses a scheme, or ended before it came to that: at an import, or above its import of one."""
+    if OURS & sys.modules.keys() or isinstance(error, (ImportError, SyntaxError)):
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its run has shown them
+            tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    named += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return any(name.partition(".")[0] in OURS for name in named)
 
 
 if __name__ == "__main__":

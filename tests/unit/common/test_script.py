@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,26 @@ def test_a_program_that_imports_a_scheme_is_not_told_to(
     assert report("mine.py", SystemExit(3)) == 3
     assert report("mine.py", SystemExit("what is wrong")) == 1
     assert capsys.readouterr().err == "what is wrong\n"
+
+
+@pytest.mark.usefixtures("without_schemes")
+@pytest.mark.parametrize(
+    ("source", "error", "told"),
+    [
+        ("import nosuchpkg\nimport ps as fleet\n", ValueError(), False),
+        ("def main():\n    from collective.group import connect\n", ValueError(), False),
+        ("import nosuchpkg\n", ModuleNotFoundError("No module named 'nosuchpkg'"), False),
+        ("def (\n", SyntaxError(), False),
+        ("import psutil\nfrom .ps import x\n", ValueError(), True),
+    ],
+)
+def test_a_program_that_ended_above_its_import_is_not_told_to_change_it(
+    source: str, error: Exception, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(source)
+    assert report(str(script), error) == 1
+    assert ("uses neither ps nor collective" in capsys.readouterr().err) == told
 
 
 @pytest.mark.usefixtures("without_schemes")
