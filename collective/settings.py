@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from collective.choice import ALGORITHMS, BACKENDS
 from collective.group import Group, connect
 from collective.nccl.binding import BINDINGS
-from collective.nccl.seat import check_device
 from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import Settings
@@ -35,11 +34,10 @@ class RingSettings(Settings):
         super().__post_init__()
         choose("backend", self.backend, BACKENDS)
         choose("NCCL binding", self.nccl_binding, BINDINGS)
-        check_device(self.device)
-        if self.device != "cpu":
+        if self.device != "cpu":  # gpu, auto and what is no device at all: nothing else works yet
             raise UsageError(
-                f"--device {self.device}: training on the GPU is not built yet; --device cpu --backend nccl computes "
-                "on the CPU and reduces the gradients on GPUs (choose them with --devices)"
+                f"--device {self.device}: only cpu works, training on the GPU is not built yet; --backend nccl "
+                "computes on the CPU and reduces the gradients on GPUs (choose them with --devices)"
             )
         choose("algorithm", self.algorithm, ALGORITHMS)
         choose("checksum", self.checksum, CHECKSUMS)

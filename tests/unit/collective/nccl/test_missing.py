@@ -13,6 +13,7 @@ import pytest
 import collective
 from collective.nccl import cuda
 from collective.nccl.binding import INSTALL, load_binding
+from collective.settings import RingSettings
 from common.errors import UsageError
 from tests.support.groups import ROOT
 
@@ -100,6 +101,13 @@ def test_which_gpu_is_a_ranks(monkeypatch, device, rank, environment, index):
 def test_what_does_not_go_together_is_refused(arguments, text):
     with pytest.raises(UsageError, match=text):
         collective.connect(0, 2, **arguments)
+
+
+@pytest.mark.parametrize("device", ["gpu", "gpu:0", "auto", "cup"])
+def test_a_training_refuses_every_device_but_the_one_that_works(device):
+    RingSettings(device="cpu")
+    with pytest.raises(UsageError, match=f"^--device {device}: only cpu works, training on the GPU is not built yet"):
+        RingSettings(device=device)
 
 
 @pytest.mark.skipif(cuda.count_gpus() > 0, reason="this machine has a GPU")
