@@ -40,8 +40,8 @@ class CollectiveRunConfig(CollectiveConfig):
         super().__post_init__()
         self.hosts.ranks_each(self.nranks)
 
-    def check_script(self, script: Sequence[str]) -> None:
-        super().check_script(script)
+    def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
+        super().check_script(script, given)
         if script and self.shard_optimizer:
             raise UsageError("--shard-optimizer is for the built-in trainer; your own program updates by itself")
 

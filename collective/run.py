@@ -24,11 +24,13 @@ FLAGS = flags_with_a_script(CollectiveRunConfig, without=("shard_optimizer",))
 
 def main(args: list[str] | None = None) -> int:
     flags, script = split_script(sys.argv[1:] if args is None else args)
-    return run_command(CollectiveRunConfig, lambda config: run(config, script), prog="collective.run", args=flags)
+    return run_command(
+        CollectiveRunConfig, lambda config: run(config, script, flags), prog="collective.run", args=flags
+    )
 
 
-def run(config: CollectiveRunConfig, script: list[str]) -> None:
-    config.check_script(script)
+def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> None:
+    config.check_script(script, given)
     if config.backend.startswith("nccl"):
         require_nccl(config.nccl_binding)
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)

@@ -137,8 +137,8 @@ class RunConfig(ScriptSettings, ServedConfig):
         if self.servers > MOST_PROCESSES:
             raise UsageError(f"--servers can be at most {MOST_PROCESSES} (got {self.servers})")
 
-    def check_script(self, script: Sequence[str]) -> None:
-        super().check_script(script)
+    def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
+        super().check_script(script, given)
         if script and self.consistency != SYNC:
             raise UsageError(
                 f"--mode {self.mode} is for the built-in trainer so far; {script[0]} can be trained in mode sync only"

@@ -26,11 +26,11 @@ FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_step
 
 def main(args: list[str] | None = None) -> int:
     flags, script = split_script(sys.argv[1:] if args is None else args)
-    return run_command(RunConfig, lambda config: run(config, script), prog="ps.run", args=flags)
+    return run_command(RunConfig, lambda config: run(config, script, flags), prog="ps.run", args=flags)
 
 
-def run(config: RunConfig, script: list[str]) -> None:
-    config.check_script(script)
+def run(config: RunConfig, script: list[str], given: list[str]) -> None:
+    config.check_script(script, given)
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
     alone = node.nnodes == 1

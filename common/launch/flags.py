@@ -72,15 +72,19 @@ class TrainingConfig(Settings, Training):
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"--lr must be a positive number (got {self.lr})")
 
-    def check_script(self, script: Sequence[str]) -> None:
+    def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
         """With a script of the user's, what is trained is its own affair.
+
+        Args:
+            given: the command line before the script: a flag is of no use with its default either.
 
         Raises:
             UsageError: a flag of the built-in trainer was given before the script.
         """
+        named = {word.partition("=")[0].replace("_", "-") for word in given}
         for entry in fields(Training) if script else ():
-            if entry.name not in LAUNCHERS and getattr(self, entry.name) != entry.default:
-                flag = "--" + entry.name.replace("_", "-")
+            flag = "--" + entry.name.replace("_", "-")
+            if entry.name not in LAUNCHERS and flag in named:
                 raise UsageError(
                     f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
                 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -296,10 +297,20 @@ def test_a_script_ends_our_flags(args: list[str], ours: list[str], theirs: list[
 
 
 def test_a_script_leaves_no_use_for_the_trainers_flags() -> None:
-    TrainingConfig(model="mlp", steps=3).check_script([])
-    TrainingConfig(timeout=5, log_dir=Path("logs")).check_script(["train.py", "--lr", "1"])
-    with pytest.raises(UsageError, match=r"--batch-size is for the built-in trainer; give train\.py its own arguments"):
-        TrainingConfig(batch_size=5).check_script(["train.py"])
+    TrainingConfig(model="mlp", steps=3).check_script([], ["--model", "mlp", "--steps", "3"])
+    given = ["--timeout", "5", "--log-dir=logs"]
+    TrainingConfig(timeout=5, log_dir=Path("logs")).check_script(["train.py", "--lr", "1"], given)
+    for given in (["--batch-size", "5"], ["--batch-size=32"], ["--batch_size", "32"]):  # 32 is the default
+        with pytest.raises(UsageError, match=r"--batch-size is for the built-in trainer; give train\.py its own arg"):
+            TrainingConfig().check_script(["train.py"], given)
+
+
+@pytest.mark.parametrize("launcher", [ps_run, run], ids=["ps", "collective"])
+def test_launchers_refuse_the_trainers_flags_whatever_their_value(
+    launcher: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launcher.main(["--batch-size", "32", "train.py"]) == UsageError.exit_code
+    assert ".run: UsageError: --batch-size is for the built-in trainer; give train.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rank", "nranks"), [(0, 1), (0, 4), (3, 4)])

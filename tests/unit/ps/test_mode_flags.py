@@ -63,8 +63,8 @@ def test_flags_make_a_mode(kind: Callable[..., TrainerConfig | RunConfig]) -> No
 
 
 def test_a_script_is_trained_in_sync_mode_only() -> None:
-    RunConfig().check_script(["train.py"])
-    RunConfig(mode="async").check_script([])
+    RunConfig().check_script(["train.py"], [])
+    RunConfig(mode="async").check_script([], [])
     text = "^--mode async is for the built-in trainer so far; train.py can be trained in mode sync only$"
     with pytest.raises(UsageError, match=text):
-        RunConfig(mode="async").check_script(["train.py"])
+        RunConfig(mode="async").check_script(["train.py"], ["--mode", "async"])
