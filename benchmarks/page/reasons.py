@@ -34,6 +34,8 @@ REASONS = (  # an earlier one comes before a later one that fits as well
     mark("no model was given to DataParallel or distributed_model, so there is nothing to compare"),
     mark("{made} backwards leave no step to time after --warmup-steps {warmup}"),
     mark("exit code {code}: {words}"),
+    mark("exit code {code}, without naming an error; its last lines are in {file}"),
+    mark("exit code {code}, without a word"),
 )
 
 

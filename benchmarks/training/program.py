@@ -21,7 +21,11 @@ __all__ = ["ProgramFailed", "check_program", "output_of", "reason_in", "run_once
 
 SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.training.other_order"}  # others are called as they are
 WORKER = Path(__file__).with_name("script_worker.py")
-EXCEPTION = re.compile(r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse)\b)(:|$)")
+EXCEPTION = re.compile(
+    r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse|SystemExit)\b)(:|$)"
+    r"|\S+: error: |Fatal Python error"  # argparse's, and of a crash
+)
+TRACEBACK = "Traceback (most recent call last):"
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
 
 
@@ -85,7 +89,7 @@ def run_once(
         except subprocess.TimeoutExpired as exc:
             raise ProgramFailed(f"the program ran longer than {run_timeout:g} s (--run-timeout)", tails(log)) from exc
         if process.returncode:
-            raise ProgramFailed(f"exit code {process.returncode}: {reason_in(log)}", tails(log))
+            raise ProgramFailed(f"exit code {process.returncode}{reason_in(log)}", tails(log))
     files = [record.with_suffix(f".{r}.json") for r in range(contestant.nranks)]
     if missing := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
         raise ProgramFailed(f"the program ended early on rank {', '.join(missing)}, without an error", tails(log))
@@ -119,12 +123,27 @@ def tails(log: Path) -> list[str]:
 
 
 def reason_in(log: Path) -> str:
-    """The line that says best why a run failed: one that names an exception, of the process that fell silent first,
-    and only if there is no other one that blames another process; else anyone's last line."""
-    found = [line for path in logs(log) for line in reversed(lines_of(path)) if EXCEPTION.match(line)]
+    """What to say after the exit code: the line that says best why a run failed. It names an exception, of the process
+    that fell silent first; one that blames another process only if there is no other. The last line of a program that
+    names none is what it happened to print, and no reason."""
+    found = [line for path in logs(log) for line in reversed(errors_in(path))]
     found.sort(key=lambda line: bool(PEER_ERROR.search(line)))
-    last = [line for path in logs(log) for line in lines_of(path)[-1:]]
-    return next(iter([*found, *last]), "without a word")
+    if found:
+        return ": " + found[0].removeprefix("SystemExit: ")
+    if any(map(lines_of, logs(log))):
+        return ", without naming an error; its last lines are in script.json"
+    return ", without a word"
+
+
+def errors_in(path: Path) -> list[str]:
+    """The lines that name an exception, be it by its place at the end of a traceback."""
+    found, within = [], False
+    for line in path.read_text(errors="replace").splitlines():
+        ends = within and line[:1].strip() != ""
+        if ends or EXCEPTION.match(line.strip()):
+            found.append(line.strip())
+        within = line == TRACEBACK or (within and not ends)
+    return found
 
 
 def logs(folder: Path) -> list[Path]:

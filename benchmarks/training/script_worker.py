@@ -153,6 +153,9 @@ def main() -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as exc:
+        if isinstance(exc.code, str) and exc.code:  # named, so that it is known as the reason
+            print(f"SystemExit: {exc.code}", file=sys.stderr)
+            return 1
         if exc.code:
             raise
     except GradSyncError as exc:

@@ -43,6 +43,8 @@ EVERY_REASON = (
     "no model was given to DataParallel or distributed_model, so there is nothing to compare",
     "3 backwards leave no step to time after --warmup-steps 2",
     "exit code 1: ps",
+    "exit code 1, without naming an error; its last lines are in gloo",
+    "exit code 1, without a word",
 )
 CLUSTER = {"words": "4 hosts, 1gbit, 0.5ms late, host 2 3x slower, 1 core each", "links_bytes_per_s": [125e6, 60e6]}
 

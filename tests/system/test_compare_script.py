@@ -50,10 +50,8 @@ def test_a_failure_is_not_explained_by_another_contestants_words(
 ) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "serverlog.0").write_text("ps.server: PeerLost: the server was told to stop\n")
-    monkeypatch.setattr(
-        "benchmarks.training.program.launcher", lambda *_: ["-c", "import sys; sys.exit('no such data')"]
-    )
-    with pytest.raises(ProgramFailed, match=r"^exit code 1: no such data$"):
+    monkeypatch.setattr("benchmarks.training.program.launcher", lambda *_: ["-c", "raise ValueError('no such data')"])
+    with pytest.raises(ProgramFailed, match=r"^exit code 1: ValueError: no such data$"):
         run_once(Contestant("paddle", "gloo", 2), ["train.py"], tmp_path, **LIMITS)
 
 
@@ -130,10 +128,25 @@ def test_the_reason_is_the_first_error_that_blames_nobody_else(tmp_path: Path) -
     for age, (name, text) in enumerate(logs.items()):
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (age, age))
-    assert reason_in(tmp_path) == "AssertionError"
+    assert reason_in(tmp_path) == ": AssertionError"
     (tmp_path / "workerlog.2").write_text("")
     (tmp_path / "workerlog.1").write_text("")
-    assert reason_in(tmp_path) == "collective.run: ProcessFailed: rank 2 ended with exit code 1"
+    assert reason_in(tmp_path) == ": collective.run: ProcessFailed: rank 2 ended with exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Traceback (most recent call last):\n  File x\n    f()\nmine.NoData: empty\nbye", ": mine.NoData: empty"),
+        ("SystemExit: no data\nbye", ": no data"),
+        ("usage: a.py\na.py: error: no such flag", ": a.py: error: no such flag"),
+        ("rank 0 of 2 sha c4646842d8008d78", ", without naming an error; its last lines are in script.json"),
+        ("", ", without a word"),
+    ],
+)
+def test_what_a_program_prints_last_is_no_reason(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "workerlog.0").write_text(text)
+    assert reason_in(tmp_path) == reason
 
 
 def test_unknown_scheme_is_one_line() -> None:
