@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_every_error_has_what_to_do(page: str) -> None:
     found = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     raised = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
     assert found == raised - {"GradSyncError", "PeerError"}
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
+def test_words_that_end_a_half_changed_program_are_explained(page: str) -> None:
+    paddle = importlib.util.find_spec("paddle")
+    if paddle is None or paddle.origin is None:
+        pytest.skip("without Paddle there is nobody who says them")
+    folder = Path(paddle.origin).parent / "distributed"
+    symptoms = re.findall(r"^\*\*(.+?)\*\*", (DOCS / page).read_text("utf-8"), re.MULTILINE)
+    assert any("ProcessFailed" in symptom for symptom in symptoms)
+    for file, words in (
+        ("parallel.py", "ParallelContext must be initialized before"),
+        ("communication/group.py", "The global group is not initialized"),
+    ):
+        assert words in (folder / file).read_text("utf-8")
+        assert any(words in symptom for symptom in symptoms)
 
 
 def test_every_user_page_is_there_in_chinese() -> None:
