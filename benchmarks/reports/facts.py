@@ -5,9 +5,10 @@ from __future__ import annotations
 from benchmarks.page.document import Command, Paragraph, Row, Section, Table
 from benchmarks.page.language import known, mark, say
 from benchmarks.records.results import Cluster, Results
+from benchmarks.stats.interval import LEAST_ROUNDS
 from common.system.mkl import CPU_TYPE
 
-__all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words"]
+__all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words", "too_few_rounds"]
 
 NOISE = mark(
     "too close to call. With 7 or more rounds of both, one leads if it is ahead by 1 % and in so many rounds (all"
@@ -19,6 +20,17 @@ NOISE = mark(
 def noise_in_words() -> str:
     """For the reports of other kinds."""
     return say("Within noise: {noise}", noise=known(NOISE))
+
+
+def too_few_rounds(count: int) -> list[str]:
+    """Why a verdict names no winner; nothing where there were rounds enough."""
+    if count >= LEAST_ROUNDS:
+        return []
+    return [
+        say("One round says nothing about noise, so no winner is named: use --repetitions 5.")
+        if count < 2
+        else say("Two rounds say too little about noise, so no winner is named: use --repetitions 5.")
+    ]
 
 
 def environment(results: Results) -> Section:

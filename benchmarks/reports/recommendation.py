@@ -17,7 +17,7 @@ from benchmarks.records.sweep import SweepResults
 from benchmarks.reports.compare.certificate import groups
 from benchmarks.reports.runs import KNOWN, in_step, series
 from benchmarks.reports.sweep import nearest_to_limit
-from benchmarks.stats.interval import Measured, are_paired, chance
+from benchmarks.stats.interval import LEAST_ROUNDS, Measured, are_paired, chance
 
 __all__ = ["grounds", "picture", "races_in", "recommend"]
 
@@ -143,10 +143,10 @@ def _bars(race: Race) -> list[Bar]:
 
 
 def choice(races: Sequence[Race]) -> str:
-    """Which of the two schemes, and by how much; what was measured once decides nothing."""
-    races = [race for race in races if race.repetitions > 1]
+    """Which of the two schemes, and by how much; too few rounds decide nothing."""
+    races = [race for race in races if race.repetitions >= LEAST_ROUNDS]
     if not races:
-        return say("each contestant was measured only once, so neither scheme can be recommended.")
+        return say("each contestant was measured only once or twice, so neither scheme can be recommended.")
     faster = {name: [race for race in races if clearly(race, name)] for name in NAMES}
     tied = len(races) - sum(map(len, faster.values()))
     total = say(

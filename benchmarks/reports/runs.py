@@ -8,6 +8,7 @@ from typing import Protocol
 from benchmarks.contestants.training_contestants import TORCH
 from benchmarks.page.charts import OTHERS
 from benchmarks.records.compare import Run
+from benchmarks.stats.interval import LEAST_ROUNDS
 from ps.store.modes import parse_mode
 
 __all__ = [
@@ -75,8 +76,9 @@ def fastest(runs: Iterable[Run]) -> Run:
 
 
 def leads(run: Run, runs: Sequence[Run]) -> bool:
-    """Whether this is the fastest of several."""
-    return len(runs) > 1 and run is fastest(runs)
+    """Whether this is the fastest of several, as far as so many rounds can tell."""
+    enough = min(each.repetitions for each in runs) >= LEAST_ROUNDS
+    return enough and len(runs) > 1 and run is fastest(runs)
 
 
 def colours_of(runs: Iterable[Named]) -> dict[str, str]:

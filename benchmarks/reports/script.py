@@ -12,9 +12,9 @@ from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, S
 from benchmarks.page.language import listed, say
 from benchmarks.page.reasons import reason
 from benchmarks.records.script import Certificate, ScriptResults, ScriptRun, Yardstick
-from benchmarks.reports.facts import environment, noise_in_words
+from benchmarks.reports.facts import environment, noise_in_words, too_few_rounds
 from benchmarks.reports.runs import colours_of, series
-from benchmarks.stats.interval import in_words
+from benchmarks.stats.interval import LEAST_ROUNDS, in_words
 
 __all__ = ["cells", "heads", "is_bad", "report", "verdict"]
 
@@ -32,6 +32,7 @@ def verdict(results: ScriptResults) -> list[str]:
         say("{bits}.", bits=bits),
         *_distances(results),
         *(_race(nranks, runs) for nranks, runs in _groups(results)),
+        *too_few_rounds(min(_rounds_of_races(results), default=LEAST_ROUNDS)),
         *failed,
     ]
 
@@ -129,6 +130,10 @@ def _groups(results: ScriptResults) -> list[tuple[int, list[ScriptRun]]]:
     return [(nranks, list(group)) for nranks, group in groupby(runs, key=lambda run: int(run.nranks))]
 
 
+def _rounds_of_races(results: ScriptResults) -> list[int]:
+    return [run.repetitions for _, runs in _groups(results) if len(runs) > 1 for run in runs]
+
+
 def _race(nranks: int, runs: Sequence[ScriptRun]) -> str:
     """The fastest, and every other one against it."""
     first, *others = sorted(runs, key=lambda run: float(run.step_ms))
@@ -137,9 +142,10 @@ def _race(nranks: int, runs: Sequence[ScriptRun]) -> str:
         return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
     told, clear = [], True
     for run in others:
-        near = not run.step.against(first.step)
-        clear = clear and not near
-        once = say(", noise unknown") if min(run.repetitions, first.repetitions) < 2 else ""
+        few = min(run.repetitions, first.repetitions) < LEAST_ROUNDS
+        near = not few and not run.step.against(first.step)
+        clear = clear and not near and not few
+        once = say(", noise unknown") if few else ""
         slower = run.step_ms / first.step_ms - 1
         behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
         told.append(say("{name} {step_ms:.1f} ms ({behind})", name=series(run), step_ms=run.step_ms, behind=behind))

@@ -13,9 +13,9 @@ from benchmarks.page.language import known, mark, say
 from benchmarks.page.reasons import reason
 from benchmarks.page.scales import logarithmic
 from benchmarks.records.sweep import Row, ServerMemory, SweepResults
-from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words
+from benchmarks.reports.facts import cluster_in_words, environment, noise_in_words, too_few_rounds
 from benchmarks.reports.runs import KNOWN
-from benchmarks.stats.interval import in_words, three_digits
+from benchmarks.stats.interval import LEAST_ROUNDS, in_words, three_digits
 from benchmarks.stats.units import size_in_words
 
 __all__ = ["TITLES", "WAITING", "cells", "nearest_to_limit", "report", "verdict", "wrong_backends"]
@@ -38,7 +38,14 @@ def verdict(results: SweepResults) -> list[str]:
     count = sum(not is_limit(row.backend) for row in results.rows)
     checked = say("Every sum was right: {count} series, each checked before it was timed.", count=count)
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
-    return [checked, *cut, *(line for n, rows in groups(results) for line in _race(n, rows)), *failed]
+    races = (line for n, rows in groups(results) for line in _race(n, rows))
+    racing = [row for row in results.rows if row.backend in OURS or _is_rival(row)]
+    few = too_few_rounds(min(map(_rounds, racing))) if any(map(_is_rival, racing)) else []
+    return [checked, *cut, *races, *few, *failed]
+
+
+def _is_rival(row: Row) -> bool:
+    return row.backend not in (*OURS, "nccl-raw") and not is_limit(row.backend)
 
 
 def wrong_backends(results: SweepResults) -> list[str]:
@@ -53,7 +60,7 @@ def groups(results: SweepResults) -> list[tuple[int, list[Row]]]:
 
 def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
     ours = [row for row in rows if row.backend in OURS]
-    others = [row for row in rows if row not in ours and not is_limit(row.backend) and row.backend != "nccl-raw"]
+    others = [row for row in rows if _is_rival(row)]
     told, near = [], []
     for size in sorted({row.bytes for row in ours}):
         best = min((row for row in ours if row.bytes == size), key=_time)
@@ -130,16 +137,31 @@ def _time(row: Row) -> float:
 
 def _against(best: Row, rival: Row) -> str:
     ours, theirs = best.time, rival.time
+    if _few(best, rival):
+        return say(
+            "{ours} ms against {theirs} ms of {rival} (noise unknown)",
+            ours=three_digits(ours.median),
+            theirs=three_digits(theirs.median),
+            rival=rival.backend,
+        )
     if not ours.against(theirs):
         return say("within noise of {rival}", rival=rival.backend)
     ratio = rival.time_ms / best.time_ms
     times = max(ratio, 1 / ratio)
     return say(
-        "{ratio} times faster than {rival}{once}" if ratio > 1 else "{ratio} times slower than {rival}{once}",
+        "{ratio} times faster than {rival}" if ratio > 1 else "{ratio} times slower than {rival}",
         ratio=f"{times:.2f}" if times < 1.095 else f"{times:.1f}",
         rival=rival.backend,
-        once=say(" (noise unknown)") if ours.low == ours.high or theirs.low == theirs.high else "",
     )
+
+
+def _rounds(row: Row) -> int:
+    """Older results do not hold them; of one round the interval is a point."""
+    return len(row.time_ms_rounds) or (1 if row.time.low == row.time.high else LEAST_ROUNDS)
+
+
+def _few(*rows: Row) -> bool:
+    return min(map(_rounds, rows)) < LEAST_ROUNDS
 
 
 def report(results: SweepResults) -> Report:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-__all__ = ["Measured", "are_paired", "chance", "in_words", "interval", "measured", "three_digits"]
+__all__ = ["LEAST_ROUNDS", "Measured", "are_paired", "chance", "in_words", "interval", "measured", "three_digits"]
 
 OUTSIDE = 0.05  # of all cases, at most
 BY_CHANCE = 0.02  # likewise, in which the sign test tells two equals apart
 LEAST_LEAD = 0.01  # of less nobody would make anything
+LEAST_ROUNDS = 3  # of two rounds each, two equals look apart in 1 of 3 cases
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,9 @@ def every_job() -> Iterator[Results]:
     for run in twice["runs"]:
         run["repetitions"] = 2
     clear = compare.results_of(a_run("ring/shm N=2", 1100), a_run("ps/shm N=2", 1000))
-    yield titled(suite.a_part("A", twice), suite.a_part("B", near), suite.a_part("C", clear))
+    more = compare.results_of(a_run("ring/shm N=2", 1200), a_run("ps/shm N=2", 1000))
+    found = {"A": twice, "B": near, "C": clear, "D": more}
+    yield titled(*(suite.a_part(name, results) for name, results in found.items()))
 
 
 def titled(*parts: dict[str, Any]) -> Results:
@@ -131,6 +133,7 @@ def comparisons() -> Iterator[Results]:
     yield whole
     yield once(compare.results_of(a_run("ps/shm N=2", 900), a_run("ring/shm N=2", 1000)))
     yield compare.results_of(a_run("ps/shm N=2", 900))
+    yield once(compare.results_of(a_run("ps/shm N=2", 900)))
     yield compare.results_of()
     yield failed_comparison()
     unnamed = suite.a_compare()
@@ -177,6 +180,10 @@ def sweeps() -> Iterator[Results]:
     pushed["rows"][0]["server_memory"] = {"pss": 500.0, "own": 200.0, "limit": 300.0}
     yield pushed
     yield {**plain, "op": "broadcast"}
+    yield {
+        **sweep.results_of(row_of("shm", 4, 4096, [2e-4], 0, 9e-5), row_of("gloo", 4, 4096, [1e-4], 0, None)),
+        "absent": {},
+    }
     wrong = deepcopy(plain)
     wrong["rows"][0]["wrong"] = 3
     yield wrong

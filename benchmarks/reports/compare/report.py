@@ -82,8 +82,9 @@ def _certificate(results: CompareResults) -> list[Block]:
 
 
 def _speeds(results: CompareResults) -> Section:
-    caption = say("Medians. Bold: the fastest of its N")
     bodies = [[Row(cells(run), strong=leads(run, runs)) for run in runs] for _, runs in groups(results)]
+    marked = any(row.strong for rows in bodies for row in rows)
+    caption = say("Medians. Bold: the fastest of its N") if marked else say("Medians")
     figures = Table(caption, columns(), bodies, figures=True, wide=True)
     return Section(say("Results"), [figures, Bullets(_below(results))])
 

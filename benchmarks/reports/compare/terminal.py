@@ -26,7 +26,8 @@ def print_terminal(results: CompareResults, console: Console) -> None:
         wide, narrow = (_results_table(results, gap=gap) for gap in (1, 0))
         fits = Measurement.get(console, console.options.update(width=1000), wide).maximum <= console.width
         console.print(wide if fits else narrow)
-        console.print(Text("* the fastest of its N", style="dim"))
+        if any(leads(run, runs) for _, runs in groups(results) for run in runs):
+            console.print(Text("* the fastest of its N", style="dim"))
     for line in notes(results):
         console.print(Text(line, style="dim"))
     console.print()

@@ -6,7 +6,9 @@ from benchmarks.contestants.training_contestants import RIVALS, TORCH
 from benchmarks.page.language import listed, say
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, rivals
+from benchmarks.reports.facts import too_few_rounds
 from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series
+from benchmarks.stats.interval import LEAST_ROUNDS
 
 __all__ = ["is_strong", "verdict"]
 
@@ -38,6 +40,7 @@ def verdict(results: CompareResults) -> list[str]:
         *bits,
         *cut,
         *(_race(group) for group in several),
+        *too_few_rounds(min((run.repetitions for _, runs in several for run in runs), default=LEAST_ROUNDS)),
         *scaling,
         *_in_torch(measured),
         *(_apart(group) for group in apart if group[1]),
@@ -105,10 +108,20 @@ def _race(group: Group) -> str:
     first = fastest(runs)
     winner = {"nranks": nranks, "name": series(first), "rate": rate(first.samples_per_s)}
     rivals = [run for run in runs if run.scheme != first.scheme]
+    few = min(run.repetitions for run in runs) < LEAST_ROUNDS
     if not rivals:
-        return say("N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.", **winner)
+        return say(
+            "N={nranks}: {name} has the highest median, {rate} samples/s; no other scheme was measured."
+            if few
+            else "N={nranks}: {name} ({rate} samples/s) is the fastest; no other scheme was measured.",
+            **winner,
+        )
     second = fastest(rivals)
     rival = {"rival": series(second), "rival_rate": rate(second.samples_per_s)}
+    if few:
+        return say(
+            "N={nranks}: {name} has the highest median, {rate} samples/s; {rival} has {rival_rate}.", **winner, **rival
+        )
     if _tied(first, second):
         return say(
             "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
@@ -116,14 +129,12 @@ def _race(group: Group) -> str:
             **rival,
         )
     tied = [series(run) for run in runs if run is not first and _tied(first, run)]
-    once = min(first.repetitions, second.repetitions) < 2
     return say(
-        "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}){once}.",
+        "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}).",
         **winner,
         **rival,
         also=say(", within noise of {names}", names=listed(tied)) if tied else "",
         lead=first.samples_per_s / second.samples_per_s - 1,
-        once=say("; its noise is unknown") if once else "",
     )
 
 

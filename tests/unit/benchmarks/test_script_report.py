@@ -66,3 +66,14 @@ def test_where_all_fail_the_report_looks_so_and_has_no_empty_table() -> None:
     assert report(results).sections == []
     results["failed"] = {}  # of ours nobody was asked for
     assert not report(results).failed
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_rounds_name_no_winner(count: int) -> None:
+    results = a_script()
+    for run in results["runs"]:
+        run["repetitions"] = count
+    told = "\n".join(verdict(results))
+    assert "ring/shm has the lowest median" in told
+    assert "(50.0% slower, noise unknown)" in told
+    assert "so no winner is named: use --repetitions 5." in told

@@ -163,13 +163,15 @@ class TestVerdict:
             "either scheme will do. In 1 comparison on several ranks, the two are within noise of each other."
         )
 
-    def test_one_repetition_decides_nothing(self) -> None:
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_few_repetitions_decide_nothing(self, count: int) -> None:
         once = a_compare()
         for run in once["runs"]:
-            run["repetitions"] = 1
+            run["repetitions"] = count
         (first,) = verdict(a_suite(a_part("a", once)))
-        assert first.endswith("each contestant was measured only once, so neither scheme can be recommended.")
-        assert "(with one repetition noise is unknown)" in folded(a_suite(a_part("a", once)))[0]
+        assert first.endswith("each contestant was measured only once or twice, so neither scheme can be recommended.")
+        noise = "with one repetition noise is unknown" if count == 1 else "two equals look apart in 1 of 3 cases"
+        assert f"({noise})" in folded(a_suite(a_part("a", once)))[0]
 
     def test_nothing_to_recommend(self) -> None:
         suite = a_suite(a_part("a", results_of(a_run("local N=1", 1000))), a_part("b", None, "missing", "not run"))

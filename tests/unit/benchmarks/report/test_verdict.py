@@ -60,7 +60,12 @@ class TestVerdict:
     def test_one_repetition_knows_no_noise(self, good: Results) -> None:
         for run in good["runs"]:
             run["repetitions"] = 1
-        assert any("ahead of ps S=2 (1,600); its noise is unknown." in line for line in verdict(good))
+        told = verdict(good)
+        assert "N=2: ring/shm has the highest median, 1,840 samples/s; ps S=2 has 1,600." in told
+        assert "One round says nothing about noise, so no winner is named: use --repetitions 5." in told
+        for text in all_outputs(good).values():
+            assert "fastest" not in text
+            assert "ahead of" not in text
         assert verdict(good)[-2].endswith("of one process, 92% of linear scaling; its noise is unknown.")
         assert workload(typed(good)).endswith(" not timed), 1 repetition")
 

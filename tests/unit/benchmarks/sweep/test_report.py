@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.page.charts import Lines
 from tests.support.reporting import plots, to_html, to_markdown, verdict
-from tests.support.sweep_samples import row_of, sample
+from tests.support.sweep_samples import results_of, row_of, sample
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -21,7 +21,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
 def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
     found = sample()
     assert verdict(found)[1:] == [
-        "N=4, our best against the best other library: 4 KiB 2.0 times slower than gloo (noise unknown); 1 MiB within "
+        "N=4, our best against the best other library: 4 KiB 2.0 times slower than gloo; 1 MiB within "
         "noise of gloo; 100 MB 2.8 times faster than gloo.",
         "N=4: our best reaches 45% at 4 KiB to 60% at 1 MiB of the machine's limit.",
     ]
@@ -46,3 +46,11 @@ def test_wrong_sums_have_no_speed() -> None:
         assert "WRONG" in text
         assert "550" not in text
         assert "0.75" not in text.partition("</style>")[2].replace("0.75rem", "")
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_few_rounds_name_no_winner(rounds: int) -> None:
+    times = {"shm": [2e-4] * rounds, "gloo": [1e-4] * 3}
+    _, race, few = verdict(results_of(*(row_of(name, 4, 4096, each, 0, None) for name, each in times.items())))
+    assert race.endswith("4 KiB 0.2 ms against 0.1 ms of gloo (noise unknown).")
+    assert few.endswith("so no winner is named: use --repetitions 5.")
