@@ -16,7 +16,7 @@ from benchmarks.reports.facts import environment, noise_in_words, too_few_rounds
 from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import LEAST_ROUNDS, in_words
 
-__all__ = ["cells", "heads", "is_bad", "report", "verdict"]
+__all__ = ["cells", "heads", "is_bad", "notes", "report", "verdict", "why_not_all"]
 
 
 def verdict(results: ScriptResults) -> list[str]:
@@ -102,6 +102,20 @@ def _distances(results: ScriptResults) -> list[str]:
     return lines
 
 
+def why_not_all(results: ScriptResults) -> list[str]:
+    """Why Paddle's parameters were not compared at the end of a longer program."""
+    last = max(results.certificate.bounds, default=0)
+    if not results.certificate.against_paddle or max((run.steps for run in results.runs), default=0) <= last:
+        return []
+    return [
+        say(
+            "Beside Paddle the parameters are compared after {counts} steps and no later: rounding alone takes two "
+            "equally good trainings ever further apart.",
+            counts=listed([str(count) for count in sorted(results.certificate.bounds)]),
+        )
+    ]
+
+
 def _distance(apart: float, steps: int, bound: float, yardstick: Yardstick | None) -> str:
     """Beside the fixed bound, or where that was exceeded, beside what another order of summation does to ours."""
     if yardstick is None:
@@ -162,6 +176,7 @@ def report(results: ScriptResults) -> Report:
     certificate = results.certificate
     digests = _digests(certificate)
     measured = _groups(results)
+    blocks = [digests, *(Paragraph(line, muted=True) for line in why_not_all(results))]
     compared = _several(certificate) or certificate.against_paddle
     return Report(
         say("GradSync: your program under each scheme"),
@@ -170,7 +185,7 @@ def report(results: ScriptResults) -> Report:
             Section.of(_step_times(measured)),
             Section(
                 "",
-                [Fold(say("Certificate: {bits}", bits=_outcome(certificate)), [digests], "good" if compared else "")],
+                [Fold(say("Certificate: {bits}", bits=_outcome(certificate)), blocks, "good" if compared else "")],
             ),
             _figures(results, measured),
         ]
@@ -189,7 +204,8 @@ def _digests(certificate: Certificate) -> Table:
 def _figures(results: ScriptResults, measured: Sequence[tuple[int, list[ScriptRun]]]) -> Section:
     bodies = [[Row(cells(run, results.runs)) for run in runs] for _, runs in measured]
     figures = Table(say("Step times"), heads(results.runs), bodies, figures=True, wide=True)
-    return Section(say("Results"), [figures, Paragraph(noise_in_words(), muted=True)])
+    told = [Paragraph(line, muted=True) for line in (*notes(results.runs), noise_in_words())]
+    return Section(say("Results"), [figures, *told])
 
 
 def _step_times(measured: Sequence[tuple[int, list[ScriptRun]]]) -> Plot:
@@ -220,6 +236,20 @@ def heads(runs: Sequence[ScriptRun]) -> list[str]:
     """Of the table of step times."""
     against = [say("vs {rival}", rival=rival) for rival in rivals(runs)]
     return [say("contestant"), say("step ms"), say("interval"), *against, say("memory MB")]
+
+
+def notes(runs: Sequence[ScriptRun]) -> list[str]:
+    """What stands in the last columns of the table."""
+    return [
+        *(
+            say(
+                "vs {rival}: the time of its step over this one's, at the same N. Above 1 this one is faster.",
+                rival=rival,
+            )
+            for rival in rivals(runs)
+        ),
+        say("memory MB: of rank 0 (PSS) after three steps, above that after its imports."),
+    ]
 
 
 def cells(run: ScriptRun, runs: Sequence[ScriptRun]) -> list[str]:

@@ -23,7 +23,7 @@ from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
 from benchmarks.records.environment import head
 from benchmarks.records.script import Certificate, Failure, ProgramRecord, ScriptResults, ScriptRun
-from benchmarks.reports.script import cells, heads, is_bad, verdict
+from benchmarks.reports.script import cells, heads, is_bad, notes, verdict, why_not_all
 from benchmarks.stats.interval import interval
 from benchmarks.training.program import ProgramFailed, check_program, output_of, run_once
 from benchmarks.training.program_certificate import certify_programs, ours_that_disagree
@@ -185,6 +185,8 @@ def show(results: ScriptResults, console: Console) -> None:
     """The table, and below it the report's verdict."""
     if results.runs:
         console.print(table_of(results))
+        for line in (*notes(results.runs), *why_not_all(results)):
+            console.print(Text(line, style="dim"), soft_wrap=True)
         console.print()
     for line in verdict(results):
         console.print(Text(line, style="bold red" if is_bad(results) else "bold"), soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.reports.script import cells, heads
 from benchmarks.verbs.script import show
-from tests.support.reporting import report, to_html, verdict
+from tests.support.reporting import report, to_html, to_markdown, verdict
 from tests.support.typed_results import typed
 from tests.unit.benchmarks.test_suite_report import a_script, all_failed
 
@@ -77,3 +77,13 @@ def test_few_rounds_name_no_winner(count: int) -> None:
     assert "ring/shm has the lowest median" in told
     assert "(50.0% slower, noise unknown)" in told
     assert "so no winner is named: use --repetitions 5." in told
+
+
+def test_the_columns_are_explained_and_why_not_all_steps_are_compared() -> None:
+    results = a_script()
+    text = to_markdown(results)
+    assert "vs paddle: the time of its step over this one's, at the same N. Above 1 this one is faster." in text
+    assert "memory MB: of rank 0" in text
+    assert "no later" not in text
+    results["runs"][0]["steps"] = 32
+    assert "compared after 5 and 20 steps and no later" in to_markdown(results)
