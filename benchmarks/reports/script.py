@@ -8,7 +8,7 @@ from itertools import groupby
 
 from benchmarks.contestants.training_contestants import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
-from benchmarks.page.document import Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
+from benchmarks.page.document import Block, Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import listed, say
 from benchmarks.page.reasons import reason
 from benchmarks.records.script import Certificate, ScriptResults, ScriptRun, Yardstick
@@ -176,7 +176,7 @@ def report(results: ScriptResults) -> Report:
     certificate = results.certificate
     digests = _digests(certificate)
     measured = _groups(results)
-    blocks = [digests, *(Paragraph(line, muted=True) for line in why_not_all(results))]
+    blocks: list[Block] = [digests, *(Paragraph(line, muted=True) for line in why_not_all(results))]
     compared = _several(certificate) or certificate.against_paddle
     return Report(
         say("GradSync: your program under each scheme"),
