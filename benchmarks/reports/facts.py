@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 from benchmarks.page.document import Command, Paragraph, Row, Section, Table
 from benchmarks.page.language import known, mark, say
 from benchmarks.records.results import Cluster, Results
-from benchmarks.stats.interval import LEAST_ROUNDS
+from benchmarks.stats.interval import LEAST_ROUNDS, Measured
 from common.system.mkl import CPU_TYPE
 
-__all__ = ["NOISE", "cluster_in_words", "environment", "noise_in_words", "too_few_rounds"]
+__all__ = ["NOISE", "busy", "cluster_in_words", "environment", "noise_in_words", "too_few_rounds"]
 
+WIDE = 0.3  # of a median, that of intervals which say more about the machine
+PAIRED_ROUNDS = 7  # from which on rounds are compared one by one, so that drift has no part in it
 NOISE = mark(
     "too close to call. With 7 or more rounds of both, one leads if it is ahead by 1 % and in so many rounds (all"
     " of 7 to 10) that chance explains it in at most 2 % of cases. With fewer, one leads if the intervals do not "
@@ -30,6 +35,22 @@ def too_few_rounds(count: int) -> list[str]:
         say("One round says nothing about noise, so no winner is named: use --repetitions 5.")
         if count < 2
         else say("Two rounds say too little about noise, so no winner is named: use --repetitions 5.")
+    ]
+
+
+def busy(figures: Sequence[Measured], rounds: int) -> list[str]:
+    """That rounds differed by so much that the machine, more than the schemes, made the figures."""
+    widths = [(each.high - each.low) / each.median for each in figures]
+    if not widths or median(widths) <= WIDE:
+        return []
+    return [
+        say(
+            "The figures of one contestant vary by {share:.0%} from round to round, as on a busy machine. Repeat "
+            "this with --repetitions 7 on an idle one."
+            if rounds < PAIRED_ROUNDS
+            else "The figures of one contestant vary by {share:.0%} from round to round, as on a busy machine.",
+            share=median(widths),
+        )
     ]
 
 

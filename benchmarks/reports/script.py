@@ -12,7 +12,7 @@ from benchmarks.page.document import Block, Cell, Fold, Paragraph, Plot, Report,
 from benchmarks.page.language import listed, say
 from benchmarks.page.reasons import reason
 from benchmarks.records.script import Certificate, ScriptResults, ScriptRun, Yardstick
-from benchmarks.reports.facts import environment, noise_in_words, too_few_rounds
+from benchmarks.reports.facts import busy, environment, noise_in_words, too_few_rounds
 from benchmarks.reports.runs import colours_of, series
 from benchmarks.stats.interval import LEAST_ROUNDS, in_words
 
@@ -33,6 +33,7 @@ def verdict(results: ScriptResults) -> list[str]:
         *_distances(results),
         *(_race(nranks, runs) for nranks, runs in _groups(results)),
         *too_few_rounds(min(_rounds_of_races(results), default=LEAST_ROUNDS)),
+        *busy([run.step for run in results.runs], min(_rounds_of_races(results), default=LEAST_ROUNDS)),
         *failed,
     ]
 
@@ -154,11 +155,12 @@ def _race(nranks: int, runs: Sequence[ScriptRun]) -> str:
     winner = {"nranks": nranks, "name": series(first), "step_ms": first.step_ms}
     if not others:
         return say("N={nranks}: {name} takes {step_ms:.1f} ms a step; nothing else was measured.", **winner)
-    told, clear = [], True
+    told, clear, level = [], True, True
     for run in others:
         few = min(run.repetitions, first.repetitions) < LEAST_ROUNDS
         near = not few and not run.step.against(first.step)
         clear = clear and not near and not few
+        level = level and near
         once = say(", noise unknown") if few else ""
         slower = run.step_ms / first.step_ms - 1
         behind = say("within noise of it") if near else say("{slower:.1%} slower{once}", slower=slower, once=once)
@@ -166,6 +168,8 @@ def _race(nranks: int, runs: Sequence[ScriptRun]) -> str:
     return say(
         "N={nranks}: {name} is the fastest with {step_ms:.1f} ms a step; {others}."
         if clear
+        else "N={nranks}: {name} has the lowest median, {step_ms:.1f} ms a step; {others}. Take any of them."
+        if level
         else "N={nranks}: {name} has the lowest median, {step_ms:.1f} ms a step; {others}.",
         **winner,
         others=say(", ").join(told),

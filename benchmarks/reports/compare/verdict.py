@@ -6,7 +6,7 @@ from benchmarks.contestants.training_contestants import RIVALS, TORCH
 from benchmarks.page.language import listed, say
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, rivals
-from benchmarks.reports.facts import too_few_rounds
+from benchmarks.reports.facts import busy, too_few_rounds
 from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series
 from benchmarks.stats.interval import LEAST_ROUNDS
 
@@ -41,6 +41,7 @@ def verdict(results: CompareResults) -> list[str]:
         *cut,
         *(_race(group) for group in several),
         *too_few_rounds(min((run.repetitions for _, runs in several for run in runs), default=LEAST_ROUNDS)),
+        *busy([run.rate for _, runs in several for run in runs], min(run.repetitions for run in results.runs)),
         *scaling,
         *_in_torch(measured),
         *(_apart(group) for group in apart if group[1]),
@@ -124,7 +125,8 @@ def _race(group: Group) -> str:
         )
     if _tied(first, second):
         return say(
-            "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other.",
+            "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other: take "
+            "either.",
             **winner,
             **rival,
         )

@@ -12,7 +12,7 @@ from benchmarks.reports.script import cells, heads
 from benchmarks.verbs.script import show
 from tests.support.reporting import report, to_html, to_markdown, verdict
 from tests.support.typed_results import typed
-from tests.unit.benchmarks.test_suite_report import a_script, all_failed
+from tests.unit.benchmarks.test_suite_report import a_script, all_failed, make_busy
 
 
 def table(results: dict[str, Any]) -> list[list[str]]:
@@ -87,3 +87,12 @@ def test_the_columns_are_explained_and_why_not_all_steps_are_compared() -> None:
     assert "no later" not in text
     results["runs"][0]["steps"] = 32
     assert "compared after 5 and 20 steps and no later" in to_markdown(results)
+
+
+def test_a_busy_machine_is_told_and_that_either_will_do() -> None:
+    results = a_script()
+    del results["runs"][2]
+    assert verdict(results)[-1].endswith("ps/shm 104.0 ms (within noise of it). Take any of them.")
+    for count, advice in ((3, " Repeat this with --repetitions 7 on an idle one."), (7, "")):
+        make_busy(results, count)
+        assert verdict(results)[-1].endswith(f"vary by 40% from round to round, as on a busy machine.{advice}")

@@ -41,6 +41,12 @@ def a_script() -> dict[str, Any]:
     return completed(whole, "script")
 
 
+def make_busy(results: dict[str, Any], count: int) -> None:
+    """So many rounds of a program, on a machine that others use."""
+    for run in results["runs"]:
+        run.update(repetitions=count, step_ms_interval=[0.8 * run["step_ms"], 1.2 * run["step_ms"]])
+
+
 def all_failed() -> dict[str, Any]:
     """script.json of a program that never ended well."""
     whole = a_script()

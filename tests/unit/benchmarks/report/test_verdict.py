@@ -47,7 +47,7 @@ class TestVerdict:
 
     def test_overlapping_spreads_are_within_noise(self, good: Results) -> None:
         line = next(line for line in verdict(good) if line.startswith("N=4"))
-        assert line == "N=4: ring/shm (1,820 samples/s) and ps (1,750) are within noise of each other."
+        assert line == "N=4: ring/shm (1,820 samples/s) and ps (1,750) are within noise of each other: take either."
 
     def test_spreads_that_just_miss_are_not(self, good: Results) -> None:
         good["runs"][5]["samples_per_s_interval"] = [1700, 1789]
