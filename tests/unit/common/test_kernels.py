@@ -162,6 +162,18 @@ def test_without_a_folder_of_ones_own_numpy_does_the_work(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
+def test_where_compiling_fails_it_is_said_why_and_numpy_does_the_work(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('broken')")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    told = use({loader.CACHE_VARIABLE: str(tmp_path / "kept"), "PYTHONPATH": path})
+    assert told.stdout == "False 3.0 False\n"
+    assert told.stderr.splitlines() == [
+        "gradsync: compiling 4 loops for this processor, once",
+        "gradsync: NumPy does the sums, with the same bits: compiling loops failed: ImportError: broken",
+    ]
+
+
 def test_kernels_can_be_switched_off() -> None:
     assert use({loader.KERNELS_VARIABLE: "off"}).stdout == "False 3.0 False\n"
 
