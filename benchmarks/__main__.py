@@ -38,7 +38,8 @@ compare: prove that all schemes compute the same, then measure them. sweep: time
 crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
 accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
---help after the verb (and after --preset NAME) lists the options. --version says which this is.
+--help after the verb lists the options: compare --help for the built-in training, compare --help script.py for your
+own program, compare --preset NAME --help for a preset. --version says which this is.
 """
 
 
@@ -72,6 +73,9 @@ def loaded(name: str) -> Any:
 def compare(args: Sequence[str]) -> int:
     """A job of several parts, a program of the user's, or the built-in training."""
     flags, script = split_script(args)
+    if {"-h", "--help"} & {*script}:
+        print(f"benchmarks compare: UsageError: {help_after(script)}", file=sys.stderr)
+        return UsageError.exit_code
     if not script and any(word.partition("=")[0] in ("--preset", "--config") for word in flags):
         from benchmarks.verbs.suite import SuiteConfig, run_suite
 
@@ -87,6 +91,15 @@ def compare(args: Sequence[str]) -> int:
     from benchmarks.verbs.compare import compare as compare_built_in
 
     return run_command(CompareConfig, compare_built_in, prog="benchmarks compare", args=flags)
+
+
+def help_after(script: Sequence[str]) -> str:
+    """What to say where the program would only print its help, so that nothing would be compared."""
+    name = script[0]
+    return (
+        f"--help after {name} is the program's own, and it would train nothing; the options of compare are listed by "
+        f"python -m benchmarks compare --help {name}, the program's by python {name} --help"
+    )
 
 
 if __name__ == "__main__":

@@ -47,6 +47,11 @@ class Algorithm(ABC):
         """Write the elements of a contiguous copy back to the array, of any layout."""
         array[...] = flat.reshape(array.shape)
 
+    def repeat(self, array: Any, op: str, label: Label) -> bool:  # noqa: ARG002 - those that can
+        """An all-reduce of a kind that there was before, at once and without checks but its own; whether it was done.
+        If not, `all_reduce` follows."""
+        return False
+
     @abstractmethod
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         """Replace the 1-D array, on every rank, by the reduction over ranks in canonical order."""

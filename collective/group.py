@@ -16,11 +16,11 @@ from collective.choice import MeetingPlace, choose_backend, topology_of
 from collective.membership.liveness import Mesh
 from collective.membership.meeting import Meeting
 from collective.nccl.seat import NcclSeat, check_device
-from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
+from common.network.links import CHECKSUMS
 from common.system.addresses import own_host, parse_address
-from common.system.process import note_joining
+from common.system.process import forget_in_children, note_joining
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
@@ -45,9 +45,10 @@ class Group:
         self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
         self._calls = 0
-        self._closed = False
+        self._shut = ""  # why no call can be made
         self._turn = threading.Lock()  # held by the thread that is in a call
         self._process = os.getpid()
+        forget_in_children(self)
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """An uninitialised array that the group reaches without a copy (any other array works too).
@@ -59,7 +60,8 @@ class Group:
             ValueError: the shape is negative.
             SharedMemoryTooSmall: the machine has not so much memory free.
         """
-        self._check_open()
+        if self._shut:
+            raise RuntimeError(self._shut)
         count = int(np.prod(shape))
         if min(np.atleast_1d(shape), default=0) < 0:
             raise ValueError(f"shape must not be negative (got {shape})")
@@ -68,7 +70,7 @@ class Group:
     def all_reduce(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> None:
         """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
 
-        Combined in the canonical order (common/tensors/reduction.py), in the array's own type (float16 in
+        Combined in the canonical order (common/tensors/canonical_order.py), in the array's own type (float16 in
         float32, rounded once), so that every backend and algorithm gives the same bits; but nccl, in
         an order of its own.
 
@@ -84,6 +86,9 @@ class Group:
             ValueError, TypeError: the array or op is not of that kind.
         """
         with self._one_call():
+            if self._algorithm.repeat(array, op, self._next_label(step, bucket)):
+                self._calls += 1
+                return
             reduction, flat, scattered = self._prepared(array, op)
             self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
             self._restore(flat, scattered)
@@ -146,8 +151,8 @@ class Group:
 
     def close(self, reason: str = "") -> None:
         """Leave the group; idempotent."""
-        self._closed = True
         if os.getpid() == self._process:
+            self._shut = "the group is closed"
             self._algorithm.close(reason)
 
     def __enter__(self) -> Group:
@@ -171,16 +176,21 @@ class Group:
         if scattered is not None:
             self._algorithm.restore(flat, scattered)
 
-    def _label(self, step: int | None, bucket: int) -> Label:
+    def _next_label(self, step: int | None, bucket: int) -> Label:
         if not (0 <= (step or 0) < 1 << 64 and 0 <= bucket < 1 << 32):
             raise ValueError(f"step must be in 0..2^64-1 and bucket in 0..2^32-1 (got {step}, {bucket})")
+        return self.epoch, self._calls + 1 if step is None else step, bucket
+
+    def _label(self, step: int | None, bucket: int) -> Label:
+        label = self._next_label(step, bucket)
         self._calls += 1
-        return self.epoch, self._calls if step is None else step, bucket
+        return label
 
     def _one_call(self) -> threading.Lock:
         """What is to be held during a call. (As a generator with `contextmanager` it took 1 to 2 us, a tenth of a short
         all-reduce; and a lock is released whatever a signal handler raises.)"""
-        self._check_open()
+        if self._shut:
+            raise RuntimeError(self._shut)
         if self._turn.locked():
             raise RuntimeError(
                 f"rank {self.rank}: two threads call the group at the same time; all ranks must make the same calls in "
@@ -188,11 +198,9 @@ class Group:
             )
         return self._turn
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(f"the group is that of process {self._process}, from which this one was forked")
-        if self._closed:
-            raise RuntimeError("the group is closed")
+    def forget(self) -> None:
+        """In a child that was forked."""
+        self._shut = f"the group is that of process {self._process}, from which this one was forked"
 
 
 def connect(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from collective.choice import ALGORITHMS, BACKENDS
 from collective.group import Group, connect
 from collective.nccl.binding import BINDINGS
-from collective.transports.tcp import CHECKSUMS
 from common.errors import UsageError, choose
 from common.launch.settings import Settings
+from common.network.links import CHECKSUMS
 from common.network.rpc import check_bind_host, host_of
 
 __all__ = ["RingSettings", "connect_with"]

@@ -49,7 +49,7 @@ class Connection:
 
     @property
     def data_plane(self) -> str:
-        """What carries the data, from `register` on: "shm", "grpc", or "shm+grpc"."""
+        """What carries the data, from `register` on: "shm", "tcp", "grpc", or several, as in "tcp+shm"."""
         return self._client.data_plane
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
@@ -208,7 +208,7 @@ def connect(
 
     Args:
         servers: HOST:PORT of every server, in the order of their --shard (`python -m ps.server --nranks N --port P`).
-        data_plane: "shm" (one host), "grpc" (any), or "auto": shm with servers that reach this process's memory.
+        data_plane: "shm" (one host), "tcp", "grpc" (slower, through any proxy), or "auto": the first that can.
         timeout: deadline of every wait, in seconds.
 
     Raises:

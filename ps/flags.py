@@ -31,6 +31,8 @@ class ServerConfig:
     """Address to listen on."""
     port: int = 8500
     """Port to listen on; 0 lets the system choose."""
+    data_port: int = 0
+    """Port of the trainers' data connections over TCP; 0 lets the system choose."""
     nranks: Annotated[int, TRAINERS] = 2
     """Number of trainers."""
     shard: str = "0/1"
@@ -49,6 +51,8 @@ class ServerConfig:
         parse_shard(self.shard)
         if not 0 <= self.port < 65536:
             raise UsageError(f"--port must be in 0..65535 (got {self.port})")
+        if not 0 <= self.data_port < 65536:
+            raise UsageError(f"--data-port must be in 0..65535 (got {self.data_port})")
         if not 0 <= (self.metrics_port or 0) < 65536:
             raise UsageError(f"--metrics-port must be in 0..65535 (got {self.metrics_port})")
         if not self.timeout > 0:
@@ -127,6 +131,8 @@ class RunConfig(ScriptSettings, ServedConfig):
     """Number of trainers, on all hosts together. (default: 2 on each)"""
     servers: int = 1
     """Number of servers."""
+    data_port: int = 0
+    """Port of data connections with server 0 over TCP, one more with each further server; 0 lets the system choose."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
@@ -134,6 +140,8 @@ class RunConfig(ScriptSettings, ServedConfig):
         self.hosts.ranks_each(self.nranks)
         if self.servers < 1:
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
+        if not 0 <= self.data_port <= 65536 - self.servers:
+            raise UsageError(f"--data-port must leave each server a port in 1..65535 (got {self.data_port})")
         if self.servers > MOST_PROCESSES:
             raise UsageError(f"--servers can be at most {MOST_PROCESSES} (got {self.servers})")
 

@@ -21,6 +21,7 @@ from ps.settings import ScriptSettings
 
 __all__ = ["main"]
 
+NOT_TRAINERS = ("hosts", "log_dir", "nranks", "servers", "data_port", "update")
 FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_steps"))
 
 
@@ -40,7 +41,7 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
         Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,
     ):
         place = Placement(servers=tuple(find_servers(job, node, config, traced)), insecure=config.hosts.insecure)
-        trainer = ["-m", "ps.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks", "servers", "update"))]
+        trainer = ["-m", "ps.trainer", *flags_of(config, without=NOT_TRAINERS)]
         trainer += ["--nranks", str(node.nranks), "--servers", ",".join(place.servers)]
         environment = {**place.variables(), **variables_of(ScriptSettings, config), **traced}
         start_ranks(job, node, script=script, trainer=trainer, environment=environment)
@@ -59,6 +60,7 @@ def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[s
         nranks=node.nranks,
         timeout=config.timeout,
         first=first,
+        data_port=config.data_port,
         insecure=insecure,
         environment=environment,
     )

@@ -49,7 +49,13 @@ def run(config: ServerConfig) -> None:
         import common.tensors.flat_optimizer  # noqa: F401
     with ExitStack() as stack:
         server = stack.enter_context(
-            ParameterServer(f"{host}:{config.port}", config.nranks, shard=shard, timeout=config.timeout)
+            ParameterServer(
+                f"{host}:{config.port}",
+                config.nranks,
+                shard=shard,
+                timeout=config.timeout,
+                data_port=config.data_port,
+            )
         )
         stop_on_sigterm(server)
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)

@@ -18,7 +18,7 @@ class ServedSettings(Settings):
     """Of all trainers alike."""
 
     data_plane: str = "auto"
-    """What carries the gradients: shm (one host), grpc, or auto (shm with the servers of this host)."""
+    """What carries the gradients: shm (one host), tcp, grpc (slower; passes proxies), or auto: the first possible."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

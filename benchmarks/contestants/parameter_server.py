@@ -1,4 +1,5 @@
-"""Rounds of our parameter servers: ps-shm (arrays made by the connection, ps-shm-copied: ordinary ones) and ps-grpc.
+"""Rounds of our parameter servers: ps-shm (arrays made by the connection, ps-shm-copied: ordinary ones), ps-tcp
+and ps-grpc.
 
 Each size is a training of its own: the server's k-th listens k ports after the first.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from benchmarks.contestants import RATE
+from benchmarks.contestants.sweep_contestants import RATE
 from common.errors import PeerError
 from common.system.addresses import address_after
 from common.system.memory import aligned_empty, give_memory_back

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from benchmarks.contestants import RATE, gradsync
+from benchmarks.contestants import gradsync
+from benchmarks.contestants.sweep_contestants import RATE
 from common.system.memory import aligned_empty
 from common.tensors.optimizers import SGD
 

@@ -44,7 +44,7 @@ class AccuracyConfig(MeasuredTraining):
     ps_modes: str = "sync,ssp:2,async,geo:4"
     """Modes of parameter servers, separated by commas: sync, ssp:S, async, geo:K."""
     data_plane: str = "shm"
-    """What carries the gradients to parameter servers: shm or grpc."""
+    """What carries the gradients to parameter servers: shm, tcp or grpc."""
     backend: str = "shm"
     """Back end of the ring: shm or tcp."""
     out: Path = Path("out/accuracy")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.contestants.torch_training import why_absent
 from benchmarks.contestants.training_contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
-from benchmarks.training.torch_training import why_absent
 from collective.choice import BACKENDS
 from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
@@ -35,7 +35,10 @@ class MeasuredTraining(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(MeasuredTraining):
-    """Prove that all schemes compute the same bits, then measure them side by side and write a report."""
+    """Prove that all schemes compute the same bits, then measure them side by side and write a report.
+
+    These are the options of the built-in training. For your own program, compare [OPTIONS] script.py ARGS, they are
+    listed by compare --help script.py. For a job of many parts: compare --preset quick --help."""
 
     batch_size: int = 32
     """Samples per rank and step; with --scaling strong, of all ranks together."""
@@ -52,8 +55,8 @@ class CompareConfig(MeasuredTraining):
     servers: str = "1,2"
     """Numbers of parameter servers, separated by commas."""
     data_planes: str | None = None
-    """What carries the gradients to parameter servers, separated by commas: shm, grpc. (default: both; between emulated
-    hosts grpc)"""
+    """What carries the gradients to parameter servers, separated by commas: shm, tcp, grpc. (default: shm,tcp; between
+    emulated hosts tcp)"""
     ps_modes: str = "sync"
     """Modes of parameter servers, separated by commas: sync, ssp:S, async, geo:K; all but sync and ssp:0 compute
     something else, and are reported apart."""
@@ -124,7 +127,7 @@ class CompareConfig(MeasuredTraining):
 
     def _backends(self) -> tuple[list[str], list[str]]:
         """Of rings, and the data planes of parameter servers."""
-        usual = ("shm,tcp", "shm,grpc") if self.cluster.hosts is None else ("tcp", "grpc")
+        usual = ("shm,tcp", "shm,tcp") if self.cluster.hosts is None else ("tcp", "tcp")
         return (self.backends or usual[0]).split(","), (self.data_planes or usual[1]).split(",")
 
 

@@ -28,7 +28,7 @@ class CompareScriptConfig:
     servers: int = 1
     """Number of parameter servers."""
     data_plane: str = "shm"
-    """What carries the gradients to them: shm or grpc."""
+    """What carries the gradients to them: shm, tcp or grpc."""
     backend: str = "shm"
     """Back end of the ring: shm or tcp."""
     repetitions: int = 3
@@ -51,7 +51,7 @@ class CompareScriptConfig:
         for scheme in self.schemes.split(","):
             choose("scheme", scheme, SCRIPT_SCHEMES)
         choose("backend", self.backend, ("shm", "tcp"))
-        choose("data plane", self.data_plane, ("shm", "grpc"))
+        choose("data plane", self.data_plane, ("shm", "tcp", "grpc"))
         if self.repetitions < 1 or self.warmup_steps < 0 or self.servers < 1:
             raise UsageError("--repetitions and --servers must be at least 1, --warmup-steps at least 0")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants import BACKENDS, OPERATIONS, possible
+from benchmarks.contestants.sweep_contestants import BACKENDS, OPERATIONS, possible
 from benchmarks.flags.compare import numbers
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES

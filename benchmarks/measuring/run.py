@@ -41,7 +41,7 @@ def check_output(file: str, output: Output) -> None:
         UsageError: they cannot.
     """
     check_history(output.history)
-    check_writable("out", output.out / file)
+    check_writable("out", output.out / file, make_folder=True)
 
 
 def run(measurement: Measurement[R], output: Output, console: Console) -> int:

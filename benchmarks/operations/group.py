@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import load_backend
+from benchmarks.contestants.sweep_contestants import load_backend
 from benchmarks.netlab.hosts import Hosts
 from common.errors import GradSyncError
 from common.launch.job import Job
@@ -30,6 +30,7 @@ class MeasuredGroup:
 
     Args:
         servers: the hosts of parameter servers, for a backend that has them.
+        name: in errors and logs, of its own among the groups of a job. (default: the backend and the numbers)
 
     Raises:
         GradSyncError: they did not come together, or one died.
@@ -44,9 +45,12 @@ class MeasuredGroup:
         *,
         operation: str = "all_reduce",
         servers: Sequence[int] = (),
+        name: str = "",
     ) -> None:
         self.backend, self.nranks = backend, len(placed)
         self.placed, self.servers = tuple(placed), tuple(servers)
+        several = f" S={len(servers)}" if len(servers) > 1 else ""
+        self._name = name or f"{backend} N={len(placed)}{several}"
         self._memory: list[Path] = []  # of each server, what it used before the first measurement
         self._operation = operation
         self._job, self._hosts, self._resources = job, hosts, ExitStack()
@@ -72,10 +76,6 @@ class MeasuredGroup:
         """Let the processes leave. Idempotent; never raises, even if a job for one that died still lies in a buffer."""
         with suppress(OSError):
             self._resources.close()
-
-    @property
-    def _name(self) -> str:
-        return f"{self.backend} N={self.nranks}" + (f" S={len(self.servers)}" if len(self.servers) > 1 else "")
 
     def _start(self, control: str) -> None:
         module = load_backend(self.backend)

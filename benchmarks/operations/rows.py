@@ -17,6 +17,7 @@ from common.system.process_memory import ProcessMemory
 
 __all__ = ["Asked", "row_of", "rows_of"]
 
+BETWEEN_HOSTS = ("ps-tcp", "ps-grpc")
 MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",
@@ -57,7 +58,7 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, asked: Ask
 
     def bound(backend: str, nbytes: int) -> float | None:
         """The least time, in seconds."""
-        if backend == "ps-grpc" and rate:
+        if backend in BETWEEN_HOSTS and rate:
             return asked.cluster.round_seconds(nbytes, rate, nranks, asked.servers)
         if rate and asked.op == "broadcast":
             return asked.cluster.broadcast_seconds(nbytes, rate, nranks)
@@ -80,9 +81,9 @@ def rows_of(measured: Measured, backends: Sequence[str], nranks: int, asked: Ask
 
 
 def memory_of_server(memory: ProcessMemory, backend: str, nranks: int, nbytes: int, servers: int) -> ServerMemory:
-    """In MB, above that after imports. Its limit: the parameters, one buffer of gradients (over gRPC one for each
-    rank), and 100 MB; SGD keeps nothing."""
-    buffers = nranks if backend == "ps-grpc" else 1
+    """In MB, above that after imports. Its limit: the parameters, one buffer of gradients (between hosts one for
+    each rank), and 100 MB; SGD keeps nothing."""
+    buffers = nranks if backend in BETWEEN_HOSTS else 1
     limit = (1 + buffers) * nbytes / servers + MARGIN
     return ServerMemory(pss=memory.pss / 1e6, own=memory.own / 1e6, limit=limit / 1e6)
 

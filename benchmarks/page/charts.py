@@ -27,6 +27,7 @@ __all__ = [
     "Segment",
 ]
 
+WIDEST_TEXT = 25.0  # percent of a chart's width, that the text beside a bar takes on a narrow screen
 # Apart for colour-blind eyes, and on white as on black.
 OTHERS = ("#aa4499", "#00906a", "#7a8b1f", "#8c6d5a")
 
@@ -91,6 +92,12 @@ class Bars:
 
     template: ClassVar[str] = "bars.html"
     groups: Sequence[BarGroup]
+
+    def text_at(self, bar: Bar, group: BarGroup) -> float:
+        """Where the text beside a bar of a group begins, in percent: behind the line that crosses all of them, if that
+        is so near that they would touch."""
+        end, line = self.share(bar.end), self.share(group.mark or 0.0)
+        return line if end < line < end + WIDEST_TEXT else end
 
     def share(self, value: float) -> float:
         """Its length in percent."""

@@ -31,7 +31,10 @@ REASONS = (  # an earlier one comes before a later one that fits as well
     mark("the program ran longer than {seconds} s (--run-timeout)"),
     mark("the program ended early on rank {ranks}, without an error"),
     mark("ranks ended with different parameters"),
-    mark("no model was given to DataParallel or distributed_model, so there is nothing to compare"),
+    mark(
+        "the program ended well, but gave no model to paddle.DataParallel or fleet.distributed_model, so there is "
+        "nothing to compare; wrap the model that it trains in one of them"
+    ),
     mark("{made} backwards leave no step to time after --warmup-steps {warmup}"),
     mark("exit code {code}: {words}"),
     mark("exit code {code}, without naming an error; its last lines are in {file}"),

@@ -32,6 +32,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
     Args:
         stream_bytes_per_s: what a plain stream carried.
+        apart: whether the servers had hosts of their own; else they shared the ranks'.
         bytes: of the model.
         ratio: the ring's time / the servers'.
     """
@@ -42,6 +43,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     stream_bytes_per_s_interval: Interval
     nranks: Annotated[int, Meta(ge=2)]
     servers: Count
+    apart: bool = False
     bytes: Annotated[int, Meta(ge=4)]
     ring: Time
     ps: Time

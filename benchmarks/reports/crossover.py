@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 from benchmarks.page.charts import HeatCell, HeatMap, HeatTable
@@ -12,20 +12,21 @@ from benchmarks.page.language import known, mark, say
 from benchmarks.records.crossover import Cell, CrossoverResults, Time
 from benchmarks.reports.facts import environment, noise_in_words
 from benchmarks.reports.runs import milliseconds
-from benchmarks.stats.interval import in_words
+from benchmarks.stats.interval import in_words, three_digits
 from benchmarks.stats.units import size_in_words
 
 __all__ = ["cells_of", "heads", "in_cell", "name_of", "panels", "report", "verdict", "winner"]
 
-Panel = tuple[tuple[int, int], list[Cell]]  # (number of ranks, of servers) and the cells, by size and then by link
+Panel = list[Cell]  # of one number of ranks, of servers and their place, by size and then by link
 
 SCHEMES = {"ring": mark("the ring"), "ps": mark("the parameter server")}
 SHORT = {"ring": mark("ring"), "ps": mark("server"), "": "≈"}
 # Cool is the ring, warm the parameter server; half transparent, so that the text stands out in both themes.
 COOL, EVEN, WARM = "0,119,187", "128,128,128", "199,119,0"
-CPU_BOUND = 0.5  # of the bound; below it something else than the link sets the times
+FAR = 0.5  # of the bound; below it something else than the link sets the times
 PLACES = mark(
-    "Each rank has its own emulated host. Server s shares a host with rank s, so their traffic crosses no link. "
+    "Each rank has its own emulated host. Server s shares the host of rank s, so their traffic crosses no link, or has "
+    "a further host of its own, where the panel says so. "
     "Both schemes make a whole step of SGD: the ring updates on every rank, the parameter server on its servers. "
     "Over TCP, arrays of up to 4 MiB / N go straight to their reducers instead of around the ring."
 )
@@ -52,17 +53,17 @@ def lead(cell: Cell) -> float:
 
 
 def panels(results: CrossoverResults) -> list[Panel]:
-    cells = sorted(results.cells, key=lambda c: (c.nranks, c.servers, c.bytes, c.link_bytes_per_s))
-    return [(key, list(found)) for key, found in groupby(cells, key=lambda c: (c.nranks, c.servers))]
+    cells = sorted(results.cells, key=lambda c: (c.nranks, c.servers, c.apart, c.bytes, c.link_bytes_per_s))
+    return [list(found) for _, found in groupby(cells, key=lambda c: (c.nranks, c.servers, c.apart))]
 
 
-def name_of(key: tuple[int, int]) -> str:
-    nranks, servers = key
-    return say(
-        "N={nranks}, {servers} servers" if servers > 1 else "N={nranks}, {servers} server",
-        nranks=nranks,
-        servers=servers,
+def name_of(cell: Cell) -> str:
+    """Of its panel."""
+    beside = say("{servers} servers" if cell.servers > 1 else "{servers} server", servers=cell.servers)
+    apart = say(
+        "{servers} on hosts of their own" if cell.servers > 1 else "{servers} on a host of its own", servers=beside
     )
+    return say("N={nranks}, {servers}", nranks=cell.nranks, servers=apart if cell.apart else beside)
 
 
 def heads() -> list[str]:
@@ -72,8 +73,8 @@ def heads() -> list[str]:
 
 
 def verdict(results: CrossoverResults) -> list[str]:
-    """The outcome in plain sentences: all in all, then for each number of ranks and servers who wins from which link
-    and size on and by how much, then where the link was not what set the times."""
+    """The outcome in plain sentences: all in all, then for each panel who wins from which link and size on, by how much
+    and why, then where the link was not what set the times."""
     cells = results.cells
     won = [winner(cell) for cell in cells]
     tied = won.count("")
@@ -87,12 +88,21 @@ def verdict(results: CrossoverResults) -> list[str]:
         once=say("; each was measured once, so its noise is unknown") if results.repetitions < 2 else "",
     )
     cut = [say("Interrupted: only a part of what was asked for was measured.")] if results.interrupted else []
-    return [overall, *cut, *map(_panel_verdict, panels(results)), *_other_limits(cells)]
+    limited = _limited_elsewhere(cells)
+    return [overall, *cut, *(_panel_verdict(panel, limited) for panel in panels(results)), *limited.values()]
 
 
-def _panel_verdict(panel: Panel) -> str:
-    key, cells = panel
-    name = name_of(key)
+def _panel_verdict(cells: Panel, limited: Collection[str]) -> str:
+    """
+    Args:
+        limited: links at which nobody comes near their limit.
+    """
+    held_up = _held_up([cell for cell in cells if cell.link not in limited])
+    return say("{wins} {bytes}{held_up}", wins=_who_wins(cells), bytes=_busiest(cells), held_up=held_up)
+
+
+def _who_wins(cells: Panel) -> str:
+    name = name_of(cells[0])
     won = {winner(cell) for cell in cells}
     if len(won) == 1:
         return say("{name}: {wins} at every size and link measured.", name=name, wins=_wins(won.pop(), cells))
@@ -134,20 +144,54 @@ def _reach(run: Sequence[Cell], cells: Sequence[Cell]) -> str:
     return say("up to {last}" if run[0] is cells[0] else "from {first} to {last}", first=first, last=last)
 
 
-def _other_limits(cells: Sequence[Cell]) -> list[str]:
-    """Links at which nobody comes near what the link allows."""
-    found = []
+def _busiest(cells: Panel) -> str:
+    """What the busiest link must carry of the largest model: the bytes by which a scheme wins or loses."""
+    largest = cells[-1]
+    ring, servers = (
+        three_digits(time.bound_ms * largest.stream_bytes_per_s / 1e9) for time in by_scheme(largest).values()
+    )
+    size = size_in_words(largest.bytes)
+    if ring == servers:
+        return say("Of {size}, the busiest link must carry {ring} MB each way in either scheme.", size=size, ring=ring)
+    return say(
+        "Of {size}, the busiest link must carry {ring} MB each way for the ring, {servers} MB for the servers.",
+        size=size,
+        ring=ring,
+        servers=servers,
+    )
+
+
+def _held_up(cells: Sequence[Cell]) -> str:
+    """Where a scheme loses that would win if it took half of its time or less, as its bytes allow."""
+    found = ""
+    for scheme, words in SCHEMES.items():
+        lost = [(cell, by_scheme(cell)[scheme]) for cell in cells if winner(cell) not in ("", scheme)]
+        far = [
+            cell for cell, mine in lost if mine.of_bound < FAR and mine.bound_ms < by_scheme(cell)[winner(cell)].time_ms
+        ]
+        if far:
+            found += say(
+                " At {links}, {scheme} loses with at most {most:.0%} of the link's limit: it waits for processors or "
+                "for others, not for bytes.",
+                links=say(", ").join(link for link, _ in _by_link(far)),
+                scheme=known(words),
+                most=max(by_scheme(cell)[scheme].of_bound for cell in far),
+            )
+    return found
+
+
+def _limited_elsewhere(cells: Sequence[Cell]) -> dict[str, str]:
+    """By link at which nobody comes near what it allows, the sentence about it."""
+    found = {}
     for link, same in _by_link(cells):
         best = max(by_scheme(cell)[scheme].of_bound for cell in same for scheme in SCHEMES)
-        if best < CPU_BOUND:
-            found.append(
-                say(
-                    "At {link}, no scheme reaches more than {best:.0%} of the link's limit (a plain stream "
-                    "carries {stream}). There, this machine's processors are the bottleneck, not the link.",
-                    link=link,
-                    best=best,
-                    stream=_stream(same),
-                )
+        if best < FAR:
+            found[link] = say(
+                "At {link}, no scheme reaches more than {best:.0%} of the link's limit (a plain stream "
+                "carries {stream}). There, this machine's processors are the bottleneck, not the link.",
+                link=link,
+                best=best,
+                stream=_stream(same),
             )
     return found
 
@@ -167,8 +211,8 @@ def _stream(cells: Sequence[Cell]) -> str:
 def report(results: CrossoverResults) -> Report:
     rounds = say("Medians over {rounds} rounds. {bound}", rounds=results.repetitions, bound=known(BOUND))
     tables = [
-        Table(name_of(key), heads(), [[Row(cells_of(cell)) for cell in cells]], figures=True, names=2, wide=True)
-        for key, cells in panels(results)
+        Table(name_of(cells[0]), heads(), [[Row(cells_of(cell)) for cell in cells]], figures=True, names=2, wide=True)
+        for cells in panels(results)
     ]
     return Report(
         say("GradSync: where a parameter server wins, and where a ring"),
@@ -183,31 +227,31 @@ def report(results: CrossoverResults) -> Report:
 
 
 def _map(results: CrossoverResults) -> Plot:
-    """A table for each number of ranks and servers, links to the right, sizes upwards."""
+    """A table for each panel, links to the right, sizes upwards."""
     shown = panels(results)
     most = max([1.0, *(abs(_depth(cell)) for cell in results.cells)])
-    heard = say("; ").join(f"{name_of(key)}: {say(', ').join(map(_heard, cells))}" for key, cells in shown)
+    heard = say("; ").join(f"{name_of(cells[0])}: {say(', ').join(map(_heard, cells))}" for cells in shown)
     ring, server, noise = say("ring faster"), say("parameter server faster"), say("≈ within noise")
     return Plot(
         "crossover-map",
         say("Which scheme is faster, and how many times"),
         say(
-            "One panel for each number of ranks N and of servers. Links go from slow to fast, sizes from small to"
-            " large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
+            "One panel for each number of ranks N and of servers, and their place. Links go from slow to fast, sizes"
+            " from small to large. The deeper the colour, the larger the lead; ≈ is within noise. {places}",
             places=known(PLACES),
         ),
         say("Heat maps of the faster scheme and its lead. {heard}.", heard=heard),
         [Key(ring, _shade(COOL, 0.65)), Key(server, _shade(WARM, 0.65)), Key(noise, _shade(EVEN, 0.35))],
-        HeatMap([_heat_table(key, cells, results, most) for key, cells in shown]),
+        HeatMap([_heat_table(cells, results, most) for cells in shown]),
     )
 
 
-def _heat_table(key: tuple[int, int], cells: Sequence[Cell], results: CrossoverResults, most: float) -> HeatTable:
+def _heat_table(cells: Panel, results: CrossoverResults, most: float) -> HeatTable:
     links = [link for link, _ in _by_link(results.cells)]
     sizes = sorted({cell.bytes for cell in results.cells})
     at = {(cell.bytes, cell.link): cell for cell in cells}
     rows = [(size_in_words(size), [_heat_cell(at.get((size, link)), most) for link in links]) for size in sizes]
-    return HeatTable(name_of(key), say("model"), links, rows)
+    return HeatTable(name_of(cells[0]), say("model"), links, rows)
 
 
 def _heat_cell(cell: Cell | None, most: float) -> HeatCell | None:
@@ -245,8 +289,7 @@ def _outcome(cell: Cell) -> str:
 
 
 def _on_hover(cell: Cell) -> str:
-    name = name_of((cell.nranks, cell.servers))
-    where = say("{name}, {size} at {link}", name=name, size=size_in_words(cell.bytes), link=cell.link)
+    where = say("{name}, {size} at {link}", name=name_of(cell), size=size_in_words(cell.bytes), link=cell.link)
     times = [
         say(
             "{scheme}: {time} ms, {share:.0%} of the bound",

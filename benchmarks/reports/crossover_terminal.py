@@ -14,8 +14,8 @@ __all__ = ["print_terminal"]
 
 def print_terminal(results: CrossoverResults, console: Console) -> None:
     """The tables, for 80 columns or more, and the verdict."""
-    for key, cells in panels(results):
-        shown = Table(title=name_of(key), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for cells in panels(results):
+        shown = Table(title=name_of(cells[0]), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for number, head in enumerate(heads()):
             words = head.replace(" (", "\n").replace("of bound", "of\nbound").strip(")")
             shown.add_column(words, justify="left" if number < 2 else "right", overflow="fold")

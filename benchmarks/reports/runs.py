@@ -18,11 +18,12 @@ __all__ = [
     "colours_of",
     "fastest",
     "in_step",
-    "leads",
     "milliseconds",
     "races",
     "rate",
     "series",
+    "tied",
+    "winner",
 ]
 
 Group = tuple[int, list[Run]]  # a number of ranks and its runs
@@ -32,7 +33,8 @@ KNOWN = {
     "local": "#7f8894",
     "ps/shm": "#c77700",
     "ps/shm S=2": "#cc3311",
-    "ps/grpc": "#8c564b",
+    "ps/tcp": "#8c564b",
+    "ps/grpc": "#a05195",
     "ring/shm": "#0077bb",
     "ring/tcp": "#1aa0b8",
 }
@@ -75,10 +77,20 @@ def fastest(runs: Iterable[Run]) -> Run:
     return max(runs, key=lambda run: (races(run), float(run.samples_per_s)))
 
 
-def leads(run: Run, runs: Sequence[Run]) -> bool:
-    """Whether this is the fastest of several, as far as so many rounds can tell."""
-    enough = min(each.repetitions for each in runs) >= LEAST_ROUNDS
-    return enough and len(runs) > 1 and run is fastest(runs)
+def winner(runs: Sequence[Run]) -> Run | None:
+    """The fastest of those that race; None where they are too few, or measured in too few rounds, or where the best of
+    another scheme is within noise of it."""
+    racing = [run for run in runs if races(run)]
+    if len(racing) < 2 or min(run.repetitions for run in racing) < LEAST_ROUNDS:
+        return None
+    first = fastest(racing)
+    rivals = [run for run in racing if run.scheme != first.scheme]
+    return None if rivals and tied(first, fastest(rivals)) else first
+
+
+def tied(one: Run, other: Run) -> bool:
+    """Whether they are within noise of each other."""
+    return not one.rate.against(other.rate)
 
 
 def colours_of(runs: Iterable[Named]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from benchmarks.contestants.training_contestants import PADDLE_SCHEMES
@@ -19,11 +19,17 @@ from benchmarks.stats.interval import LEAST_ROUNDS, in_words
 __all__ = ["cells", "heads", "is_bad", "notes", "report", "verdict", "why_not_all"]
 
 
-def verdict(results: ScriptResults) -> list[str]:
-    """The bits first, then who is fastest at each number of ranks, then who failed."""
-    failed = [
-        say("{name} failed: {why}.", name=name, why=reason(found.reason)) for name, found in results.failed.items()
-    ]
+def verdict(results: ScriptResults, *, without: Collection[str] = ()) -> list[str]:
+    """The bits first, then who is fastest at each number of ranks, then who failed; a reason of several is said once.
+
+    Args:
+        without: contestants whose failure is told elsewhere.
+    """
+    alike: dict[str, list[str]] = {}
+    for name, found in results.failed.items():
+        if name not in without:
+            alike.setdefault(found.reason, []).append(name)
+    failed = [say("{name} failed: {why}.", name=say(", ").join(names), why=reason(why)) for why, names in alike.items()]
     certificate = results.certificate
     bits = _sentence(_outcome(certificate))
     if not certificate.passed:

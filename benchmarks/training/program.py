@@ -26,6 +26,10 @@ EXCEPTION = re.compile(
     r"|\S+: error: |Fatal Python error"  # argparse's, and of a crash
 )
 TRACEBACK = "Traceback (most recent call last):"
+NO_MODEL = (
+    "the program ended well, but gave no model to paddle.DataParallel or fleet.distributed_model, so there is "
+    "nothing to compare; wrap the model that it trains in one of them"
+)
 PEER_ERROR = re.compile(r"\b(PeerLost|PeerStalled|PeerError)\b")  # the fault is elsewhere
 
 
@@ -88,16 +92,17 @@ def run_once(
             process.wait(run_timeout)
         except subprocess.TimeoutExpired as exc:
             raise ProgramFailed(f"the program ran longer than {run_timeout:g} s (--run-timeout)", tails(log)) from exc
+        files = [record.with_suffix(f".{r}.json") for r in range(contestant.nranks)]
+        missing = [str(rank) for rank, file in enumerate(files) if not file.exists()]
+        ranks = [msgspec.json.decode(file.read_bytes(), type=ProgramRecord) for file in files if file.exists()]
+        for file in files:
+            file.unlink(missing_ok=True)  # the next repetition writes its own
+        if not missing and not all(each.models for each in ranks):  # whatever the launcher makes of it
+            raise ProgramFailed(NO_MODEL)
         if process.returncode:
             raise ProgramFailed(f"exit code {process.returncode}{reason_in(log)}", tails(log))
-    files = [record.with_suffix(f".{r}.json") for r in range(contestant.nranks)]
-    if missing := [str(rank) for rank, file in enumerate(files) if not file.exists()]:
+    if missing:
         raise ProgramFailed(f"the program ended early on rank {', '.join(missing)}, without an error", tails(log))
-    ranks = [msgspec.json.decode(file.read_bytes(), type=ProgramRecord) for file in files]
-    for file in files:
-        file.unlink()  # the next repetition writes its own
-    if not all(each.models for each in ranks):
-        raise ProgramFailed("no model was given to DataParallel or distributed_model, so there is nothing to compare")
     if (made := len(ranks[0].times)) < warmup_steps + 2:
         raise ProgramFailed(f"{made} backwards leave no step to time after --warmup-steps {warmup_steps}")
     if len({each.parameters_sha256 for each in ranks}) > 1:

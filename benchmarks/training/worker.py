@@ -79,7 +79,7 @@ def take_part(task: Train) -> dict[str, Any]:
     """Be one rank of one training; returns its run record."""
     import numpy as np
 
-    from benchmarks.training.paddle_training import PaddleGroup, train_with_paddle
+    from benchmarks.contestants.paddle_training import PaddleGroup, train_with_paddle
     from benchmarks.training.watched import Watch, Watched
     from common.launch.tracing import tracing
     from common.paddle_api.arena_binding import trainable
@@ -132,7 +132,7 @@ def take_part_with_torch(task: TorchTrain) -> dict[str, Any]:
     """Be one rank of one training under PyTorch; returns its run record."""
     import numpy as np
 
-    from benchmarks.training.torch_training import TorchGroup, train_with_torch
+    from benchmarks.contestants.torch_training import TorchGroup, train_with_torch
 
     config = task.training.config()
     with np.load(task.file, allow_pickle=False) as stored:

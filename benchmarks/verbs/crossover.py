@@ -4,7 +4,7 @@ One cluster is emulated and the processes start once; then the rate of its links
 Both schemes make a whole step of SGD, and every rank has the new parameters:
 
     ring    all-reduce over TCP, then the update on every rank
-    ps      gradients pushed to the servers over gRPC, the update there, parameters pulled
+    ps      gradients pushed to the servers over TCP, the update there, parameters pulled
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.netlab.config import congestion_control
 from benchmarks.operations.group import MeasuredGroup
 from benchmarks.operations.link import link_bytes
-from benchmarks.operations.link_settings import RING, Setting, name_of, seconds
+from benchmarks.operations.link_settings import RING, Scheme, Setting, seconds
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.environment import head
 from benchmarks.reports.crossover_terminal import print_terminal
@@ -57,18 +57,18 @@ class Contestants:
     """What one number of ranks is measured with.
 
     Args:
-        schemes: by number of servers; RING is the ring.
+        schemes: the ring, and servers by number and place.
         link: a plain stream.
     """
 
     nranks: int
-    schemes: Mapping[int, MeasuredGroup]
+    schemes: Mapping[Scheme, MeasuredGroup]
     link: MeasuredGroup
 
 
 class Crossover(Measurement[CrossoverResults]):
     """Ring against servers, at every number of ranks, link and size once a round, so that a machine that drifts does so
-    within every interval. All numbers of ranks share one cluster, of as many hosts as there are ranks at most."""
+    within every interval. All numbers of ranks share one cluster, with hosts for the most of ranks and servers."""
 
     file, report = "crossover.json", "crossover"
 
@@ -85,7 +85,8 @@ class Crossover(Measurement[CrossoverResults]):
 
     @contextmanager
     def prepared(self, on_run: OnRun) -> Iterator[None]:
-        config, most = self._config, max(self._config.counts())
+        config = self._config
+        most = max(config.hosts(count) for count in config.counts())
         self._rates = {cluster.link: cluster.links() for cluster in config.clusters(most)}
         with Cluster(next(iter(self._rates.values()))) as hosts, Job() as job, ExitStack() as running:
             self._hosts = hosts
@@ -159,14 +160,17 @@ def groups_of(
 ) -> Iterator[Contestants]:
     with ExitStack() as groups:
 
-        def start(backend: str, count: int = 0) -> MeasuredGroup:
-            on_run(f"N={nranks}: starting {backend}", START_S)
-            # Server s beside rank s.
-            group = MeasuredGroup(job, backend, hosts, range(nranks), operation="push_pull", servers=range(count))
+        def start(scheme: Scheme) -> MeasuredGroup:
+            backend, beside = (
+                ("tcp-sgd", "") if scheme == RING else ("ps-tcp", f" S={scheme.servers}{'+' * scheme.apart}")
+            )
+            name, servers = f"{backend} N={nranks}{beside}", scheme.placed(nranks)
+            on_run(f"starting {name}", START_S)
+            group = MeasuredGroup(job, backend, hosts, range(nranks), operation="push_pull", servers=servers, name=name)
             return groups.enter_context(group)
 
-        servers = {count: start("ps-grpc", count) for count in config.servers_of(nranks)}
-        yield Contestants(nranks, {RING: start("tcp-sgd"), **servers}, link)
+        schemes = (RING, *config.servers_of(nranks))
+        yield Contestants(nranks, {scheme: start(scheme) for scheme in schemes}, link)
 
 
 def in_order(measured: Sequence[Setting], config: CrossoverConfig) -> list[Setting]:
@@ -177,7 +181,7 @@ def in_order(measured: Sequence[Setting], config: CrossoverConfig) -> list[Setti
 
 def check(
     setting: Setting,
-    schemes: Mapping[int, MeasuredGroup],
+    schemes: Mapping[Scheme, MeasuredGroup],
     config: CrossoverConfig,
     on_run: OnRun,
 ) -> None:
@@ -187,13 +191,13 @@ def check(
         CertificateFailed: they are not.
     """
     cluster, nbytes, nranks = setting.cluster, setting.nbytes, setting.nranks
-    for servers, group in schemes.items():
-        on_run(f"{setting.where}: checking {name_of(servers)}", seconds(cluster, nbytes, nranks, servers, 2))
+    for scheme, group in schemes.items():
+        on_run(f"{setting.where}: checking {scheme}", seconds(cluster, nbytes, nranks, scheme, 2))
         trial, wrong = group.measure(nbytes, 1, warmup=0)
         if wrong:
-            raise CertificateFailed(f"{setting.where}: {wrong} parameters are wrong after a step of {name_of(servers)}")
-        setting.steps[servers] = max(1, min(MOST, int(config.seconds / trial[0])))
-        setting.warmups[servers] = int(setting.fresh or trial[0] < SLOW_S)
+            raise CertificateFailed(f"{setting.where}: {wrong} parameters are wrong after a step of {scheme}")
+        setting.steps[scheme] = max(1, min(MOST, int(config.seconds / trial[0])))
+        setting.warmups[scheme] = int(setting.fresh or trial[0] < SLOW_S)
 
 
 def measure_round(
@@ -209,13 +213,13 @@ def measure_round(
     stream = link_bytes(cluster)
     setting.rates.append(stream / median(link.measure(stream, 1, warmup=1)[0]))
     link.rest()
-    for servers in there_and_back(list(schemes), repetition):
-        about = seconds(cluster, nbytes, nranks, servers, setting.steps[servers])
-        words = f"{setting.where}, round {repetition + 1} of {config.repetitions}: {name_of(servers)}"
+    for scheme in there_and_back(list(schemes), repetition):
+        about = seconds(cluster, nbytes, nranks, scheme, setting.steps[scheme])
+        words = f"{setting.where}, round {repetition + 1} of {config.repetitions}: {scheme}"
         on_run(words, about)
-        steps, warmup = setting.steps[servers], setting.warmups[servers]
-        found, _ = schemes[servers].measure(nbytes, steps, warmup=warmup, check=False)
-        setting.times[servers].append(median(found))
+        steps, warmup = setting.steps[scheme], setting.warmups[scheme]
+        found, _ = schemes[scheme].measure(nbytes, steps, warmup=warmup, check=False)
+        setting.times[scheme].append(median(found))
 
 
 def cost(config: CrossoverConfig) -> int:
@@ -223,10 +227,10 @@ def cost(config: CrossoverConfig) -> int:
     rounds = [2] + [1] * config.repetitions
     starts = 1 + sum(1 + len(config.servers_of(nranks)) for nranks in config.counts())
     return START_S * starts + sum(
-        seconds(cluster, nbytes, nranks, servers, steps)
+        seconds(cluster, nbytes, nranks, scheme, steps)
         for nranks in config.counts()
         for cluster in config.clusters(nranks)
         for nbytes in config.bytes
-        for servers in (RING, *config.servers_of(nranks))
+        for scheme in (RING, *config.servers_of(nranks))
         for steps in rounds
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants import OURS
+from benchmarks.contestants.sweep_contestants import OURS
 from benchmarks.contestants.training_contestants import RIVALS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
@@ -168,7 +168,7 @@ def _figures_of_cell(cell: Cell) -> Iterator[tuple[str, Figure]]:
     at = f"{cell.link} {size_in_words(cell.bytes)}"
     race = f"N={cell.nranks} {at}"
     yield f"ring {race}", figure(cell.ring.time, True, race)
-    yield f"ps N={cell.nranks} S={cell.servers} {at}", figure(cell.ps.time, True, race)
+    yield f"ps N={cell.nranks} S={cell.servers}{'+' * cell.apart} {at}", figure(cell.ps.time, True, race)
     low, high = cell.stream_bytes_per_s_interval
     yield f"plain stream {race}", Figure(1e9 / cell.stream_bytes_per_s, 1e9 / high, 1e9 / low, ours=False)
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants import load_backend
+from benchmarks.contestants.sweep_contestants import load_backend
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.records.environment import cpu_name, installed
 from common.errors import GradSyncError
@@ -55,6 +55,7 @@ class Finding:
     usable: bool
     found: str  # or what is wrong
     mend: str = ""  # a command or a flag; "" if there is nothing to mend
+    lack: str = "missing"  # what is said of it in a word or two, where it cannot be used
 
 
 def doctor(_: DoctorConfig) -> None:
@@ -66,7 +67,7 @@ def doctor(_: DoctorConfig) -> None:
     table.add_column(overflow="fold")
     findings = [examine(check) for check in CHECKS]
     for finding in findings:
-        state = Text("ok", style="green") if finding.usable else Text("missing", style="yellow")
+        state = Text("ok", style="green") if finding.usable else Text(finding.lack, style="yellow")
         words = Text(finding.found)
         if finding.mend:
             words.append(f"\n-> {finding.mend}", style="bold")
@@ -87,7 +88,8 @@ def examine(check: Callable[[], Finding]) -> Finding:
 def python() -> Finding:
     lowest, highest = (".".join(map(str, version)) for version in PYTHONS)
     usable = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
-    return Finding("Python", usable, platform.python_version(), "" if usable else f"use Python {lowest} to {highest}")
+    mend = "" if usable else f"use Python {lowest} to {highest}"
+    return Finding("Python", usable, platform.python_version(), mend, lack="untested")
 
 
 def packages() -> Finding:
@@ -111,7 +113,7 @@ def cpu() -> Finding:
     features = " ".join(feature for feature in FEATURES if feature in flags)
     mend = "" if usable else "Paddle's wheels need AVX: use another machine"
     mkl = "" if (cpu_type := wanted_cpu_type()) is None else f"; {CPU_TYPE}={cpu_type}"
-    return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}{mkl}", mend)
+    return Finding("CPU", usable, f"{cpu_name()}, {platform.machine()}; {features}{mkl}", mend, lack="too old")
 
 
 def compiled_loops() -> Finding:
@@ -126,14 +128,15 @@ def cores() -> Finding:
     mine, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count()
     usable = mine > 1
     mend = "" if usable else "two ranks share one core: no speed-up can be seen; use a machine with more"
-    return Finding("cores", usable, f"{mine} of {all_of_them} may be used", mend)
+    return Finding("cores", usable, f"{mine} of {all_of_them} may be used", mend, lack="too few")
 
 
 def memory() -> Finding:
     found = psutil.virtual_memory()
     usable = found.available > 2e9
     words = f"{found.available / 1e9:.1f} GB of {found.total / 1e9:.1f} GB available"
-    return Finding("memory", usable, words, "" if usable else "a comparison on 4 ranks needs 2 GB: end other programs")
+    mend = "" if usable else "a comparison on 4 ranks needs 2 GB: end other programs"
+    return Finding("memory", usable, words, mend, lack="too little")
 
 
 def memfd() -> Finding:
@@ -150,7 +153,7 @@ def shared_memory(needed: int = SHM_BYTES) -> Finding:
     usable = size.free >= needed
     mend = "" if usable else "docker run --shm-size=2g (or mount -o remount,size=2g /dev/shm)"
     words = f"{size.free / 1e9:.1f} GB of {size.total / 1e9:.1f} GB free, for DataLoader workers"
-    return Finding("/dev/shm", usable, words, mend)
+    return Finding("/dev/shm", usable, words, mend, lack="too small")
 
 
 def gpu() -> Finding:
@@ -213,7 +216,8 @@ def why_not(cluster: Cluster) -> str:
 def ports(asked: Mapping[int, str] = PORTS) -> Finding:
     taken = [port for port in asked if not is_free(port)]
     words = ", ".join(f"{port} is {'in use' if port in taken else 'free'}" for port in asked)
-    return Finding("ports", not taken, words, "; ".join(f"{asked[port]} chooses another" for port in taken))
+    mend = "; ".join(f"{asked[port]} chooses another" for port in taken)
+    return Finding("ports", not taken, words, mend, lack="in use")
 
 
 def is_free(port: int) -> bool:

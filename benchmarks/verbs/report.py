@@ -38,6 +38,6 @@ def report_again(config: ReportConfig) -> None:
         UsageError: the report cannot be written.
     """
     results = read(config.results)
-    check_writable("out", config.out / "report.html")
+    check_writable("out", config.out / "report.html", make_folder=True)
     write_report(results, config.out, "report", config.lang)
     print(f"report: {config.out / 'report.html'} ({results.kind})")

@@ -129,7 +129,7 @@ class Programs(Measurement[ScriptResults]):
         )
 
     def show(self, results: ScriptResults, console: Console) -> None:
-        show(results, console)
+        show(results, console, told_later=blamed(results.certificate, self._failures))
 
     def judge(self, results: ScriptResults) -> None:
         judge(results.certificate, self._failures)
@@ -143,9 +143,18 @@ def judge(certificate: Certificate, failures: Failures) -> None:
         raise CertificateFailed("the schemes did not compute the same; no speed is reported")
     if not certificate.passed:
         raise CertificateFailed("too far from paddle.DataParallel; no speed is reported")
-    for contestant, exc in failures.items():
-        if contestant.scheme not in PADDLE_SCHEMES:
-            raise GradSyncError("\n  ".join([f"{contestant.name}: {exc}", *output_of(exc)]))
+    if names := blamed(certificate, failures):
+        exc = next(exc for contestant, exc in failures.items() if contestant.name in names)
+        raise GradSyncError("\n  ".join([f"{', '.join(names)} failed: {exc}", *output_of(exc)]))
+
+
+def blamed(certificate: Certificate, failures: Failures) -> list[str]:
+    """Of those of ours that failed where the certificate passed, the names of the first and of all that did for the
+    same reason: `judge` tells it, so that nobody else need."""
+    ours = {c.name: exc for c, exc in failures.items() if c.scheme not in PADDLE_SCHEMES}
+    if not (certificate.identical and certificate.passed) or ours_that_disagree(failures):
+        return []
+    return [name for name, exc in ours.items() if str(exc) == str(next(iter(ours.values())))]
 
 
 def failures_to_json(failures: Failures) -> dict[str, Any]:
@@ -181,14 +190,14 @@ def summarise(contestant: Contestant, repetitions: Sequence[ProgramRecord], warm
     )
 
 
-def show(results: ScriptResults, console: Console) -> None:
-    """The table, and below it the report's verdict."""
+def show(results: ScriptResults, console: Console, *, told_later: Sequence[str] = ()) -> None:
+    """The table, and below it the report's verdict, but for the failures that are told after it."""
     if results.runs:
         console.print(table_of(results))
         for line in (*notes(results.runs), *why_not_all(results)):
             console.print(Text(line, style="dim"), soft_wrap=True)
         console.print()
-    for line in verdict(results):
+    for line in verdict(results, without=told_later):
         console.print(Text(line, style="bold red" if is_bad(results) else "bold"), soft_wrap=True)
 
 

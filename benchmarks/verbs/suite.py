@@ -75,7 +75,7 @@ def run_suite(config: SuiteConfig) -> None:
         GradSyncError: a part failed.
         UsageError: nothing of what there is can be resumed; it is left as it is.
     """
-    check_writable("out", config.out / "suite.json")
+    check_writable("out", config.out / "suite.json", make_folder=True)
     job = config.job()
     console = Console(highlight=False)
     outcomes = [Outcome(p, shlex.join(["python", "-m", "benchmarks", *command_of(p, config)])) for p in job.parts]

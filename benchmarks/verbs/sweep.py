@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from benchmarks.contestants import load_backend
+from benchmarks.contestants.sweep_contestants import load_backend
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run
@@ -19,7 +20,7 @@ from benchmarks.operations.measured import Measured
 from benchmarks.operations.rows import rows_of
 from benchmarks.records.environment import head
 from benchmarks.records.sweep import SweepResults, Waiting
-from benchmarks.reports.sweep import TITLES, WAITING, cells, wrong_backends
+from benchmarks.reports.sweep import TITLES, WAITING, cells, verdict, wrong_backends
 from benchmarks.stats.units import size_in_words
 from common.errors import CertificateFailed, GradSyncError
 
@@ -114,8 +115,6 @@ class Sweep(Measurement[SweepResults]):
         return not any(row.wrong for row in results.rows)
 
     def show(self, results: SweepResults, console: Console) -> None:
-        for who, reason in results.failed.items():
-            console.print(f"failed: {who}: {reason}", soft_wrap=True, markup=False)
         show(results, console)
 
     def judge(self, results: SweepResults) -> None:
@@ -159,31 +158,36 @@ def waits(config: SweepConfig) -> bool:
 
 
 def show(results: SweepResults, console: Console) -> None:
-    """A table for each number of ranks; none if anything was wrong, at whatever number."""
-    if wrong := wrong_backends(results):
-        console.print(f"\nwrong sums from {', '.join(wrong)}; no speed is shown", style="bold red")
-        return
+    """A table for each number of ranks, but none if anything was wrong, at whatever number; then the verdict."""
+    bad = bool(wrong_backends(results))
+    for nranks in sorted({row.nranks for row in results.rows}) if not bad else ():
+        show_table(results, nranks, console)
+    console.print()
+    for sentence in verdict(results) if results.rows or results.failed else ():
+        console.print(Text(sentence, style="bold red" if bad else "bold"), soft_wrap=True)
+
+
+def show_table(results: SweepResults, nranks: int, console: Console) -> None:
     where = f" on {results.cluster.words}" if results.cluster else ""
-    for nranks in sorted({row.nranks for row in results.rows}):
-        table = Table(
-            "bytes",
-            "backend",
-            title=f"{TITLES[results.op]}, N={nranks}{where}; bandwidths in GB/s",
-            title_justify="left",
-            box=None,
-            pad_edge=False,
-            padding=(0, 1),
-        )
-        for column in ("time ms", "interval", "algbw", "busbw", "of limit"):  # wrong is none, or nothing is shown
-            table.add_column(column, justify="right", no_wrap=True)
-        last = None
-        for row in (each for each in results.rows if each.nranks == nranks):
-            size = size_in_words(row.bytes)
-            table.add_row("" if size == last else size, *cells(row)[:-1])
-            last = size
-        console.print()
-        console.print(table)
-        mine = [row for row in results.waiting if row.nranks == nranks]
-        if mine:
-            told = ", ".join(f"{row.backend} {row.core:.1%}" for row in mine)
-            console.print(f"\n{WAITING.format(late=mine[0].late_s)}: {told}", soft_wrap=True)
+    table = Table(
+        "bytes",
+        "backend",
+        title=f"{TITLES[results.op]}, N={nranks}{where}; bandwidths in GB/s",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    for column in ("time ms", "interval", "algbw", "busbw", "of limit"):  # wrong is none, or nothing is shown
+        table.add_column(column, justify="right", no_wrap=True)
+    last = None
+    for row in (each for each in results.rows if each.nranks == nranks):
+        size = size_in_words(row.bytes)
+        table.add_row("" if size == last else size, *cells(row)[:-1])
+        last = size
+    console.print()
+    console.print(table)
+    mine = [row for row in results.waiting if row.nranks == nranks]
+    if mine:
+        told = ", ".join(f"{row.backend} {row.core:.1%}" for row in mine)
+        console.print(f"\n{WAITING.format(late=mine[0].late_s)}: {told}", soft_wrap=True)

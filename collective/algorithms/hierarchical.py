@@ -39,8 +39,8 @@ from collective.calls import (
     Label,
     Tag,
 )
-from collective.shared_memory.agreement import ELSEWHERE, agree, array_at, place_of
 from collective.shared_memory.barrier import SharedMemoryBarrier
+from collective.shared_memory.begin_call import ELSEWHERE, agree, array_at, place_of
 from collective.transports.base import Transport
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction

@@ -9,14 +9,17 @@ With N = 4, the chunk that each rank sends at each step (it receives the one bef
     rank 2 1  0  3          2  1  0
     rank 3 2  1  0          3  2  1
 
-In reduce-scatter chunk c starts at rank c+1 and ends, complete, at rank c: the canonical order of summation
-(common/tensors/reduction.py). Each phase takes N-1 steps and moves (N-1)/N of the data through every link.
+In reduce-scatter a chunk travels in the canonical order of summation (common/tensors/canonical_order.py): at step s a
+rank sends on the chunk in whose order it has place s. Each phase takes N-1 steps and moves (N-1)/N of the data through
+every link.
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from common.tensors.canonical_order import chunk_with
 
 __all__ = ["all_gather_steps", "pipeline", "reduce_scatter_steps"]
 
@@ -28,7 +31,7 @@ def reduce_scatter_steps(rank: int, nranks: int) -> Iterator[tuple[int, int]]:
     [(3, 2), (2, 1), (1, 0)]
     """
     for step in range(nranks - 1):
-        yield (rank - 1 - step) % nranks, (rank - 2 - step) % nranks
+        yield chunk_with(rank, step, nranks), chunk_with(rank, step + 1, nranks)
 
 
 def all_gather_steps(rank: int, nranks: int) -> Iterator[tuple[int, int]]:

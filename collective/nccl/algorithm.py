@@ -31,7 +31,7 @@ from collective.membership.liveness import Mesh
 from collective.nccl.binding import NcclBinding
 from collective.nccl.cuda import Gpu
 from collective.nccl.reductions import OwnReductions, Reductions, RingReductions, Scratch
-from collective.nccl.watchdog import Watchdog, end_process
+from collective.nccl.stuck_calls import Watchdog, end_process
 from common.errors import GradSyncError, NcclFailed, PeerError
 from common.tensors.reduction import Reduction
 

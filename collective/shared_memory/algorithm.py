@@ -4,7 +4,7 @@
     in place   all ranks' arrays are `empty`'s   in_place.py
     staged     some are not                      staged.py
 
-Every call begins with a meeting where the ranks compare what they are about to do (agreement.py).
+Every call begins with a meeting where the ranks compare what they are about to do (begin_call.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collective.calls import (
     Array,
     Label,
 )
-from collective.shared_memory.agreement import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
+from collective.shared_memory.begin_call import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.in_place import InPlaceReduction
 from collective.shared_memory.short import ShortReduction
 from collective.shared_memory.staged import StagedCopies, StagedReduction
@@ -48,6 +48,9 @@ class SharedMemoryAlgorithm(Algorithm):
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         return self._barrier.empty(count, dtype)
+
+    def repeat(self, array: Array, op: str, label: Label) -> bool:
+        return self._short.repeat(array, op, label)
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, ALL_REDUCE)
@@ -92,8 +95,10 @@ class SharedMemoryAlgorithm(Algorithm):
             return
         place = place_of(self._barrier, flat)
         if place == ELSEWHERE:
-            self._staged.post_first(flat)
-        phase = operation + OPERATIONS * reduction.number
-        places = agree(self._barrier, label, phase, flat.nbytes, place=place)
-        way = self._staged if ELSEWHERE in places else self._in_place
-        way.reduce(flat, reduction, operation, places)
+            places = self._staged.begin(flat, reduction, label, operation)
+        else:
+            phase = operation + OPERATIONS * reduction.number
+            places = agree(self._barrier, label, phase, flat.nbytes, place=place)
+        if places:
+            way = self._staged if ELSEWHERE in places else self._in_place
+            way.reduce(flat, reduction, operation, places)

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collective.calls import ALL_REDUCE, Array
-from collective.shared_memory.agreement import array_at
+from collective.plans import remember
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.plans import remember
+from collective.shared_memory.begin_call import array_at
 from common.tensors.buckets import chunk_bounds
-from common.tensors.reduction import Reduction, canonical_ranks
+from common.tensors.canonical_order import canonical_ranks
+from common.tensors.reduction import Reduction
 
 __all__ = ["InPlaceReduction"]
 

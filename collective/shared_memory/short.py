@@ -7,57 +7,111 @@ k has of every chunk the values that come k-th in its canonical order, so that a
                                                 term 0     rank 1    rank 2    rank 3    rank 0
                                                 term 1     rank 2    rank 3    rank 0    rank 1
                                                 ...
+
+Where meetings are compiled, all of that is one call (common/kernels/meeting.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from collective.calls import ALL_REDUCE, OPERATIONS, Array, Label
-from collective.shared_memory.agreement import agree
+from collective.plans import remember
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.plans import remember
+from collective.shared_memory.begin_call import agree, places_of
+from collective.shared_memory.whole_calls import WholeCall
+from common.kernels.layout import DIFFERENT, MET
 from common.system.memory import ALIGNMENT_BYTES
 from common.tensors.buckets import chunk_bounds
-from common.tensors.reduction import Reduction, canonical_ranks
+from common.tensors.canonical_order import canonical_ranks
+from common.tensors.reduction import Reduction
 
 __all__ = ["ShortReduction"]
-
-# Where to post what; what reduces the terms; the chunk of which, or all.
-Plan = tuple[list[tuple[Array, slice]], Callable[[Array], object], slice | None]
 
 
 class ShortReduction:
     """Arrays are of at most SHORT_BYTES (barrier.py): terms of N such arrays fit there."""
 
     def __init__(self, barrier: SharedMemoryBarrier) -> None:
-        self._rank, self._nranks = barrier.rank, barrier.nranks
         self._barrier = barrier
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[tuple[object, ...], Posting | WholeCall] = {}
+        self._known: dict[tuple[object, ...], WholeCall] = {}  # all-reduces by op, dtype and size
+
+    def repeat(self, array: Array, op: str, label: Label) -> bool:
+        """An all-reduce in one call, if there was such a one before; whether that was done."""
+        if type(array) is not np.ndarray:
+            return False
+        call = self._known.get((op, array.dtype.num, array.size))
+        return call is not None and self._done(call, call.attempt(array, label))
 
     def reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
         """Replace the array, or with REDUCE_SCATTER this rank's chunk of it, by the reduction over ranks."""
-        key = (operation, reduction.number, flat.size, self._barrier.turn)
+        key = (operation, reduction.number, flat.size)
         plan = self._plans.get(key)
         if plan is None:
             plan = remember(self._plans, key, self._plan(flat, reduction, operation))
-        places, reduce, wanted = plan
+        if isinstance(plan, Posting):
+            plan.reduce(flat, label)
+            return
+        self._done(plan, plan.reduce(flat, label))
+        if operation == ALL_REDUCE:
+            remember(self._known, (reduction.op, flat.dtype.num, flat.size), plan)
+
+    def _done(self, call: WholeCall, state: int) -> bool:
+        if state == DIFFERENT:
+            places_of(self._barrier, call.notes())
+        return state == MET
+
+    def _plan(self, flat: Array, reduction: Reduction, operation: int) -> Posting | WholeCall:
+        layout = Layout(self._barrier, flat, operation)
+        compiled = self._barrier.compiled
+        if compiled and WholeCall.suits(reduction, self._barrier.nranks):
+            call = WholeCall("short", compiled, flat, reduction, operation, layout.words(self._barrier, flat.itemsize))
+            if call.available:
+                return call
+        return Posting(self._barrier, flat, reduction, operation, layout)
+
+
+class Layout:
+    """Where terms lie in an area, in elements, and what is wanted of an array."""
+
+    def __init__(self, barrier: SharedMemoryBarrier, flat: Array, operation: int) -> None:
+        self.apart = -(-flat.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // flat.itemsize
+        self.chunks = chunk_bounds(flat.size, barrier.nranks)
+        self.wanted = slice(0, flat.size) if operation == ALL_REDUCE else slice(*self.chunks[barrier.rank])
+
+    def words(self, barrier: SharedMemoryBarrier, itemsize: int) -> list[int]:
+        """Of a plan (common/kernels/layout.py)."""
+        areas = [area.ctypes.data for area in barrier.short]
+        first, count = self.wanted.start * itemsize, self.wanted.stop - self.wanted.start
+        cuts = [start * itemsize for start, _ in self.chunks] + [self.chunks[-1][1] * itemsize]
+        return [*areas, self.apart * itemsize, first, count, *cuts]
+
+
+class Posting:
+    """By NumPy, and what reduces for it."""
+
+    def __init__(
+        self, barrier: SharedMemoryBarrier, flat: Array, reduction: Reduction, operation: int, layout: Layout
+    ) -> None:
+        nranks = barrier.nranks
+        self._barrier, self._wanted, self._phase = barrier, layout.wanted, operation + OPERATIONS * reduction.number
+        self._turns: list[tuple[list[tuple[Array, slice]], Callable[[Array], object]]] = []
+        for short in barrier.short:
+            area = short.view(flat.dtype)
+            terms = [area[k * layout.apart :][: flat.size] for k in range(nranks)]
+            places = [
+                (terms[canonical_ranks(c, nranks).index(barrier.rank)][start:stop], slice(start, stop))
+                for c, (start, stop) in enumerate(layout.chunks)
+                if start < stop
+            ]
+            self._turns.append((places, reduction.into([term[layout.wanted] for term in terms])))
+
+    def reduce(self, flat: Array, label: Label) -> None:
+        places, reduce = self._turns[self._barrier.turn]
         for place, chunk in places:
             place[...] = flat[chunk]
-        agree(self._barrier, label, operation + OPERATIONS * reduction.number, flat.nbytes)
-        reduce(flat if wanted is None else flat[wanted])
-
-    def _plan(self, flat: Array, reduction: Reduction, operation: int) -> Plan:
-        area = self._barrier.short[self._barrier.turn].view(flat.dtype)
-        apart = -(-flat.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // flat.itemsize
-        terms = [area[k * apart :][: flat.size] for k in range(self._nranks)]
-        chunks = [slice(*bounds) for bounds in chunk_bounds(flat.size, self._nranks)]
-        places = [
-            (terms[canonical_ranks(c, self._nranks).index(self._rank)][chunk], chunk)
-            for c, chunk in enumerate(chunks)
-            if chunk.start < chunk.stop
-        ]
-        if operation == ALL_REDUCE:
-            return places, reduction.into(terms), None
-        mine = chunks[self._rank]
-        return places, reduction.into([term[mine] for term in terms]), mine
+        agree(self._barrier, label, self._phase, flat.nbytes)
+        reduce(flat[self._wanted])

@@ -3,6 +3,7 @@
     copy values in | meet | reduce, post results, copy the next values in | meet | copy results out, ...
 
 A piece is of every chunk the same part; each chunk has a section of the halves. What is not reduced goes there too.
+Where meetings are compiled, all of that is one call, and pieces are so small that they stay in the cache.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ from itertools import zip_longest
 
 import numpy as np
 
-from collective.calls import ALL_REDUCE, Array
-from collective.shared_memory.agreement import ELSEWHERE, array_at
+from collective.calls import ALL_REDUCE, OPERATIONS, Array, Label
+from collective.plans import MAX_PLANS, remember
 from collective.shared_memory.barrier import HALF_BYTES, SharedMemoryBarrier
-from collective.shared_memory.plans import MAX_PLANS
+from collective.shared_memory.begin_call import ELSEWHERE, agree, array_at, places_of
+from collective.shared_memory.whole_calls import WholeCall
+from common.kernels.layout import DIFFERENT
 from common.system.memory import ALIGNMENT_BYTES
 from common.tensors.buckets import chunk_bounds, pieces_of
-from common.tensors.reduction import Reduction, canonical_ranks
+from common.tensors.canonical_order import canonical_ranks
+from common.tensors.reduction import Reduction
 
 __all__ = ["StagedCopies", "StagedReduction", "section_bytes"]
 
+CACHED_BYTES = 1 << 16  # of a section, where it takes no Python to go on to the next piece
 
-def section_bytes(nranks: int) -> int:
+
+def section_bytes(nranks: int, limit: int = HALF_BYTES) -> int:
     """Of a half, for each chunk."""
-    return HALF_BYTES // nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return min(limit, HALF_BYTES // nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
 
 
 class StagedReduction:
@@ -37,14 +43,50 @@ class StagedReduction:
         self._barrier = barrier
         self._others = [r for r in range(self._nranks) if r != self._rank]
         self._order = canonical_ranks(self._rank, self._nranks)
-        self._section = section_bytes(self._nranks)
+        self._section = section_bytes(self._nranks, CACHED_BYTES if barrier.compiled else HALF_BYTES)
+        self._calls: dict[tuple[object, ...], WholeCall] = {}
 
-    def post_first(self, flat: Array) -> None:
-        """Before the ranks meet, if this rank's array is not from `empty`."""
+    def begin(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> Sequence[bytes]:
+        """Meet, when this rank's array is not from `empty`; returns where all arrays lie. Nothing if that was already
+        the whole reduction."""
+        call = self._call(flat, reduction, operation, [ELSEWHERE] * self._nranks)
+        if call is not None:
+            return places_of(self._barrier, call.notes()) if call.reduce(flat, label) == DIFFERENT else ()
         self._copy_in(flat, self._cuts(flat)[0])
+        return agree(self._barrier, label, operation + OPERATIONS * reduction.number, flat.nbytes)
 
     def reduce(self, flat: Array, reduction: Reduction, operation: int, places: Sequence[bytes]) -> None:
         """Then: replace the array, or with REDUCE_SCATTER this rank's chunk of it, by the reduction."""
+        call = self._call(flat, reduction, operation, places) if flat.flags.aligned else None
+        if call is not None:
+            call.go_on(flat)
+        else:
+            self._by_numpy(flat, reduction, operation, places)
+
+    def _call(self, flat: Array, reduction: Reduction, operation: int, places: Sequence[bytes]) -> WholeCall | None:
+        """The same as machine code; None if there is none for that."""
+        compiled = self._barrier.compiled
+        if not compiled or not WholeCall.suits(reduction, self._nranks):
+            return None
+        key = (operation, reduction.number, flat.size, *places)
+        call = self._calls.get(key)
+        if call is None:
+            words = self._words(flat, operation, places)
+            call = remember(self._calls, key, WholeCall("staged", compiled, flat, reduction, operation, words))
+        return call if call.available else None
+
+    def _words(self, flat: Array, operation: int, places: Sequence[bytes]) -> list[int]:
+        """Of a plan (common/kernels/layout.py)."""
+        bounds, barrier, itemsize = chunk_bounds(flat.size, self._nranks), self._barrier, flat.itemsize
+        words = [self._section, len(self._cuts(flat)), int(operation == ALL_REDUCE), itemsize]
+        words += [int(places[self._rank] != ELSEWHERE), int(places.count(ELSEWHERE) < self._nranks)]
+        words += [start * itemsize for start, _ in bounds] + [bounds[-1][1] * itemsize]
+        for rank, place in enumerate(places):
+            words.append(0 if place == ELSEWHERE else array_at(barrier, rank, place, flat).ctypes.data)
+        words += [half.ctypes.data for turn in barrier.halves for half in turn]
+        return words + [0] * (self._nranks + 1)
+
+    def _by_numpy(self, flat: Array, reduction: Reduction, operation: int, places: Sequence[bytes]) -> None:
         located = {r: array_at(self._barrier, r, place, flat) for r, place in enumerate(places) if place != ELSEWHERE}
         located[self._rank] = flat
         cuts = self._cuts(flat)

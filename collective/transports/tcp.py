@@ -1,24 +1,15 @@
-"""The transport over TCP: framed messages, sent and received side by side by the calling thread alone.
-
-A message is a header and its payload:
-
-    magic, payload bytes, checksum, reserved    FRAME: 16 bytes; checksum: low half of the payload's XXH3, or 0
-    tag                                         24 bytes (collective/calls.py)
-
-`send` gives the kernel what its buffer takes and keeps the rest; whoever waits in `receive` or `flush` sends that on
-meanwhile. So both directions are full at once without a second thread, whose switches cost more than the copies.
+"""The transport over TCP: framed messages (common/network/links.py), sent and received side by side by the calling
+thread alone. Whoever waits in `receive` or `flush` sends on meanwhile what the kernel did not take at once. Messages
+have the tag of collective/calls.py.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
-import struct
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,29 +17,13 @@ from collective.calls import Array, Tag
 from collective.membership.liveness import Mesh
 from collective.transports.base import Transport
 from common.errors import ProtocolError
-from common.network.sockets import on_loopback, poll_readable
+from common.network.links import MAGIC, Link
+from common.network.sockets import poll_readable
 
-__all__ = ["CHECKSUMS", "TcpTransport"]
+__all__ = ["TcpTransport"]
 
-FRAME = struct.Struct("<IIII")  # magic, payload bytes, checksum (0: none), reserved; the tag follows
-CHECKSUMS = ("auto", "on", "off")
-MAGIC = 0x47535931  # "GSY1"
-HEADER_BYTES = FRAME.size + Tag.FORMAT.size
-MOST_PARTS = 16  # of messages, in one system call
+LOOKS = 8  # for what a rank has sent before this one sleeps, giving the core away in between: some 20 us
 POLL_S = 0.05  # a sleeping rank looks so often for the dead
-WAKE_BYTES = 128 * 1024  # a sleeping rank is woken when so much has come, or all it waits for
-
-
-@dataclass
-class Link:
-    """The connection to one rank, both ways."""
-
-    rank: int
-    connection: socket.socket
-    checksum: Callable[[Array], int]
-    unsent: deque[memoryview] = field(default_factory=deque)
-    header: bytearray = field(default_factory=lambda: bytearray(HEADER_BYTES))
-    wakes_at: int = 1  # SO_RCVLOWAT
 
 
 class TcpTransport(Transport):
@@ -64,30 +39,24 @@ class TcpTransport(Transport):
         self.rank, self.nranks = mesh.rank, mesh.nranks
         self._mesh = mesh
         self._links = {
-            rank: Link(rank, connection, checksum_of(connection, checksum)) for rank, connection in connections.items()
+            rank: Link(connection, Tag.FORMAT.size, checksum=checksum) for rank, connection in connections.items()
         }
-        for connection in connections.values():
-            connection.setblocking(False)
 
     def send(self, rank: int, array: Array, tag: Tag) -> None:
         link = self._links[rank]
-        link.unsent.append(memoryview(FRAME.pack(MAGIC, array.nbytes, link.checksum(array), 0) + tag.pack()))
-        link.unsent.append(memoryview(array.view(np.uint8).data))
-        push(link)
+        link.put(array, tag.pack())
+        link.push()
 
     def receive(self, rank: int, out: Array, tag: Tag) -> None:
         link = self._links[rank]
-        payload = memoryview(out.view(np.uint8).data)
-        got = self._receive_some(link, [memoryview(link.header), payload], HEADER_BYTES + len(payload))
-        while got < HEADER_BYTES:
-            missing = HEADER_BYTES - got
-            parts = [memoryview(link.header)[got:], payload]
-            got += self._receive_some(link, parts, missing + len(payload))
-        self._check(link, out, tag)
-        got -= HEADER_BYTES
+        header, payload = memoryview(link.header), memoryview(out.view(np.uint8).data)
+        got = 0
+        while got < link.header_bytes:
+            got += self._receive_some(rank, [header[got:], payload], link.header_bytes - got + len(payload))
+        sent = self._check(rank, out, tag)
+        got -= link.header_bytes
         while got < len(payload):
-            got += self._receive_some(link, [payload[got:]], len(payload) - got)
-        _, _, sent, _ = FRAME.unpack_from(link.header)
+            got += self._receive_some(rank, [payload[got:]], len(payload) - got)
         if (found := link.checksum(out)) != sent:
             raise ProtocolError(
                 f"data from rank {rank} was damaged on its way to rank {self._mesh.rank} at step {tag.step}, bucket "
@@ -95,15 +64,15 @@ class TcpTransport(Transport):
             )
 
     def flush(self) -> None:
-        for link in self._links.values():
+        for rank, link in self._links.items():
             deadline = time.monotonic() + self._mesh.timeout
             while link.unsent:
-                if push(link) or self._wait(None, 0):
+                if link.push() or self._wait(None, 0):
                     deadline = time.monotonic() + self._mesh.timeout
                 else:
-                    self._mesh.check(link.rank if self._mesh.has_left(link.rank) else None, "sending")
+                    self._mesh.check(rank if self._mesh.has_left(rank) else None, "sending")
                     if time.monotonic() > deadline:
-                        raise self._mesh.stalled(link.rank, "sending")
+                        raise self._mesh.stalled(rank, "sending")
 
     def close(self, reason: str = "") -> None:
         """As Transport says; what was sent before a good end still arrives."""
@@ -111,37 +80,42 @@ class TcpTransport(Transport):
         for link in self._links.values():
             link.connection.close()
 
-    def _check(self, link: Link, out: Array, tag: Tag) -> None:
-        magic, nbytes, _, _ = FRAME.unpack_from(link.header)
+    def _check(self, rank: int, out: Array, tag: Tag) -> int:
+        """Whether the header that has come from a rank is of the message that is expected; its checksum."""
+        link = self._links[rank]
+        magic, nbytes, checksum = link.frame
         if magic != MAGIC:
-            raise ProtocolError(f"rank {link.rank} sent something that is not a GradSync frame")
-        tag.check(Tag.unpack(bytes(link.header[FRAME.size :])), link.rank)
-        tag.check_size(nbytes, out.nbytes, link.rank)
+            raise ProtocolError(f"rank {rank} sent something that is not a GradSync frame")
+        tag.check(Tag.unpack(link.tag), rank)
+        tag.check_size(nbytes, out.nbytes, rank)
+        return checksum
 
-    def _receive_some(self, link: Link, parts: list[memoryview], wanted: int) -> int:
+    def _receive_some(self, rank: int, parts: list[memoryview], wanted: int) -> int:
         """How many bytes came, at least one; the deadline counts from the last byte that came before."""
-        deadline = None
+        link, deadline, looks = self._links[rank], None, LOOKS
         while True:
             try:
-                count = link.connection.recvmsg_into(parts)[0]
+                count = link.receive(parts)
             except BlockingIOError:
+                if looks and not link.unsent:
+                    looks -= 1
+                    os.sched_yield()
+                    continue
                 deadline = deadline or time.monotonic() + self._mesh.timeout
                 if not self._wait(link, wanted):
                     self._mesh.check()  # a rank that left in good order may still have data on the way
                     if time.monotonic() > deadline:
-                        raise self._mesh.stalled(link.rank, "waiting for data") from None
+                        raise self._mesh.stalled(rank, "waiting for data") from None
                 continue
-            except OSError:
-                count = 0
             if not count:
-                self._peer_is_gone(link)
+                self._peer_is_gone(rank)
             return count
 
     def _wait(self, source: Link | None, wanted: int) -> bool:
         """Send on what can be sent, else sleep until that, or until `wanted` bytes (or many) have come from `source`.
         False if POLL_S passed and nothing happened."""
         pending = [link for link in self._links.values() if link.unsent]
-        moved = [push(link) for link in pending]
+        moved = [link.push() for link in pending]
         if any(moved):
             return True
         poll = select.poll()
@@ -149,44 +123,14 @@ class TcpTransport(Transport):
             if link.unsent:
                 poll.register(link.connection, select.POLLOUT)
         if source:
-            wakes_at = min(wanted, WAKE_BYTES)
-            if wakes_at != source.wakes_at:
-                source.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
-                source.wakes_at = wakes_at
+            source.wake_for(wanted)
             poll.register(source.connection, select.POLLIN | (select.POLLOUT if source.unsent else 0))
         return bool(poll.poll(POLL_S * 1000))
 
-    def _peer_is_gone(self, link: Link) -> None:
+    def _peer_is_gone(self, rank: int) -> None:
         """The data connection closed: the mesh knows why, perhaps a moment later."""
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
-            self._mesh.check(link.rank, "waiting for data")
+            self._mesh.check(rank, "waiting for data")
             poll_readable(self._mesh.sockets, POLL_S)
-        raise ProtocolError(f"rank {link.rank} closed its data connection but stays in the group")
-
-
-def checksum_of(connection: socket.socket, choice: str) -> Callable[[Array], int]:
-    if choice == "off" or (choice == "auto" and on_loopback(connection)):
-        return lambda array: 0  # noqa: ARG005
-    from xxhash import xxh3_64_intdigest  # ten times as fast as zlib.crc32
-
-    return lambda array: xxh3_64_intdigest(array.view(np.uint8).data) & 0xFFFFFFFF
-
-
-def push(link: Link) -> bool:
-    """Give the kernel as much as it takes at once; whether it took anything."""
-    moved = False
-    while link.unsent:
-        try:
-            sent = link.connection.sendmsg(list(islice(link.unsent, MOST_PARTS)))
-        except BlockingIOError:
-            return moved
-        except OSError:  # the rank is gone: whoever waits for it says so
-            link.unsent.clear()
-            return True
-        moved = True
-        while link.unsent and sent >= len(link.unsent[0]):
-            sent -= len(link.unsent.popleft())
-        if sent:
-            link.unsent[0] = link.unsent[0][sent:]
-    return moved
+        raise ProtocolError(f"rank {rank} closed its data connection but stays in the group")

@@ -2,8 +2,8 @@
 
 Only this process needs Numba and LLVM, which would cost every rank 0.5 s and 115 MB. The code is what Numba makes of a
 plain loop, vectorised for this processor, without fast-math and without contraction: each addition and each
-multiplication rounds by itself, as NumPy's do. It calls nothing and refers to nothing outside itself, so that it can
-lie anywhere; `machine_code` refuses any that does not.
+multiplication rounds by itself, as NumPy's do. It refers to nothing outside itself, and calls only C functions whose
+addresses it is given, so that it can lie anywhere; `machine_code` refuses any that does not.
 
 Every kernel has Numba's own calling convention, int f(void *unused, void *unused, arguments...), and returns 0.
 """
@@ -11,94 +11,39 @@ Every kernel has Numba's own calling convention, int f(void *unused, void *unuse
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
-from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from common.kernels.names import NEW, Reduce
+from common.kernels import meeting, whole_calls
+from common.kernels.names import MEETING, WAYS, Reduce, Whole
+from common.kernels.reduce_loop import reduce_loop
 
 __all__ = ["machine_code", "main", "target_machine"]
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-def combined(builder: Any, kernel: Reduce, a: Any, b: Any) -> Any:
-    """Of a partial result and the next input's value, in this order; of two equal values max takes the second, and a
-    NaN where there is one, as NumPy on x86-64."""
-    is_float = kernel.dtype.startswith("float")
-    if kernel.op != "max":
-        return builder.fadd(a, b) if is_float else builder.add(a, b)
-    if not is_float:
-        return builder.select(builder.icmp_signed(">", a, b), a, b)
-    first = builder.or_(builder.fcmp_ordered(">", a, b), builder.fcmp_unordered("uno", a, a))
-    return builder.select(first, a, b)
+NO_PAUSE = re.compile(r'call void asm sideeffect "", "[^"]*"\(\)(?: #\d+)?')  # what intrinsics.pause writes
+PAUSES = {
+    "x86_64": ("call void @llvm.x86.sse2.pause()", "\ndeclare void @llvm.x86.sse2.pause()\n"),
+    "aarch64": ("call void @llvm.aarch64.hint(i32 1)", "\ndeclare void @llvm.aarch64.hint(i32)\n"),
+}
 
 
-def element(context: Any, builder: Any, address: Any, i: Any, dtype: Any) -> Any:
-    """A pointer to element i of the array at that address."""
-    return builder.gep(builder.inttoptr(address, context.get_data_type(dtype).as_pointer()), [i])
-
-
-def reduce_loop(kernel: Reduce) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """A loop and its argument types: (addresses of the inputs and new outputs, number of elements, factor)."""
-    arrays = kernel.inputs + kernel.outputs.count(NEW)
-    new = iter(range(kernel.inputs, arrays))
-    outputs = [next(new) if number == NEW else number for number in kernel.outputs]
-    value = getattr(types, kernel.dtype)
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def addresses(_: Any, table: Any) -> Any:
-        """Read before the loop: within it they might be changed by what it writes, for all that LLVM knows."""
-        kind = types.UniTuple(types.int64, arrays)
-
-        def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
-            word = ir.IntType(64)
-            first = builder.inttoptr(args[0], word.as_pointer())
-            return context.make_tuple(
-                builder, kind, [builder.load(builder.gep(first, [word(k)])) for k in range(arrays)]
-            )
-
-        return kind(table), build
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def reduction(_: Any, where: Any, i: Any) -> Any:
-        def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
-            pointers = cgutils.unpack_tuple(builder, args[0])[: kernel.inputs]
-            found, *following = [builder.load(element(context, builder, p, args[1], value)) for p in pointers]
-            for each in following:
-                found = combined(builder, kernel, found, each)
-            return found
-
-        return value(where, i), build
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def write(_: Any, where: Any, i: Any, result: Any) -> Any:
-        def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
-            pointers = cgutils.unpack_tuple(builder, args[0])
-            for number in outputs:
-                builder.store(args[2], element(context, builder, pointers[number], args[1], value))
-            return context.get_dummy_value()
-
-        return types.void(where, i, result), build
-
-    def plain(table: Any, count: Any, _: Any) -> None:
-        where = addresses(table)
-        for i in range(count):
-            write(where, i, reduction(where, i))
-
-    def scaled(table: Any, count: Any, factor: Any) -> None:
-        where = addresses(table)
-        for i in range(count):
-            write(where, i, reduction(where, i) * factor)
-
-    return scaled if kernel.op == "mean" else plain, (types.int64, types.int64, value)
+def kernel_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What is compiled, and the types of its arguments."""
+    way = name.partition("-")[0]
+    if name in MEETING:
+        return getattr(meeting, name), (types.int64,)
+    if way in WAYS:
+        return getattr(whole_calls, way)(Whole.of(name)), (types.int64,)
+    return reduce_loop(Reduce.of(name))
 
 
 def target_machine(triple: str = "", cpu: str = "", features: str = "") -> llvm.TargetMachine:
@@ -109,15 +54,27 @@ def target_machine(triple: str = "", cpu: str = "", features: str = "") -> llvm.
     return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
 
 
+def for_machine(code: str, machine: llvm.TargetMachine) -> str:
+    """LLVM's text for that kind of machine: with its instruction where a kernel waits for another processor, and with
+    functions that the kernel calls as parts of it, which LLVM then moves into it."""
+    code = re.sub(r"(?m)^target triple = .*$", f'target triple = "{machine.triple}"', code)
+    code = re.sub(r"(?m)^target datalayout = .*$", f'target datalayout = "{machine.target_data}"', code)
+    code = code.replace("define linkonce_odr", "define internal")
+    call, declaration = PAUSES.get(machine.triple.partition("-")[0], ("", ""))
+    return NO_PAUSE.sub(call, code) + declaration if call else code
+
+
 def machine_code(name: str, machine: llvm.TargetMachine) -> bytes:
     """
     Raises:
         ValueError: the code refers to something outside itself.
     """
-    loop, argument_types = reduce_loop(Reduce.of(name))
+    loop, argument_types = kernel_of(name)
     compiled = njit(**OPTIONS)(loop)
     compiled.compile(argument_types)
-    module = llvm.parse_assembly(compiled.inspect_llvm(argument_types))
+    module = llvm.parse_assembly(for_machine(compiled.inspect_llvm(argument_types), machine))
+    optimiser = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    optimiser.getModulePassManager().run(module, optimiser)
     sections = {
         section.name(): section.data()
         for section in llvm.ObjectFileRef.from_data(machine.emit_object(module)).sections()

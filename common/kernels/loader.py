@@ -32,16 +32,27 @@ from typing import Any
 import numpy as np
 
 import common
-from common.kernels.names import Reduce
+from common.kernels.layout import ARRAY_DATA, ARRAY_DTYPE, ARRAY_FLAGS, ARRAY_GOOD, ARRAY_NDIM, ARRAY_SHAPE
+from common.kernels.names import MEETING, Reduce, Whole
 
-__all__ = ["CACHE_VARIABLE", "KERNELS_VARIABLE", "Loop", "cache_folder", "fetch", "reduce_kernel", "why_not"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "KERNELS_VARIABLE",
+    "Kernel",
+    "Loop",
+    "cache_folder",
+    "fetch",
+    "meeting_kernels",
+    "reduce_kernel",
+    "whole_call",
+    "why_not",
+]
 
 KERNELS_VARIABLE = "GRADSYNC_KERNELS"
 CACHE_VARIABLE = "GRADSYNC_CACHE_DIR"
 COMPILE_S = 60.0  # for the compiler, and for another process's; one kernel takes 0.8 s, each further one 0.1
 POLL_S = 0.02
 
-SOURCES = ("compiler.py", "names.py")
 NATIVE: dict[str, Any] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
@@ -51,6 +62,7 @@ NATIVE: dict[str, Any] = {
 UNUSED = ctypes.create_string_buffer(8)  # where Numba's convention writes what these kernels do not return
 
 Loop = Callable[[Any, int, float], object]
+Kernel = Callable[[], object]
 
 _reason = ""  # why kernels cannot be had
 _lock = threading.Lock()
@@ -76,6 +88,51 @@ def reduce_kernel(kernel: Reduce) -> Loop | None:
         ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, NATIVE[kernel.dtype]
     )
     return partial(prototype(code[siblings.index(kernel)]), UNUSED, UNUSED)
+
+
+def meeting_kernels(frame: int) -> list[Kernel] | None:
+    """MEETING, of that frame; None if they cannot be had."""
+    code = None if why_not() else fetch(MEETING)
+    return [called(address, frame) for address in code] if code else None
+
+
+def whole_call(kernel: Whole, plan: int) -> Kernel | None:
+    """Of that plan; None if it cannot be had."""
+    if why_not() or kernel.dtype not in NATIVE or not arrays_are_as_expected():
+        return None
+    family = kernel.family()
+    code = fetch(list(map(str, family)))
+    return called(code[family.index(kernel)], plan) if code else None
+
+
+def called(address: int, table: int) -> Kernel:
+    """A kernel with its table. Each further argument would take another 0.1 us."""
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    unused = ctypes.addressof(UNUSED)
+    return partial(prototype(address), unused, unused, table)
+
+
+@cache
+def arrays_are_as_expected() -> bool:
+    """Whether an array's object has its fields where kernels look for them."""
+    array = np.zeros((2, 3))[1:]
+    if sys.implementation.name != "cpython":
+        return False
+
+    def word(at: int) -> int:
+        return ctypes.c_int64.from_address(at).value
+
+    def number(at: int) -> int:
+        return ctypes.c_int32.from_address(at).value
+
+    at = id(array)
+    return (
+        word(at + ARRAY_DATA) == array.ctypes.data
+        and number(at + ARRAY_NDIM) == array.ndim
+        and [word(word(at + ARRAY_SHAPE) + 8 * axis) for axis in range(2)] == [1, 3]
+        and word(at + ARRAY_DTYPE) == id(array.dtype)
+        and number(at + ARRAY_FLAGS) & ARRAY_GOOD == ARRAY_GOOD
+    )
 
 
 def fetch(names: Sequence[str]) -> list[int] | None:
@@ -129,8 +186,8 @@ def _candidates() -> Iterator[Path]:
 def _made_from() -> str:
     """A digest of all that the machine code depends on."""
     digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update(Path(__file__).with_name(name).read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     for package in ("numba", "llvmlite"):
         digest.update(importlib.metadata.version(package).encode())
     digest.update(platform.machine().encode())
@@ -174,13 +231,16 @@ def _compile(folder: Path, paths: Iterable[Path]) -> None:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """One process at a time."""
-    deadline = time.monotonic() + COMPILE_S
+    deadline, told = time.monotonic() + COMPILE_S, False
     with file.open("a") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if not told:
+                    print("gradsync: waiting for the process that compiles loops", file=sys.stderr, flush=True)
+                    told = True
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"another process has been compiling loops for {COMPILE_S:g} s") from None
                 time.sleep(POLL_S)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NEW", "Reduce"]
+__all__ = ["MEETING", "NEW", "WAYS", "Reduce", "Whole"]
 
 NEW = -1  # an output that is none of the inputs
+MEETING = ("meet", "wait", "asleep", "awake")  # meeting.py
+WAYS = ("short", "staged")
 
 
 class Reduce(NamedTuple):
@@ -43,3 +45,33 @@ class Reduce(NamedTuple):
         """
         op, dtype, _, inputs, _, *outputs = name.split("-")
         return Reduce(op, dtype, int(inputs), tuple(NEW if each == "new" else int(each) for each in outputs))
+
+
+class Whole(NamedTuple):
+    """A whole reduction over `nranks` ranks, meetings among it (whole_calls.py); op and dtype as of Reduce.
+
+    Args:
+        way: short or staged.
+    """
+
+    way: str
+    op: str
+    dtype: str
+    nranks: int
+
+    def family(self) -> list[Whole | Reduce]:
+        """All kernels of this op, dtype and number of ranks, compiled together: a job that reduces so needs most."""
+        ways: list[Whole | Reduce] = [self._replace(way=way) for way in WAYS]
+        return ways + Reduce(self.op, self.dtype, self.nranks, ()).siblings()
+
+    def __str__(self) -> str:
+        return f"{self.way}-{self.op}-{self.dtype}-of-{self.nranks}"
+
+    @staticmethod
+    def of(name: str) -> Whole:
+        """
+        >>> Whole.of("short-mean-float32-of-2")
+        Whole(way='short', op='mean', dtype='float32', nranks=2)
+        """
+        way, op, dtype, _, nranks = name.split("-")
+        return Whole(way, op, dtype, int(nranks))

@@ -8,12 +8,12 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from common import __version__
 from common.errors import GradSyncError, UsageError, did_you_mean
@@ -110,6 +110,8 @@ def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:
     if "--version" in words:
         print(VERSION)
         raise SystemExit(0)
+    for names in names_of_flags(config):
+        check_one_value(names, words)
     import tyro
 
     complaint = io.StringIO()
@@ -120,6 +122,28 @@ def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:
         if not exc.code:
             raise
     raise UsageError(in_one_line(complaint.getvalue()))
+
+
+def names_of_flags(config: Any) -> Iterator[list[str]]:
+    """Of every flag that has several names, all of them."""
+    for name, hint in get_type_hints(config, include_extras=True).items():
+        kind, *notes = get_args(hint) or (hint,)
+        if is_dataclass(kind):
+            yield from names_of_flags(kind)
+        elif aliases := [alias for note in notes for alias in getattr(note, "aliases", None) or ()]:
+            yield ["--" + name.replace("_", "-"), *aliases]
+
+
+def check_one_value(names: Sequence[str], words: Sequence[str]) -> None:
+    """Raise UsageError where two names of one flag are given different values, of which the last would be taken."""
+    given: dict[str, str] = {}
+    for number, word in enumerate(words, 1):
+        name, equals, value = word.partition("=")
+        if name in names:
+            given[name] = value if equals else "".join(words[number : number + 1])
+    if len(set(given.values())) > 1:
+        both = " and ".join(f"{name} {value}" for name, value in given.items())
+        raise UsageError(f"{both} contradict each other: these are names of one flag; give one of them")
 
 
 def in_one_line(box: str) -> str:
@@ -200,14 +224,20 @@ def described_by_its_words(field: Any) -> Any:
     return replace(field, type=Annotated[field.type, hint], helptext=words)
 
 
-def check_writable(flag: str, path: Path | None) -> None:
+def check_writable(flag: str, path: Path | None, *, make_folder: bool = False) -> None:
     """Find out before training whether its result can be written after it.
+
+    Args:
+        make_folder: the flag names the folder, which is made where there is none; else it names the file, and a folder
+            that is not there is a slip of the pen.
 
     Raises:
         UsageError: it cannot.
     """
     if path is None:
         return
+    if not make_folder and not path.parent.exists():
+        raise UsageError(f"cannot write to --{flag} {path}: there is no folder {path.parent}; make it, or name another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         there = path.exists() or path.is_symlink()

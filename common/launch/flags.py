@@ -43,7 +43,7 @@ class Training:
     json: Path | None = None
     """Rank 0 writes its run record to this file."""
     save: Path | None = None
-    """Rank 0 writes the model's state dict to this .pdparams file (paddle.save)."""
+    """Rank 0 writes the model's state dict to this file (paddle.save); a name of your choice, usually *.pdparams."""
     trace: Path | None = None
     """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
     log_dir: Path | None = None

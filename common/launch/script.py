@@ -6,10 +6,13 @@ import ast
 import runpy
 import sys
 import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from common.errors import GradSyncError, UsageError
-from common.system.process import last_words, prepare_process
+from common.system.process import end_quietly_on_sigterm, last_words, prepare_process
 
 __all__ = ["main"]
 
@@ -17,8 +20,29 @@ OURS = {"ps", "collective"}
 HINT = "change its import of paddle.distributed, or run it unchanged with python -m benchmarks compare"
 
 
+class AfterPaddle:
+    """Finds Paddle as Python does and, once it is imported, takes its handler of SIGTERM away: a rank that the launcher
+    ends, be it of a program that uses neither scheme, writes nothing that looks like a crash; nor do its children."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "paddle":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_quiet(module: ModuleType) -> None:
+                execute(module)
+                end_quietly_on_sigterm()
+
+            spec.loader.exec_module = then_quiet  # type: ignore[method-assign]
+        return spec
+
+
 def main() -> int:
     prepare_process()
+    sys.meta_path.insert(0, AfterPaddle())
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -49,7 +73,7 @@ def report(script: str, error: BaseException) -> int:
         code = 1
         sys.excepthook(type(error), error, error.__traceback__)
     if not may_use_ours(script, error):  # last, where a launcher's few lines of a log still show it
-        print(f"{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
+        print(f"\n{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
     return code
 
 

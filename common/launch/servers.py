@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.launch.child import ProcessFailed
 from common.launch.job import POLL_S, Job
 
 __all__ = ["start_servers", "wait_for_file"]
+
+PATIENCE_S = 5.0  # before a line about servers that are still starting, and between two
 
 
 def start_servers(
@@ -19,6 +22,7 @@ def start_servers(
     nranks: int,
     timeout: float,
     first: str = "127.0.0.1:0",
+    data_port: int = 0,
     insecure: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
@@ -27,17 +31,39 @@ def start_servers(
     Args:
         first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
             a file, so that no port can be raced for.
+        data_port: server 0's, of data connections; server I's is I further on; 0: each takes a free one.
         insecure: let them listen to other hosts.
     """
     host, _, port = first.rpartition(":")
     files = [job.scratch / f"server-{index}" for index in range(count)]
     for index, file in enumerate(files):
         flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
+        flags += ["--data-port", str(data_port + index if data_port else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
         flags += ["--nranks", str(nranks), "--timeout", str(timeout), *["--insecure"] * insecure]
         command = ["-m", "ps.server", *flags]
         job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
-    return [wait_for_file(file, job, timeout=timeout) for file in files]
+    progress = Progress(files)
+    return [wait_for_file(file, job, timeout=timeout, meanwhile=progress.look) for file in files]
+
+
+class Progress:
+    """Says how many servers are ready, every PATIENCE_S seconds, as long as it is asked to look."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._begin = self._told = time.monotonic()
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now < self._told + PATIENCE_S:
+            return
+        self._told = now
+        ready = sum(file.exists() for file in self._files)
+        print(
+            f"gradsync: starting servers: {ready} of {len(self._files)} ready after {now - self._begin:.0f} s",
+            file=sys.stderr,
+        )
 
 
 def text_of(path: Path) -> str:
@@ -48,8 +74,11 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
+def wait_for_file(path: Path, job: Job, *, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> str:
     """The content of a file that a child of `job` writes once it is ready.
+
+    Args:
+        meanwhile: called again and again while there is none.
 
     Raises:
         ProcessFailed: a child ended instead, or `timeout` seconds passed.
@@ -57,6 +86,7 @@ def wait_for_file(path: Path, job: Job, *, timeout: float) -> str:
     deadline = time.monotonic() + timeout
     while not (text := text_of(path)).endswith("\n"):
         job.check()
+        meanwhile()
         if time.monotonic() > deadline or all(child.code is not None for child in job.children):
             what = f"{path.name.replace('-', ' ')} was not ready within {timeout:g} s"
             raise ProcessFailed(f"{what}; start fewer processes, or raise --timeout", 1)

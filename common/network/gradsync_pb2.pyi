@@ -29,20 +29,22 @@ class JoinRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("addresses", "token", "shard", "shards", "notes", "desk")
+    __slots__ = ("addresses", "token", "shard", "shards", "notes", "desk", "data_port")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     DESK_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     token: bytes
     shard: int
     shards: int
     notes: _containers.RepeatedScalarFieldContainer[bytes]
     desk: str
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ...) -> None: ...
+    data_port: int
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ..., data_port: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
     __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull")
@@ -99,7 +101,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace")
+    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "connected")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class Register(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     slots: _containers.RepeatedCompositeFieldContainer[Slot]
@@ -120,7 +123,8 @@ class Register(_message.Message):
     parameters: Place
     mode: str
     trace: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ...) -> None: ...
+    connected: bool
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ..., connected: bool = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("epoch", "step")

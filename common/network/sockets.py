@@ -1,4 +1,4 @@
-"""Sockets between ranks: set up for short messages, and polled many at a time."""
+"""Sockets between processes: set up for short messages, and polled many at a time."""
 
 from __future__ import annotations
 

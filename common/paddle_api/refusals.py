@@ -7,7 +7,7 @@ from typing import Any
 from paddle import nn
 
 from common.errors import UsageError
-from common.paddle_api.arena_binding import Named
+from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.used_mask import DTYPES, dtype_of
 
 __all__ = ["Frozen", "check_layers", "check_parameters"]

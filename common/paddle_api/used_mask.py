@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from common.paddle_api.arena_binding import Binding, Named
+from common.paddle_api.arena_binding import Binding
+from common.paddle_api.gradient_hooks import Named
 from common.tensors.arena import FloatArray, Layout
 
 __all__ = ["DTYPES", "USED", "UsedMask", "dtype_of", "layout_with_used"]

@@ -33,7 +33,8 @@ class Semaphore:
 
     def __init__(self, segment: Segment, offset: int, *, create: bool = False) -> None:
         self._segment = segment  # keeps the mapping alive
-        self._pointer = ctypes.c_void_p(segment.address + offset)
+        self.address = segment.address + offset
+        self._pointer = ctypes.c_void_p(self.address)
         self.post = partial(brief.sem_post, self._pointer)
         self.missed = partial(brief.sem_trywait, self._pointer)  # takes a post; false (0) if there was one
         if create and libc.sem_init(self._pointer, 1, 0):

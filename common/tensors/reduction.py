@@ -1,14 +1,9 @@
-"""The one order of summation that makes all schemes compute the same bits.
-
-Chunk c of a bucket is summed starting at rank c+1 (mod N), then c+2, ..., ending at c, in the arrays' own type
-(float16: in float32, rounded once at the end), and then multiplied by 1/N in that type. A ring does this by the
-way it travels; a parameter server and the ranks of one host do it by this module. Arrival order never matters.
-"""
+"""Sums, means and maxima of all ranks' arrays, added in the order they are given: that of canonical_order.py."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -18,9 +13,18 @@ import numpy.typing as npt
 
 from common.kernels.loader import Loop, reduce_kernel
 from common.kernels.names import NEW, Reduce
-from common.tensors.buckets import chunk_bounds, pieces_of
+from common.tensors.buckets import pieces_of
+from common.tensors.canonical_order import runs_of_chunks
 
-__all__ = ["DTYPES", "OPS", "Reduction", "canonical_ranks", "mean_scale", "reduce_bucket", "reduce_piece"]
+__all__ = [
+    "DTYPES",
+    "MOST_INPUTS",
+    "OPS",
+    "Reduction",
+    "mean_scale",
+    "reduce_bucket",
+    "reduce_piece",
+]
 
 OPS = ("sum", "mean", "max")
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
@@ -32,15 +36,6 @@ MOST_INPUTS = 16  # of a compiled loop, which compares the places of all its arr
 Values = npt.NDArray[Any]
 _loops: dict[Reduce, Loop | None] = {}  # None: it cannot be had
 Blocks = list[tuple[list[Values], list[Values]]]  # inputs and outputs
-
-
-def canonical_ranks(chunk: int, nranks: int) -> tuple[int, ...]:
-    """The ranks in the order in which chunk `chunk` is summed.
-
-    >>> canonical_ranks(1, 4)
-    (2, 3, 0, 1)
-    """
-    return tuple((chunk + 1 + i) % nranks for i in range(nranks))
 
 
 def mean_scale(nranks: int, dtype: npt.DTypeLike) -> Any:
@@ -126,6 +121,11 @@ class Reduction:
         return reduce
 
     @property
+    def op(self) -> str:
+        """Of OPS."""
+        return OPS[self.number % len(OPS)]
+
+    @property
     def _factor(self) -> float:
         return 1 if self.scale is None else self.scale.item()
 
@@ -145,8 +145,7 @@ class Reduction:
         return compiled
 
     def _loop(self, inputs: int, outputs: tuple[int, ...]) -> Loop | None:
-        op = "max" if self.combine is np.maximum else "sum" if self.scale is None else "mean"
-        kernel = Reduce(op, self.partial.name, inputs, outputs)
+        kernel = Reduce(self.op, self.partial.name, inputs, outputs)
         if kernel not in _loops:
             _loops[kernel] = reduce_kernel(kernel) if inputs <= MOST_INPUTS else None
         return _loops[kernel]
@@ -238,13 +237,3 @@ def reduce_piece(
     mean = Reduction.of("mean", out.dtype, nranks)
     for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
         mean.reduce([sources[rank][i:j] for rank in order], [out[i - start : j - start]])
-
-
-def runs_of_chunks(
-    bucket_start: int, bucket_length: int, nranks: int, start: int, stop: int
-) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """(ranks in the order of summation, first, last) of what lies of each chunk in start..stop."""
-    for chunk, (a, b) in enumerate(chunk_bounds(bucket_length, nranks)):
-        first, last = max(bucket_start + a, start), min(bucket_start + b, stop)
-        if first < last:
-            yield canonical_ranks(chunk, nranks), first, last

@@ -36,8 +36,9 @@ def step_ms(results: dict[str, Any], contestant: str) -> float:
 
 
 def crossover(results: dict[str, Any], link: str, nranks: int, servers: int, size: int) -> dict[str, Any]:
-    """One cell of a crossover map."""
-    return _only(results["cells"], link=link, nranks=nranks, servers=servers, bytes=size)
+    """One cell of a crossover map, of servers that share the ranks' hosts."""
+    beside = [cell for cell in results["cells"] if not cell.get("apart")]
+    return _only(beside, link=link, nranks=nranks, servers=servers, bytes=size)
 
 
 def over_seeds(results: dict[str, Any], contestant: str, straggler: str, what: str) -> float:

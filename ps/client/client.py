@@ -40,7 +40,8 @@ class Client:
 
     Args:
         data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
-            host; "grpc", in messages; "auto": shm with each server that can reach this process's memory.
+            host; "tcp", over a connection of their own; "grpc", in messages; "auto": the first of these that reaches
+            the server.
 
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
@@ -60,7 +61,7 @@ class Client:
     ) -> None:
         check_rank(rank, nranks)
         self.servers, self.rank, self.nranks, self.timeout, self.mode = tuple(servers), rank, nranks, timeout, mode
-        self._planes = DataPlanes(choose("data plane", data_plane, DATA_PLANES), rank, nranks, mode)
+        self._planes = DataPlanes(choose("data plane", data_plane, DATA_PLANES), rank, nranks, mode, timeout)
         self._servers = Servers(rank, timeout)
         self._steps = Steps(self._servers, rank, self.epoch)
         self._optimizer_state = OptimizerState(self._servers, rank, self.epoch)
@@ -101,7 +102,7 @@ class Client:
 
     @property
     def data_plane(self) -> str:
-        """What carries the data: "shm", "grpc", or "shm+grpc" where it is not the same with all servers."""
+        """What carries the data: "shm", "tcp", "grpc", or "tcp+shm" where it is not the same with all servers."""
         return "+".join(sorted({session.plane.name for session in self._servers.sessions}, reverse=True))
 
     def empty(self, count: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -116,7 +117,7 @@ class Client:
         common to all trainers of the host, which only servers may write to.
 
         Raises:
-            UsageError: the data plane is to be shm, and a server cannot be reached so; or there is no optimizer,
+            UsageError: the data plane is to be shm or tcp, and a server cannot be reached so; or there is no optimizer,
                 without which the mode must be sync.
         """
         self._check_process()
@@ -132,7 +133,7 @@ class Client:
         for session, mine in zip(sessions, self._planes.offers(message, sessions, arena), strict=True):
             session.send([TrainerMessage(register=mine)])
         self._steps.send_parameters(arena)
-        self._servers.wait(lambda session: session.inbox.version >= 0, "registering")
+        self._servers.wait(self._planes.has_answered, "registering")
         with self._servers.within_reach():
             self._planes.settle(sessions, arena)
         self._steps.begin(arena, updates=self.mode == SYNC and optimizer is not None)

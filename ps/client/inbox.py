@@ -7,13 +7,15 @@ import time
 
 import numpy as np
 
-from common.errors import GradSyncError, ProtocolError, error_from_name
+from common.errors import GradSyncError, PeerLost, ProtocolError, error_from_name
 from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
 from common.tensors.arena import FloatArray
 from ps.planes.wire import data_of
 from ps.store.shards import Shard
 
-__all__ = ["Inbox"]
+__all__ = ["FAREWELL_S", "Inbox"]
+
+FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note, and any for why a connection has ended
 
 
 class Inbox:
@@ -79,6 +81,8 @@ class Inbox:
         """Whatever comes from now on is not heard."""
         self._closed = True
         self._welcome.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def take(self, message: ServerMessage, words: FloatArray | None = None) -> None:
         """
@@ -109,6 +113,28 @@ class Inbox:
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
             self._changed.notify_all()
 
+    def place(self, chunk: Chunk, size: int) -> FloatArray | None:
+        """Where so many words are to be written; None: not before they are welcome.
+
+        Raises:
+            ProtocolError: they cannot be meant.
+        """
+        self.heard_at = time.monotonic()
+        self._check(chunk, size)
+        welcome = self._welcome.is_set() and not self._closed
+        return self._target[chunk.start : chunk.start + size] if welcome else None
+
+    def took_words(self) -> None:
+        """Some have been written there."""
+        self.heard_at = time.monotonic()
+        self.unanswered = False
+
+    def hung_up(self) -> None:
+        """The data connection has ended: the session hears why, perhaps a moment later."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or self._closed, FAREWELL_S)
+        self.fail(PeerLost(f"{self.name} was lost while training (its data connection was closed)"))
+
     def fail(self, error: GradSyncError) -> None:
         """Nothing more will come."""
         with self._changed:
@@ -116,13 +142,14 @@ class Inbox:
                 self.error = self.error or error
             self._changed.notify_all()
 
-    def _write(self, chunk: Chunk, data: FloatArray) -> None:
-        if not self.shard.start <= chunk.start <= chunk.start + data.size <= self.shard.stop:
-            raise ProtocolError(
-                f"{self.name} sent elements {chunk.start}..{chunk.start + data.size} outside {self.shard}"
-            )
+    def _check(self, chunk: Chunk, size: int) -> None:
+        if not self.shard.start <= chunk.start <= chunk.start + size <= self.shard.stop:
+            raise ProtocolError(f"{self.name} sent elements {chunk.start}..{chunk.start + size} outside {self.shard}")
         if chunk.step != self.version + 1:
             raise ProtocolError(f"{self.name} sent parameters of step {chunk.step}, expected {self.version + 1}")
+
+    def _write(self, chunk: Chunk, data: FloatArray) -> None:
+        self._check(chunk, data.size)
         self._welcome.wait()  # for the commit, or for the end of the session
         if not self._closed:
             self._target[chunk.start : chunk.start + data.size] = data

@@ -25,13 +25,17 @@ class Joined:
 
     Args:
         name: what it is called in messages.
+        host: where it is.
         desk: where memory can be handed in; "": nowhere.
+        data_port: of data connections; 0: none.
         token: by which the trainer takes its seat.
     """
 
     name: str
     channel: grpc.Channel
+    host: str
     desk: str
+    data_port: int
     token: bytes
 
 
@@ -64,4 +68,5 @@ def join(
             f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(servers)} listed; "
             "list all servers in the order of their --shard"
         )
-    return Joined(name, channel, reply.desk, reply.token)
+    host = rpc.host_of(servers[index]).strip("[]")
+    return Joined(name, channel, host, reply.desk, reply.data_port, reply.token)

@@ -11,8 +11,9 @@ from common.errors import GradSyncError, PeerStalled, UsageError
 from common.network.gradsync_pb2 import TrainerMessage
 from common.network.rendezvous import GRACE
 from common.system.memory import Unreachable
+from ps.client.inbox import FAREWELL_S
 from ps.client.joining import Joined
-from ps.client.session import FAREWELL_S, Session
+from ps.client.session import Session
 
 __all__ = ["Servers"]
 

@@ -13,7 +13,7 @@ from common.errors import GradSyncError, ProtocolError
 from common.network import rpc
 from common.network.gradsync_pb2 import TraceReply, TraceRequest, TrainerMessage
 from common.sync.trace import ServerAnswer
-from ps.client.inbox import Inbox
+from ps.client.inbox import FAREWELL_S, Inbox
 from ps.client.joining import Joined
 from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.grpc_plane import GrpcTrainerPlane
@@ -22,9 +22,7 @@ from ps.planes.plane import TrainerPlane
 from ps.planes.send_queue import SendQueue
 from ps.store.shards import Shard
 
-__all__ = ["FAREWELL_S", "Session"]
-
-FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note
+__all__ = ["Session"]
 
 
 class Session:
@@ -34,7 +32,7 @@ class Session:
     """
 
     def __init__(self, joined: Joined, changed: threading.Condition) -> None:
-        self.name, self.desk = joined.name, joined.desk
+        self.name, self.joined = joined.name, joined
         self.inbox = Inbox(joined.name, changed)
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()
@@ -58,9 +56,18 @@ class Session:
         return self.inbox.unanswered
 
     def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
-        """Queue messages, as SendQueue.put."""
+        """Send these after all that was sent before, as the plane does."""
+        self.plane.say(messages)
+
+    def post(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
+        """Queue messages for gRPC, as SendQueue.put."""
         self.inbox.has_sent()
         self._queue.put(messages)
+
+    def welcome(self) -> None:
+        """Results that were kept back are taken from now on."""
+        self.inbox.welcome()
+        self.plane.welcome()
 
     def use(self, plane: TrainerPlane) -> None:
         """Data travel so from now on."""

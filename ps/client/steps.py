@@ -113,7 +113,7 @@ class Steps:
             )
         self._ahead = None
         for session in self._servers.sessions:
-            session.inbox.welcome()
+            session.welcome()
         self._servers.wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
         self.step += 1
         self.fetch(target, averages=not commit.update)

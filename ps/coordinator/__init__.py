@@ -1,7 +1,7 @@
 """A server's side: its trainers, their messages and its figures.
 
-A trainer that died is noticed by the end of its stream (servicer.py) and named by members.py; one that is silent, by
-watchdog.py.
+A dead trainer's stream ends (servicer.py), and liveness.py says who it was; a living one that is silent or slow is
+noticed by silence.py.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
 """The trainers of one server: hears their messages in any order, one at a time, and has each part do its own.
 
-members        who has come, who has left, what the group failed with
-watchdog       who does not take part any longer
+liveness       who has come, who has left or died, what the group failed with
+silence        who is connected but does not take part any longer
 registration   what all agree on before the first step
 data_planes    how gradients and results travel
 stepping       gradients in, results out; the state itself is in ps/store
@@ -23,12 +23,13 @@ from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.gathering import Gathering
-from ps.coordinator.members import Members, ServerQueue
+from ps.coordinator.liveness import Members, ServerQueue
 from ps.coordinator.pace import Pace
 from ps.coordinator.program_optimizer import ProgramOptimizer
 from ps.coordinator.registration import Registration
+from ps.coordinator.silence import Silence
 from ps.coordinator.stepping import Stepping
-from ps.coordinator.watchdog import Watchdog
+from ps.planes.data_port import DataPort
 
 __all__ = ["Coordinator"]
 
@@ -42,6 +43,7 @@ class Coordinator:
         shard: (index, count) of this server.
         timeout: how long, in seconds, trainers may wait for one that does not take part.
         pool: makes the arrays that trainers of this host and user read; without one none does.
+        port: where trainers open data connections; without one none does.
         helper: a thread that shares the work on large arrays.
         clock: by which they wait, in seconds.
     """
@@ -54,6 +56,7 @@ class Coordinator:
         timeout: float = 30.0,
         epoch: int = 0,
         pool: SegmentPool | None = None,
+        port: DataPort | None = None,
         helper: ThreadPoolExecutor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,17 +64,17 @@ class Coordinator:
         self._lock = threading.Condition()
         self._pace = Pace(nranks)
         self._members = Members(nranks, epoch, self._lock)
-        self._planes = DataPlanes(nranks, epoch, pool)
+        self._planes = DataPlanes(nranks, epoch, pool, port, self.handle, self.ended)
         self._members.at_end(self._planes.wake)
-        self.watchdog = Watchdog(self._members, self._lock, timeout, self._missing, clock)
-        self._gathering = Gathering(self._members, self.watchdog)
+        self.silence = Silence(self._members, self._lock, timeout, self._missing, clock)
+        self._gathering = Gathering(self._members, self.silence)
         empty = pool.empty if pool else aligned_empty
         self._registration = Registration(
-            self._members, self.watchdog, self._planes, shard=shard, empty=empty, helper=helper
+            self._members, self.silence, self._planes, shard=shard, empty=empty, helper=helper
         )
-        self._program = ProgramOptimizer(self._members, self.watchdog, self._registration)
+        self._program = ProgramOptimizer(self._members, self.silence, self._registration)
         self._stepping = Stepping(
-            self._members, self.watchdog, self._planes, self._registration, self._gathering, self._pace
+            self._members, self.silence, self._planes, self._registration, self._gathering, self._pace
         )
         self._handlers: dict[str | None, Handler] = {
             "register": lambda rank, message, _: self._register(rank, message),
@@ -102,12 +105,17 @@ class Coordinator:
         """Where trainers of this host and user hand in their memory; "": nowhere."""
         return self._planes.desk
 
+    @property
+    def data_port(self) -> int:
+        """Where trainers open data connections; 0: nowhere."""
+        return self._planes.data_port
+
     def expect(self, timeout: float) -> None:
         """All trainers have joined, and are about to enter; from now on they may wait so long for one another."""
         with self._lock:
-            self.watchdog.timeout = timeout
+            self.silence.timeout = timeout
             if not self._members.complete:
-                self.watchdog.someone_waits()
+                self.silence.someone_waits()
 
     def enter(self, message: TrainerMessage, queue: ServerQueue) -> int:
         """A trainer's first message; returns its rank."""
@@ -116,7 +124,7 @@ class Coordinator:
         with self._lock:
             rank = self._members.enter(message.hello, queue)
             if self._members.complete:
-                self.watchdog.nobody_waits()
+                self.silence.nobody_waits()
             return rank
 
     def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
@@ -131,6 +139,14 @@ class Coordinator:
         with self._lock:
             store = self._registration.store
             self._members.lose(rank, store.steps[rank] if store else self.steps)
+
+    def ended(self, rank: int, error: Exception | None) -> None:
+        """A trainer's session or data connection ended, perhaps for an error of its or, if it is none of ours, here."""
+        if isinstance(error, GradSyncError):
+            self.fail(error)
+        elif error is not None:
+            self.fail(GradSyncError(f"the server failed: {type(error).__name__}: {error}"))
+        self.lost(rank)
 
     def fail(self, error: GradSyncError) -> None:
         with self._lock:
@@ -237,7 +253,7 @@ class Coordinator:
         self._stepping.commit(rank, message.commit)
 
     def _leave(self, rank: int, message: TrainerMessage) -> None:
-        self._members.leave(rank, message.goodbye, missed=self.watchdog.somebody_waits)
+        self._members.leave(rank, message.goodbye, missed=self.silence.somebody_waits)
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from common.network.gradsync_pb2 import Place, Register, ServerMessage, TrainerMessage
 from common.system.memory import SegmentPool, Unreachable
 from common.tensors.arena import FloatArray
-from ps.coordinator.members import ServerQueue
+from ps.coordinator.liveness import ServerQueue
+from ps.planes.data_connection import DataConnection
+from ps.planes.data_port import DataPort
+from ps.planes.even_pace import EvenPace
 from ps.planes.grpc_plane import GrpcServerPlane
 from ps.planes.plane import ServerPlane
 from ps.planes.shm_server import ServerMemory, SharedMemoryServerPlane
+from ps.planes.tcp_plane import FromTrainer, TcpServerPlane
 from ps.store.modes import SYNC, Mode
 from ps.store.store import Result, Store
 
@@ -24,22 +30,44 @@ class DataPlanes:
     """
     Args:
         pool: makes the arrays that trainers of this host and user read; without one none does.
+        port: where trainers open data connections; without one none does.
+        hear: is called with what comes over them: the rank, its message, and the words of its chunk.
+        ended: is called when one has ended: the rank, and the error if there was one.
     """
 
-    def __init__(self, nranks: int, epoch: int, pool: SegmentPool | None) -> None:
-        self._epoch = epoch
+    def __init__(
+        self,
+        nranks: int,
+        epoch: int,
+        pool: SegmentPool | None,
+        port: DataPort | None,
+        hear: Callable[[int, TrainerMessage, FloatArray | None], None],
+        ended: Callable[[int, Exception | None], None],
+    ) -> None:
+        self._epoch, self._port, self._hear, self._ended = epoch, port, hear, ended
         self._memory = ServerMemory(nranks, pool) if pool else None
         self._of: dict[int, ServerPlane] = {}
         self._queues: dict[int, ServerQueue] = {}
+        self._connections: list[DataConnection] = []
+        self._pace = EvenPace()
 
     @property
     def desk(self) -> str:
         """Where trainers of this host and user hand in their memory; "": nowhere."""
         return self._memory.desk.name if self._memory else ""
 
+    @property
+    def data_port(self) -> int:
+        """Where trainers open data connections; 0: nowhere."""
+        return self._port.port if self._port else 0
+
     def choose(self, rank: int, register: Register, mode: Mode, store: Store, queue: ServerQueue) -> None:
-        """A trainer has registered: memory if it reaches ours, and we its, else gRPC."""
+        """A trainer has registered: memory if it reaches ours, and we its, else its data connection, else gRPC."""
         self._queues[rank] = queue
+        opened = self._port.take(rank) if self._port and register.connected else None
+        if opened:
+            self._of[rank] = self._tcp(rank, opened, mode, store)
+            return
         if not register.HasField("probe"):
             why = "the trainer does not offer its memory"
         elif self._memory is None:
@@ -51,6 +79,21 @@ class DataPlanes:
             except Unreachable as exc:
                 why = str(exc)
         self._of[rank] = GrpcServerPlane(queue, self._epoch, why_not=why)
+
+    def _tcp(self, rank: int, opened: socket.socket, mode: Mode, store: Store) -> ServerPlane:
+        connection = DataConnection(opened, peer=f"rank {rank}")
+        self._connections.append(connection)
+        connection.begin(
+            FromTrainer(
+                rank,
+                store.shard,
+                partial(self._hear, rank),
+                partial(self._ended, rank),
+                pace=self._pace if mode == SYNC else None,
+                wake=connection.wake,
+            )
+        )
+        return TcpServerPlane(connection, self._epoch)
 
     def _shared_memory(
         self, rank: int, register: Register, mode: Mode, store: Store, memory: ServerMemory, queue: ServerQueue
@@ -121,5 +164,9 @@ class DataPlanes:
             self._memory.bell.post()
 
     def close(self) -> None:
+        if self._port:
+            self._port.close()
+        for connection in self._connections:
+            connection.close()
         if self._memory:
             self._memory.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from common.errors import ProtocolError
 from common.network.gradsync_pb2 import Gather, ServerMessage
-from ps.coordinator.members import Members
-from ps.coordinator.watchdog import Watchdog
+from ps.coordinator.liveness import Members
+from ps.coordinator.silence import Silence
 from ps.planes.wire import pieces
 
 __all__ = ["Gathering"]
@@ -14,8 +14,8 @@ __all__ = ["Gathering"]
 class Gathering:
     """One after the other, counted by all trainers alike."""
 
-    def __init__(self, members: Members, watchdog: Watchdog) -> None:
-        self._members, self._watchdog = members, watchdog
+    def __init__(self, members: Members, silence: Silence) -> None:
+        self._members, self._silence = members, silence
         self._count = 0
         self._parts: dict[int, bytearray] = {}  # what each trainer has sent of the one under way
         self.complete: set[int] = set()  # whose part is whole
@@ -28,13 +28,13 @@ class Gathering:
         if gather.sequence != self._count or rank in self.complete:
             raise ProtocolError(f"rank {rank} called gather number {gather.sequence} out of turn")
         begun += gather.data
-        self._watchdog.still_alive()
+        self._silence.still_alive()
         if len(begun) > gather.size:
             raise ProtocolError(f"rank {rank} sent {len(begun)} bytes of a gather of {gather.size}")
         if len(begun) < gather.size:
             return
         self.complete.add(rank)
-        self._watchdog.someone_waits()
+        self._silence.someone_waits()
         if len(self.complete) == members.nranks:
             self._answer()
         elif members.gone:
@@ -48,7 +48,7 @@ class Gathering:
         self._parts.clear()
         self.complete.clear()
         self._count += 1
-        self._watchdog.nobody_waits()
+        self._silence.nobody_waits()
 
     def tell_at_work(self) -> None:
         """Those who have sent their part wait for as long as others still train; see Gather."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from common.errors import LayoutMismatch, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePiece, StateRequest
 from common.tensors.arena import FloatArray
-from ps.coordinator.members import Members
+from ps.coordinator.liveness import Members
 from ps.coordinator.registration import Registration
-from ps.coordinator.watchdog import Watchdog
+from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of, optimizer_of, state_of, state_pieces
 
 __all__ = ["ProgramOptimizer"]
@@ -16,8 +16,8 @@ __all__ = ["ProgramOptimizer"]
 class ProgramOptimizer:
     """What trainers say of their program's optimizer."""
 
-    def __init__(self, members: Members, watchdog: Watchdog, registration: Registration) -> None:
-        self._members, self._watchdog, self._registration = members, watchdog, registration
+    def __init__(self, members: Members, silence: Silence, registration: Registration) -> None:
+        self._members, self._silence, self._registration = members, silence, registration
         self._named: Configure | None = None  # the optimizer, by the trainer that was first
         self._configured: set[int] = set()
         self._loading: list[StatePiece] = []  # pieces of an optimizer state that rank 0 is sending
@@ -62,7 +62,7 @@ class ProgramOptimizer:
         self._members.check_epoch(chunk.epoch, rank)
         data = data_of(chunk) if words is None else words
         updates.replace(rank, chunk.epoch, chunk.step, chunk.start, data)
-        self._watchdog.still_alive()
+        self._silence.still_alive()
 
     def load_state(self, rank: int, piece: StatePiece) -> None:
         """A piece of an optimizer state to go on from."""
@@ -73,7 +73,7 @@ class ProgramOptimizer:
                 f"rank {rank} sent optimizer state at step {self._members.steps}, expected it from rank 0 only"
             )
         self._loading.append(piece)
-        self._watchdog.still_alive()
+        self._silence.still_alive()
         if piece.last:
             state, self._loading = state_of(self._loading), []
             updates.load(state)

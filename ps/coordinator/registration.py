@@ -11,8 +11,8 @@ from common.sync.trace import NO_TRACE, Recorder, Trace
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
 from ps.coordinator.data_planes import DataPlanes
-from ps.coordinator.members import Members
-from ps.coordinator.watchdog import Watchdog
+from ps.coordinator.liveness import Members
+from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of, layout_of, optimizer_of
 from ps.store.make import make_store
 from ps.store.modes import SYNC, parse_mode
@@ -34,14 +34,14 @@ class Registration:
     def __init__(
         self,
         members: Members,
-        watchdog: Watchdog,
+        silence: Silence,
         planes: DataPlanes,
         *,
         shard: tuple[int, int],
         empty: Callable[[int], FloatArray] = aligned_empty,
         helper: ThreadPoolExecutor | None = None,
     ) -> None:
-        self._members, self._watchdog, self._planes = members, watchdog, planes
+        self._members, self._silence, self._planes = members, silence, planes
         self._shard, self._empty, self._helper = shard, empty, helper
         self._first: Register | None = None
         self._registered: set[int] = set()
@@ -86,9 +86,9 @@ class Registration:
             self.trace = self.store.trace = Recorder("server", self._shard[0])
         self._planes.choose(rank, register, self._mode, self.store, members.queues[rank])
         self._registered.add(rank)
-        self._watchdog.someone_waits()
+        self._silence.someone_waits()
         self._begin_if_ready(self.store)
-        if members.gone and self._watchdog.somebody_waits:
+        if members.gone and self._silence.somebody_waits:
             members.miss_those_gone()
 
     def take_parameters(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
@@ -101,7 +101,7 @@ class Registration:
             raise ProtocolError(f"rank {rank} sent parameters from word {chunk.start}, expected {expected} from rank 0")
         store.parameters[self._filled : self._filled + data.size] = data
         self._filled += data.size
-        self._watchdog.still_alive()
+        self._silence.still_alive()
         self._begin_if_ready(store)
 
     def missing(self) -> list[int]:
@@ -154,4 +154,4 @@ class Registration:
         for result in results:
             self._planes.deliver(result)
         self.begun = True
-        self._watchdog.nobody_waits()
+        self._silence.nobody_waits()

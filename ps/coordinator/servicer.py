@@ -32,7 +32,8 @@ from common.system.addresses import clock_identity
 from common.system.memory import SegmentPool
 from common.tensors.buckets import pieces_of
 from ps.coordinator.coordinator import Coordinator
-from ps.coordinator.members import ServerQueue, tell
+from ps.coordinator.liveness import ServerQueue, tell
+from ps.planes.data_port import DataPort
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.planes.methods import SERVICE
 
@@ -46,16 +47,30 @@ ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or
 class ParameterServer:
     """Serves one training of `nranks` trainers at `address`; a context manager.
 
+    Args:
+        data_port: of data connections, at the same host; 0: the system chooses.
+
     Raises:
         PortInUse: at construction.
     """
 
-    def __init__(self, address: str, nranks: int, *, shard: tuple[int, int] = (0, 1), timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        nranks: int,
+        *,
+        shard: tuple[int, int] = (0, 1),
+        timeout: float = 30.0,
+        data_port: int = 0,
+    ) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks, secret=job_secret())
         self._tokens = [secrets.token_bytes(16) for _ in range(nranks)]  # by which ranks take their seats
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
-        self._coordinator = Coordinator(nranks, shard=shard, timeout=timeout, pool=self._pool, helper=self._helper)
+        port = self._make_data_port(address, data_port)
+        self._coordinator = Coordinator(
+            nranks, shard=shard, timeout=timeout, pool=self._pool, port=port, helper=self._helper
+        )
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
@@ -85,6 +100,12 @@ class ParameterServer:
             raise
         for service in ("", SERVICE):
             self._health.set(service, SERVING)
+
+    def _make_data_port(self, address: str, port: int) -> DataPort | None:
+        """At the same host; None where there are no ports."""
+        if address.startswith("unix"):
+            return None
+        return DataPort(rpc.host_of(address).strip("[]"), port, [token + job_secret() for token in self._tokens])
 
     @property
     def steps(self) -> int:
@@ -150,7 +171,9 @@ class ParameterServer:
             return JoinReply()  # it has left: nobody hears this
         self._coordinator.expect(min(self._timeout, *(member.timeout for member in members)))  # it knows whom to name
         index, count = self._shard
-        return JoinReply(shard=index, shards=count, desk=self._coordinator.desk, token=self._tokens[request.rank])
+        reply = JoinReply(shard=index, shards=count, token=self._tokens[request.rank])
+        reply.desk, reply.data_port = self._coordinator.desk, self._coordinator.data_port
+        return reply
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())

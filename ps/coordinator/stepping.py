@@ -10,10 +10,10 @@ from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.gathering import Gathering
-from ps.coordinator.members import Members
+from ps.coordinator.liveness import Members
 from ps.coordinator.pace import Pace
 from ps.coordinator.registration import Registration
-from ps.coordinator.watchdog import Watchdog
+from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of
 from ps.store.ending import Ending
 from ps.store.store import Progress, Store
@@ -27,13 +27,13 @@ class Stepping:
     def __init__(
         self,
         members: Members,
-        watchdog: Watchdog,
+        silence: Silence,
         planes: DataPlanes,
         registration: Registration,
         gathering: Gathering,
         pace: Pace,
     ) -> None:
-        self._members, self._watchdog, self._planes = members, watchdog, planes
+        self._members, self._silence, self._planes = members, silence, planes
         self._registration, self._gathering, self._pace = registration, gathering, pace
         self._stop: GradSyncError | None = None  # to fail with when the step is complete
 
@@ -54,7 +54,7 @@ class Stepping:
         data = words if words is not None else chunk.size or data_of(chunk)
         self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
         progress = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
-        self._watchdog.still_alive()
+        self._silence.still_alive()
         self._go_on(rank, store, progress)
 
     def commit(self, rank: int, commit: Commit) -> None:
@@ -74,7 +74,7 @@ class Stepping:
         self._stop = error
         store = self._registration.store
         if store and store.within_step():
-            self._watchdog.someone_waits()
+            self._silence.someone_waits()
         else:
             self._members.fail(error)
 
@@ -91,15 +91,15 @@ class Stepping:
         for result in progress.results:
             self._planes.deliver(result)
         if progress.finished:
-            self._tell_watchdog(store)
+            self._note_who_waits(store)
             if self._stop and not store.within_step():
                 members.fail(self._stop)
         if members.gone and store.misses(members.gone):
             members.miss_those_gone()
 
-    def _tell_watchdog(self, store: Store) -> None:
+    def _note_who_waits(self, store: Store) -> None:
         if self._gathering.complete or store.waiting():
-            self._watchdog.someone_waits()
-            self._watchdog.still_alive()
+            self._silence.someone_waits()
+            self._silence.still_alive()
         else:
-            self._watchdog.nobody_waits()
+            self._silence.nobody_waits()

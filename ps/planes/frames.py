@@ -6,6 +6,9 @@ A message that carries words is a header and the words, whatever its kind:
 
 all little-endian. Every other message is protobuf's, none of which begins with a zero. Words begin at a multiple of 16
 bytes, where arithmetic on them is fast.
+
+On a data connection the header is the tag of a frame of common/network/links.py, and field 0 tells that its payload is
+a protobuf message.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
@@ -24,12 +28,24 @@ from common.tensors.arena import FloatArray
 from common.tensors.buckets import pieces_of
 from ps.planes.wire import FLOAT32
 
-__all__ = ["Frame", "Outgoing", "frames", "read_server", "read_trainer", "to_bytes"]
+__all__ = [
+    "TAG_BYTES",
+    "Frame",
+    "Outgoing",
+    "frames",
+    "read_server",
+    "read_trainer",
+    "tagged",
+    "to_bytes",
+    "told_by",
+]
 
 M = TypeVar("M", TrainerMessage, ServerMessage)
 
 HEADER = struct.Struct("<BBxxIIxxxxQQ")  # 32 bytes
 MARK = 0  # a protobuf message begins with a tag, which is not zero
+TAG_BYTES = HEADER.size
+WITHOUT_WORDS = bytes(TAG_BYTES)
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,38 @@ def to_bytes(message: Outgoing | TrainerMessage | ServerMessage) -> bytes:
     """What goes over the wire; the words are read now."""
     if not isinstance(message, Outgoing):
         return message.SerializeToString()
+    return b"".join((header_of(message), message.words.data))
+
+
+def tagged(message: Outgoing | TrainerMessage | ServerMessage) -> tuple[npt.NDArray[Any], bytes]:
+    """What goes over a data connection: the payload, which of a chunk are the words themselves, and its tag."""
+    if isinstance(message, Outgoing):
+        return message.words, header_of(message)
+    return np.frombuffer(message.SerializeToString(), np.uint8), WITHOUT_WORDS
+
+
+def header_of(message: Outgoing) -> bytes:
     chunk = message.chunk
-    header = HEADER.pack(MARK, message.field, chunk.epoch, chunk.bucket, chunk.step, chunk.start)
-    return b"".join((header, message.words.data))
+    return HEADER.pack(MARK, message.field, chunk.epoch, chunk.bucket, chunk.step, chunk.start)
+
+
+def told_by(kind: type[M], tag: bytes) -> tuple[M, Chunk] | None:
+    """The message that words with this tag belong to, and its chunk, in which they are missing; None: it is the tag of
+    a message without words.
+
+    Raises:
+        google.protobuf.message.DecodeError: it is neither.
+    """
+    if tag == WITHOUT_WORDS:
+        return None
+    mark, number, epoch, bucket, step, start = HEADER.unpack(tag)
+    field = kind.DESCRIPTOR.fields_by_number.get(number)
+    if mark != MARK or field is None or field.message_type is not Chunk.DESCRIPTOR:
+        raise DecodeError(f"no words have the number {number}")
+    message = kind()
+    chunk: Chunk = getattr(message, field.name)
+    chunk.MergeFrom(Chunk(epoch=epoch, bucket=bucket, step=step, start=start))
+    return message, chunk
 
 
 def read_trainer(data: bytes) -> Frame[TrainerMessage]:
@@ -85,10 +130,7 @@ def read(kind: type[M], data: bytes) -> Frame[M]:
     if not data or data[0] != MARK:
         return Frame(kind.FromString(data), None)
     size = len(data) - HEADER.size
-    field = kind.DESCRIPTOR.fields_by_number.get(data[1]) if size > 0 and size % FLOAT32.itemsize == 0 else None
-    if field is None or field.message_type is not Chunk.DESCRIPTOR:
+    found = told_by(kind, data[: HEADER.size]) if size > 0 and size % FLOAT32.itemsize == 0 else None
+    if found is None:
         raise DecodeError(f"{len(data)} bytes are no words with a header")
-    _, _, epoch, bucket, step, start = HEADER.unpack_from(data)
-    message = kind()
-    getattr(message, field.name).MergeFrom(Chunk(epoch=epoch, bucket=bucket, step=step, start=start))
-    return Frame(message, np.frombuffer(data, FLOAT32, offset=HEADER.size))
+    return Frame(found[0], np.frombuffer(data, FLOAT32, offset=HEADER.size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from common.network.gradsync_pb2 import Chunk, Place, Plane, Served, ServerMessage, TrainerMessage
@@ -33,10 +35,13 @@ class GrpcTrainerPlane(TrainerPlane):
         array = self._gradients[words.start : words.start + words.size]
         label = {"epoch": words.epoch, "step": words.step, "bucket": words.bucket}
         messages = frames(TrainerMessage, "gradients", array, first=words.start, **label)
-        self._stream.send(trace.sending(messages, words.bucket))
+        self._stream.post(trace.sending(messages, words.bucket))
 
     def note(self, message: TrainerMessage) -> None:
-        self._stream.send([message])
+        self._stream.post([message])
+
+    def say(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
+        self._stream.post(messages)
 
     def fetch(self, out: FloatArray, served: Served, *, averages: bool) -> None:
         """Everything is there."""

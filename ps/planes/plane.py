@@ -1,6 +1,7 @@
 """What a data plane is, at both ends: how gradients travel to a server, and results to its trainers.
 
     shm    shm_trainer.py, shm_server.py    processes of one host read and write one another's memory
+    tcp    tcp_plane.py                     in frames of a TCP connection beside the session
     grpc   grpc_plane.py                    in the messages of the session
 
 A further plane is a pair of such classes and its name here. ps/client/data_planes.py chooses at the trainer's end, and
@@ -21,17 +22,17 @@ from ps.store.store import Result
 
 __all__ = ["DATA_PLANES", "ServerPlane", "Stream", "TrainerPlane"]
 
-DATA_PLANES = ("auto", "shm", "grpc")
+DATA_PLANES = ("auto", "shm", "tcp", "grpc")
 
 
 class Stream(Protocol):
-    """A trainer's gRPC session with a server."""
+    """A trainer's session with a server, by which `post` sends over gRPC."""
 
     @property
     def unanswered(self) -> bool:
         """Whether the server may not have heard yet what was sent last."""
 
-    def send(self, messages: Iterable[TrainerMessage | Outgoing]) -> None: ...
+    def post(self, messages: Iterable[TrainerMessage | Outgoing]) -> None: ...
 
 
 class TrainerPlane(ABC):
@@ -57,6 +58,13 @@ class TrainerPlane(ABC):
     @abstractmethod
     def note(self, message: TrainerMessage) -> None:
         """Send a small message, which overtakes nothing that was sent before."""
+
+    @abstractmethod
+    def say(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
+        """Send what is not of a step, likewise."""
+
+    def welcome(self) -> None:  # noqa: B027 - only some need to know
+        """Results that were kept back are taken from now on."""
 
     def hear(self, seconds: float) -> ServerMessage | None:  # noqa: ARG002 - by default there is none
         """The next small message that does not come over gRPC; None if none came within `seconds`."""

@@ -3,6 +3,8 @@ its memory, unless the arena's parameters are that memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,7 @@ from common.sync.trace import Trace
 from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool
 from common.tensors.arena import FloatArray
+from ps.planes.frames import Outgoing
 from ps.planes.mailboxes import Mailbox
 from ps.planes.plane import Stream, TrainerPlane
 from ps.planes.shared_memory import OthersMemory, place_of
@@ -100,7 +103,10 @@ class SharedMemoryTrainerPlane(TrainerPlane):
         """Through shared memory if there it cannot overtake what went over gRPC: of that the server has heard once it
         answers, for a trainer that awaits an answer says nothing else."""
         if self._stream.unanswered or not self.to_server.put(message.SerializeToString()):
-            self._stream.send([message])
+            self._stream.post([message])
+
+    def say(self, messages: Iterable[TrainerMessage | Outgoing]) -> None:
+        self._stream.post(messages)
 
     def hear(self, seconds: float) -> ServerMessage | None:
         note = self.to_trainer.wait(seconds)

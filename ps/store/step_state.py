@@ -5,7 +5,7 @@ It starts no thread, but lets a helper that it may be given take half of what is
 A step goes through three stages, in this order, whatever the order in which trainers are heard:
 
     push    every trainer delivers every word of the shard, bucket by bucket, exactly once
-    reduce  what all trainers have delivered is averaged in canonical order (common/tensors/reduction.py), by pieces
+    reduce  what all trainers have delivered is averaged, by pieces, in the order of common/tensors/canonical_order.py
     commit  once all trainers have committed, the optimizer updates the shard, and the next step begins
 
 A trainer that knows how its step will end may commit it ahead of its pushes. Once all trainers have committed, each
@@ -31,8 +31,8 @@ from common.tensors.parts import PADDING
 from common.tensors.updater import Updater
 from ps.store.contributions import WHOLE, Contributions
 from ps.store.ending import Ending
+from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard
-from ps.store.update_in_pieces import UpdateInPieces
 
 __all__ = ["StepState"]
 

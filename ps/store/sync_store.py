@@ -12,14 +12,14 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import Optimizer
-from common.tensors.updater import Updater, make_piece_updater
+from common.tensors.updater import make_piece_updater
 from ps.store.contributions import WHOLE
 from ps.store.ending import Ending
+from ps.store.optimizer_update_by_parameter import UpdateByParameter
+from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard
 from ps.store.step_state import StepState
 from ps.store.store import NOTHING_NEW, Progress, Result, Store
-from ps.store.update_by_parameter import UpdateByParameter
-from ps.store.update_in_pieces import UpdateInPieces
 
 __all__ = ["SyncStore"]
 
@@ -96,14 +96,14 @@ class SyncStore(Store):
         with self.trace.span("update", step=self._step.step):
             if self._in_pieces:
                 return Progress(finished, self._update_pieces(self._in_pieces))
-            return Progress(finished, [self._update_whole(self._program.updater)])
+            return Progress(finished, [self._update_whole()])
 
     def _average(self) -> Result:
         self._step.average()
         return self._result(self.shard.start, self._step.gradients, self._step.step, averages=True)
 
-    def _update_whole(self, updater: Updater) -> Result:
-        self._step.update(updater)
+    def _update_whole(self) -> Result:
+        self._program.apply()
         return self._result(self.shard.start, self.parameters, self._step.step)
 
     def _update_pieces(self, in_pieces: UpdateInPieces) -> list[Result]:

@@ -90,7 +90,8 @@ MARGIN = 54_000_000  # less than an array, so that none can be superfluous; the 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("plane", "least", "most"), [pytest.param("grpc", 1 + 2, 1 + 2 + 2, marks=pytest.mark.long), ("shm", 2, 2)]
+    ("plane", "least", "most"),
+    [pytest.param("grpc", 1 + 2, 1 + 2 + 2, marks=pytest.mark.long), ("tcp", 1 + 2, 1 + 2 + 2), ("shm", 2, 2)],
 )
 def test_a_server_needs_its_data_and_little_more(
     plane: str, least: int, most: int, monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def test_another_user_is_no_rank_of_a_ring_in_shared_memory() -> None:
 
 
 TRAINER = """
-import os, sys
+import encodings.idna, os, sys
 import ps, ps.connection
 from common.errors import UsageError
 clients = [ps.connect([address], 0, 1, plane) for plane, address in zip(("shm", "auto"), sys.argv[1:])]
@@ -119,13 +119,13 @@ for client in clients:
 """
 
 
-def test_a_trainer_of_another_user_goes_over_grpc_unless_it_must_not() -> None:
+def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not() -> None:
     with ParameterServer("127.0.0.1:0", 1) as first, ParameterServer("127.0.0.1:0", 1) as second:
         command = [sys.executable, "-c", TRAINER, first.address, second.address]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
-        why = f"they are of different users ({NOBODY} and 0); use --data-plane auto or grpc"
+        why = f"they are of different users ({NOBODY} and 0); use --data-plane auto, tcp or grpc"
         assert done.stdout.splitlines() == [
             f"server 0 at {first.address} and rank 0 cannot share memory: {why}",
-            "grpc True",
+            "tcp True",
         ]
         second.wait()

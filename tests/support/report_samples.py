@@ -8,13 +8,13 @@ from copy import deepcopy
 from typing import Any
 
 from tests.support import compare_samples as compare
+from tests.support import crossover_samples as crossover
 from tests.support import sweep_samples as sweep
 from tests.support.compare_samples import a_run
+from tests.support.crossover_samples import MB, made
 from tests.support.sweep_samples import row_of
 from tests.unit.benchmarks import test_accuracy_report as accuracy
-from tests.unit.benchmarks import test_crossover as crossover
 from tests.unit.benchmarks import test_suite_report as suite
-from tests.unit.benchmarks.test_crossover import MB, made
 
 __all__ = ["every_job", "every_sample"]
 
@@ -40,7 +40,8 @@ EVERY_REASON = (
     "the program ran longer than 5 s (--run-timeout)",
     "the program ended early on rank 1, 2, without an error",
     "ranks ended with different parameters",
-    "no model was given to DataParallel or distributed_model, so there is nothing to compare",
+    "the program ended well, but gave no model to paddle.DataParallel or fleet.distributed_model, so there is "
+    "nothing to compare; wrap the model that it trains in one of them",
     "3 backwards leave no step to time after --warmup-steps 2",
     "exit code 1: ps",
     "exit code 1, without naming an error; its last lines are in gloo",
@@ -204,6 +205,7 @@ def maps() -> Iterator[Results]:
     cells[-1]["stream_bytes_per_s"] /= 2
     cells += [made("1gbit", 1, size, 1.0, 1.0) for size in (MB, 2 * MB)]
     cells += [made("100mbit", 1, 2 * MB, 1.0, 2.0)]
+    cells += [made("1gbit", servers, 50 * MB, 0.7, 2.0, apart=True) for servers in (1, 4)]
     yield {**crossover.results_of(*cells), "interrupted": True}
 
 

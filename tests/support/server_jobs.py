@@ -29,15 +29,15 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
         yield [server.address for server in opened]
 
 
-BETWEEN = [(2, 1, "grpc"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "shm")]
-EVERYWHERE = [(1, 1, "grpc"), (1, 2, "grpc"), (1, 1, "shm"), *BETWEEN]
+BETWEEN = [(2, 1, "grpc"), (2, 1, "tcp"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "tcp"), (3, 2, "shm")]
+EVERYWHERE = [(1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
 everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
 
 
 @contextmanager
 def job(nranks: int, servers: int, plane: str, *, overlap: bool = True, mode: Mode = SYNC) -> Iterator[Make]:
-    """Data plane "mixed": rank 1 has none but grpc."""
-    of_rank = {"mixed": ("shm", "grpc", "shm")}.get(plane, (plane,) * 3)
+    """Data plane "mixed": each rank has another one."""
+    of_rank = {"mixed": ("shm", "grpc", "tcp")}.get(plane, (plane,) * 3)
 
     def make(rank: int, nranks: int) -> ServerSynchronizer:
         client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode)

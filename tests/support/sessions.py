@@ -134,10 +134,12 @@ def assert_all(errors: Sequence[BaseException | None], kind: type[GradSyncError]
 
 PLANES: dict[str, list[tuple[str, bool]]] = {  # each rank's data plane, and whether its arrays are from `empty`
     "grpc": [("grpc", False)] * 3,
+    "tcp": [("tcp", False)] * 3,
     "shm": [("shm", True)] * 3,
     "shm, ordinary arrays": [("shm", False)] * 3,
     "shm, rank 0's arrays ordinary": [("auto", False), ("auto", True), ("auto", True)],
     "rank 0 over grpc": [("grpc", False), ("shm", True), ("shm", False)],
+    "rank 0 over tcp": [("tcp", True), ("shm", True), ("grpc", False)],
     "rank 1 over grpc": [("auto", True), ("grpc", True), ("auto", True)],
 }
 planes = pytest.mark.parametrize("planes", PLANES.values(), ids=PLANES)

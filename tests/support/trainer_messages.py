@@ -27,7 +27,7 @@ from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum, Optimizer
 from common.tensors.parts import Accumulator
 from ps.coordinator.coordinator import Coordinator
-from ps.coordinator.members import ServerQueue
+from ps.coordinator.liveness import ServerQueue
 from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.wire import data_of, describe, optimizer_message
 
@@ -332,7 +332,7 @@ class Clock:
             return self._now
 
     def advance(self, seconds: float) -> None:
-        """Time passes, and the watchdog has seen it (unless it has ended for that)."""
+        """Time passes, and the watch has seen it (unless it has ended for that)."""
         with self._looked:
             self._now += seconds
             enough = self._looks + 2

@@ -72,7 +72,7 @@ def test_every_contestant_leaves_a_trace(
         if "N=3" in name and "geo" not in name:
             servers = 0 if "ring" in name else 2 if "S=2" in name else 1
             check_trace(trace, nranks=3, servers=servers, steps=range(4), buckets=1)
-    check_causes(traces["ps-grpc_N=3"], nranks=3, steps=range(4), buckets=1)
+    check_causes(traces["ps-tcp_N=3"], nranks=3, steps=range(4), buckets=1)
 
 
 def test_everyone_computed_the_same(results: dict[str, Any]) -> None:
@@ -187,10 +187,10 @@ def test_between_emulated_hosts(tmp_path: Path) -> None:
     size = {r["parameter_bytes"] for r in found["runs"]}
     assert size == {4 * (784 * 16 + 16 + 16 * 10 + 10)}
     share = 1e3 * size.pop() / found["cluster"]["stream_bytes_per_s"]  # M/B in ms
-    alone = {"local N=1": 0, "ps/grpc N=1": share, "ring/tcp N=1": 0}
+    alone = {"local N=1": 0, "ps/tcp N=1": share, "ring/tcp N=1": 0}
     pairs = {
-        "ps/grpc N=2": 2 * share,
-        "ps/grpc N=2 S=2": share,
+        "ps/tcp N=2": 2 * share,
+        "ps/tcp N=2 S=2": share,
         "ring/tcp N=2": share,
     }  # the second server is beside rank 0
     assert least == pytest.approx(alone | pairs)

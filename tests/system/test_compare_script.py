@@ -75,49 +75,6 @@ def test_a_program_is_measured_under_each_scheme(tmp_path: Path) -> None:
     assert other.parameters_sha256 == found["certificate"]["schemes"]["ring/shm N=2"]
 
 
-@pytest.mark.processes
-def test_a_program_that_fails_is_reported_with_its_words(tmp_path: Path) -> None:
-    program = tmp_path / "bad.py"
-    program.write_text("raise ValueError('no such luck')\n")
-    done = run("--schemes", "ring", "--repetitions", "1", "--out", str(tmp_path), str(program))
-    assert done.returncode == 1
-    assert "ring/shm N=2: exit code 1: ValueError: no such luck" in done.stderr
-    assert "ring/shm N=2 failed: exit code 1: ValueError: no such luck" in done.stdout
-
-
-UNDER_ONE = """
-import os, runpy, sys
-if {under} and os.environ["PADDLE_TRAINER_ID"] == "1":
-    assert False, "rank 1 minds"
-runpy.run_path({program!r}, run_name="__main__")
-sys.exit(0)
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("under", "failing", "code"),
-    [
-        pytest.param("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0, marks=pytest.mark.long),
-        ("'collective' in sys.modules", "ring/shm N=2", 1),
-    ],
-)
-def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
-    under: str, failing: str, code: int, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(UNDER_ONE.format(under=under, program=str(PROGRAM)))
-    done = run("--schemes", "ring,paddle", "--repetitions", "1", "--out", str(tmp_path), str(program))
-    assert done.returncode == code, done.stderr
-    assert f"{failing} failed: exit code 1: AssertionError: rank 1 minds" in done.stdout
-    assert re.search(f"^{failing} +failed *$", done.stdout, re.MULTILINE)
-    assert (f"{failing}: exit code 1: AssertionError: rank 1 minds" in done.stderr) == bool(code)
-    found = json.loads((tmp_path / "script.json").read_text())
-    assert list(found["failed"]) == [failing]
-    assert any("rank 1 minds" in line for line in found["failed"][failing]["output"])
-    assert [r["contestant"] for r in found["runs"]] == [n for n in ("ring/shm N=2", "paddle N=2") if n != failing]
-
-
 def test_the_reason_is_the_first_error_that_blames_nobody_else(tmp_path: Path) -> None:
     logs = {
         "workerlog.2": "setting up\nAssertionError\nbye",

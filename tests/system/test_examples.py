@@ -49,6 +49,15 @@ def test_the_page_on_arrays_shows_the_example_and_it_runs() -> None:
     assert (done.returncode, done.stdout) == (0, "rank 0 of 4: the mean is 1.5\n"), done.stderr
 
 
+def test_the_example_on_arrays_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRADSYNC_RENDEZVOUS", raising=False)
+    with pytest.raises(SystemExit) as found:
+        runpy.run_path(str(EXAMPLES / "all_reduce.py"), run_name="__main__")
+    told = "start it with a launcher: python -m collective.run --nranks 4 examples/all_reduce.py"
+    assert found.value.code == told
+    assert told.partition(": ")[2] in (EXAMPLES / "all_reduce.py").read_text().partition("import os")[0]
+
+
 def test_there_are_four_pairs() -> None:
     assert NAMES == ["cifar10_cnn.py", "fashion_resnet18.py", "fleet_parameter_server.py", "mnist_cnn.py"]
     assert sorted(p.name for p in (EXAMPLES / "after").glob("*.py")) == NAMES

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.page.language import LANGUAGES, speaking
 from tests.support.browser import CHROMIUM, Browser
+from tests.support.compare_samples import a_run
+from tests.support.compare_samples import results_of as compared
 from tests.support.report_samples import every_job
 from tests.support.reporting import to_html
 from tests.support.sweep_samples import results_of, row_of
@@ -39,6 +41,10 @@ TOUCHING = """[...document.querySelectorAll('.x-axis')].flatMap(axis => {
     .filter(([, other]) => other.right + 3 > box.left && other.bottom > box.top && box.bottom > other.top)
     .map(([other]) => `${other} ${text}`));
 })"""
+ON_A_LINE = """[...document.querySelectorAll('.track:has(.mark)')].filter(track => {
+  const [line, text] = ['.mark', '.value'].map(each => track.querySelector(each).getBoundingClientRect());
+  return line.right + 3 > text.left && text.right + 3 > line.left;
+}).map(track => track.textContent.trim())"""
 LOOK = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
 
 
@@ -86,6 +92,18 @@ def test_no_labels_of_an_axis_touch(browser: Browser, tmp_path: Path) -> None:
         browser.resize(width)
         assert browser.wait(f"innerWidth === {width}")
         assert browser.run(TOUCHING) == []
+
+
+@pytest.mark.parametrize("rate", [850, 990, 1040])
+def test_no_text_beside_a_bar_touches_the_line_of_linear_scaling(rate: int, browser: Browser, tmp_path: Path) -> None:
+    runs = [a_run("local N=1", 500), a_run("ps N=2", rate), a_run("ring/shm N=2", rate + 30)]
+    (tmp_path / "compare.html").write_text(to_html(compared(*runs)), encoding="utf-8")
+    browser.open(tmp_path / "compare.html")
+    for width in (*WIDTHS, 500):
+        browser.resize(width)
+        assert browser.wait(f"innerWidth === {width}")
+        assert browser.run("document.querySelectorAll('.track .mark').length") == len(runs)
+        assert browser.run(ON_A_LINE) == []
 
 
 def test_certificates_open_and_the_page_follows_the_theme_and_prints(browser: Browser, tmp_path: Path) -> None:

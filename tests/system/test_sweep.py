@@ -25,8 +25,9 @@ def sweep(folder: Path, *flags: str, **environment: str) -> subprocess.Completed
 
 
 @pytest.mark.processes
-def test_a_sweep(tmp_path: Path) -> None:
+def test_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
+    monkeypatch.setenv(warm.COLD_VARIABLE, "1")  # a fork would not read sitecustomize
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['mpi4py'] = None")
     backends = "shm,shm-copied,tcp,gloo,mpi,memory-limit,loopback-limit"
     small = ["--sizes", "4KiB,100KiB", "--repetitions", "2", "--seconds", "0.005", "--late", "0.3"]

@@ -37,7 +37,7 @@ PADDLE_IN_FUNCTIONS = PADDLE_AT_THE_TOP | {
     "common/trainer/data.py",  # its sampler, and its cache of data sets
     "common/trainer/entry.py",  # paddle.save of --save
     "common/paddle_api/loading.py",  # so that a process chooses when
-    "benchmarks/training/paddle_training.py",  # is Paddle's own training
+    "benchmarks/contestants/paddle_training.py",  # is Paddle's own training
     "benchmarks/training/worker.py",  # loads it before the first job, so that no job is timed with it
     "benchmarks/training/script_worker.py",  # puts a scheme's functions in the place of Paddle's
 }

@@ -20,7 +20,7 @@ from benchmarks.reports.compare.certificate import (
 from benchmarks.reports.compare.plots import plots
 from benchmarks.reports.compare.verdict import is_strong, verdict
 from benchmarks.reports.facts import NOISE, cluster_in_words, environment
-from benchmarks.reports.runs import leads, milliseconds, rate, series
+from benchmarks.reports.runs import milliseconds, rate, series, winner
 from benchmarks.stats.interval import in_words as interval_in_words
 
 __all__ = ["cells", "columns", "how_to_read", "notes", "report", "terms", "workload"]
@@ -82,7 +82,7 @@ def _certificate(results: CompareResults) -> list[Block]:
 
 
 def _speeds(results: CompareResults) -> Section:
-    bodies = [[Row(cells(run), strong=leads(run, runs)) for run in runs] for _, runs in groups(results)]
+    bodies = [[Row(cells(run), strong=run is winner(runs)) for run in runs] for _, runs in groups(results)]
     marked = any(row.strong for rows in bodies for row in rows)
     caption = say("Medians. Bold: the fastest of its N") if marked else say("Medians")
     figures = Table(caption, columns(), bodies, figures=True, wide=True)

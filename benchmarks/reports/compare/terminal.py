@@ -12,7 +12,7 @@ from benchmarks.records.compare import CompareResults
 from benchmarks.reports.compare.certificate import certified, groups, holds, in_words
 from benchmarks.reports.compare.report import cells, columns, notes, workload
 from benchmarks.reports.compare.verdict import verdict
-from benchmarks.reports.runs import leads
+from benchmarks.reports.runs import winner
 
 __all__ = ["print_terminal"]
 
@@ -26,7 +26,7 @@ def print_terminal(results: CompareResults, console: Console) -> None:
         wide, narrow = (_results_table(results, gap=gap) for gap in (1, 0))
         fits = Measurement.get(console, console.options.update(width=1000), wide).maximum <= console.width
         console.print(wide if fits else narrow)
-        if any(leads(run, runs) for _, runs in groups(results) for run in runs):
+        if any(winner(runs) for _, runs in groups(results)):
             console.print(Text("* the fastest of its N", style="dim"))
     for line in notes(results):
         console.print(Text(line, style="dim"))
@@ -52,9 +52,10 @@ def _results_table(results: CompareResults, *, gap: int) -> Table:
         least = None if numeric else max(len(word) for words in (title, *names) for word in words.split())
         table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
     for _, runs in groups(results):
+        first = winner(runs)
         for run in runs:
             name, *figures = cells(run)
-            best = leads(run, runs)
+            best = run is first
             table.add_row(Text(f"{name} *" if best else name), *figures, style="bold green" if best else "")
         table.add_section()
     return table

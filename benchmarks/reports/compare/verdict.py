@@ -7,7 +7,7 @@ from benchmarks.page.language import listed, say
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, rivals
 from benchmarks.reports.facts import busy, too_few_rounds
-from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series
+from benchmarks.reports.runs import Group, fastest, in_step, races, rate, series, tied
 from benchmarks.stats.interval import LEAST_ROUNDS
 
 __all__ = ["is_strong", "verdict"]
@@ -123,25 +123,21 @@ def _race(group: Group) -> str:
         return say(
             "N={nranks}: {name} has the highest median, {rate} samples/s; {rival} has {rival_rate}.", **winner, **rival
         )
-    if _tied(first, second):
+    if tied(first, second):
         return say(
             "N={nranks}: {name} ({rate} samples/s) and {rival} ({rival_rate}) are within noise of each other: take "
             "either.",
             **winner,
             **rival,
         )
-    tied = [series(run) for run in runs if run is not first and _tied(first, run)]
+    near = [series(run) for run in runs if run is not first and tied(first, run)]
     return say(
         "N={nranks}: {name} ({rate} samples/s) is the fastest{also}, {lead:.1%} ahead of {rival} ({rival_rate}).",
         **winner,
         **rival,
-        also=say(", within noise of {names}", names=listed(tied)) if tied else "",
+        also=say(", within noise of {names}", names=listed(near)) if near else "",
         lead=first.samples_per_s / second.samples_per_s - 1,
     )
-
-
-def _tied(one: Run, other: Run) -> bool:
-    return not one.rate.against(other.rate)
 
 
 def is_strong(results: CompareResults) -> bool:

@@ -111,6 +111,7 @@ def assert_one_line(code, stdout, lines, prog, *words):
 
 
 def test_a_run_records_saves_and_reports(start, tmp_path):
+    (tmp_path / "r").mkdir()
     files = ["--json", "r/f.json", "--save", "g.pdparams", "--trace", "t.json"]
     process = start("collective.run", "--nranks", 2, "--steps", STEPS, *files)
     code, stdout, lines = ended(process)

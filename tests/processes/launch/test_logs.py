@@ -6,10 +6,12 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import UsageError
+from common.launch import servers
 from common.launch.child import ProcessFailed
 from common.launch.servers import wait_for_file
 from common.system.process import PARENT_VARIABLE
@@ -80,6 +82,25 @@ def test_a_file_is_read_once_its_line_is_complete(tmp_path: Path) -> None:
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert wait_for_file(path, job, timeout=LIMIT_S) == "127.0.0.1:80"
+
+
+def test_a_slow_start_of_servers_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    files = [tmp_path / str(number) for number in range(3)]
+    progress = servers.Progress(files)
+    files[1].touch()
+    for clock[0] in (1.0, 4.9, 5.1, 9.0):
+        progress.look()
+    files[2].touch()
+    for clock[0] in (10.2, 11.0):
+        progress.look()
+    assert capsys.readouterr().err.splitlines() == [
+        "gradsync: starting servers: 1 of 3 ready after 5 s",
+        "gradsync: starting servers: 2 of 3 ready after 10 s",
+    ]
 
 
 def test_a_process_that_fails_before_its_file_is_ready_is_named(tmp_path: Path) -> None:

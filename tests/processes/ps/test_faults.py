@@ -27,14 +27,15 @@ from tests.support.commands import JOB, Started, can_listen, start_server, until
 from tests.support.groups import sample
 
 pytestmark = pytest.mark.processes
+planes = pytest.mark.parametrize("plane", ["shm", "tcp"])
 NOTICE_S = 1.0 + 5.0  # to notice a death, and for a process to end, on a loaded machine
 
 
 class Observer:
     """The test as rank 0: no process, so that it knows which step the others have come to."""
 
-    def __init__(self, addresses: Sequence[str], nranks: int, *, mode: Mode = SYNC) -> None:
-        self.client = Client(addresses, 0, nranks, mode=mode)
+    def __init__(self, addresses: Sequence[str], nranks: int, *, mode: Mode = SYNC, plane: str = "auto") -> None:
+        self.client = Client(addresses, 0, nranks, mode=mode, data_plane=plane)
         self.arena = Arena(layout_of(make_model("mlp:8", seed=1)))
         self.client.register(self.arena, Adam())
         config = TrainingConfig(model="mlp:8", dataset="synthetic", batch_size=4, steps=100_000)
@@ -74,12 +75,13 @@ def start_trainers(
     ("mode", "flags", "at"),
     [
         (SYNC, [], "3"),
+        (SYNC, ["--data-plane", "tcp"], "3"),
         pytest.param(SYNC, ["--data-plane", "grpc"], "3", marks=pytest.mark.long),
         pytest.param(Mode("ssp", 1), ["--mode", "ssp", "--staleness", 1], "", marks=pytest.mark.long),
         pytest.param(Mode("async"), ["--mode", "async"], "", marks=pytest.mark.long),
         (Mode("geo", 3), ["--mode", "geo", "--local-steps", 3], ""),
     ],
-    ids=["sync", "sync, committed ahead", "ssp", "async", "geo"],
+    ids=["sync", "tcp, committed ahead", "grpc, committed ahead", "ssp", "async", "geo"],
 )
 def test_a_killed_trainer_is_named_by_all_within_a_second(
     mode: Mode, flags: list[object], at: str, start: Callable[..., Started]
@@ -101,10 +103,11 @@ def test_a_killed_trainer_is_named_by_all_within_a_second(
     assert can_listen(int(address.rpartition(":")[2]))
 
 
-def test_a_killed_server_is_named_by_all_within_a_second(start: Callable[..., Started]) -> None:
+@planes
+def test_a_killed_server_is_named_by_all_within_a_second(plane: str, start: Callable[..., Started]) -> None:
     servers, addresses = zip(*(start_server(start, 2, "--shard", f"{i}/2") for i in (0, 1)), strict=True)
-    (trainer,) = start_trainers(start, addresses, 2)
-    observer = Observer(addresses, 2)
+    (trainer,) = start_trainers(start, addresses, 2, "--data-plane", plane)
+    observer = Observer(addresses, 2, plane=plane)
     observer.go_to(3)
     begin = time.monotonic()
     servers[1].process.kill()
@@ -121,12 +124,13 @@ def trainer_line(started: Started) -> str:
     return started.err
 
 
-def test_a_frozen_trainer_is_named_within_the_limit(start: Callable[..., Started]) -> None:
+@planes
+def test_a_frozen_trainer_is_named_within_the_limit(plane: str, start: Callable[..., Started]) -> None:
     limit = 3.0  # the server's, also for the group to come together
     server, address = start_server(start, 2, "--timeout", limit)
-    (trainer,) = start_trainers(start, [address], 2)
+    (trainer,) = start_trainers(start, [address], 2, "--data-plane", plane)
     until(lambda: is_connected(address), "the trainer")
-    observer = Observer([address], 2)
+    observer = Observer([address], 2, plane=plane)
     observer.go_to(3)
     begin = time.monotonic()
     trainer.process.send_signal(signal.SIGSTOP)
@@ -140,14 +144,15 @@ def test_a_frozen_trainer_is_named_within_the_limit(start: Callable[..., Started
     assert trainer.code == 4, trainer.err
 
 
+@planes
 def test_a_frozen_server_is_named_within_the_limit(
-    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+    plane: str, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ps.client.servers.GRACE", 0.0)
     server, address = start_server(start, 1)
-    observer = Observer([address], 1)
+    observer = Observer([address], 1, plane=plane)
     observer.go_to(3)
-    assert observer.client.data_plane == "shm"
+    assert observer.client.data_plane == plane
     server.process.send_signal(signal.SIGSTOP)
     state = Path(f"/proc/{server.process.pid}/stat")  # proc(5): T is stopped
     until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the server to stop")

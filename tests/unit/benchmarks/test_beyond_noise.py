@@ -12,6 +12,7 @@ import pytest
 from msgspec import convert
 
 from benchmarks.netlab.config import ClusterConfig
+from benchmarks.operations.link_settings import Scheme
 from benchmarks.records.crossover import Cell
 from benchmarks.records.result_files import plain
 from benchmarks.reports.crossover import winner
@@ -20,13 +21,13 @@ from benchmarks.stats.agreement import agreement
 from benchmarks.stats.interval import interval
 from benchmarks.verbs.diff import changes, figures
 from tests.support import compare_samples as compare
+from tests.support import crossover_samples as crossover
 from tests.support import sweep_samples as sweep
+from tests.support.crossover_samples import cell
 from tests.support.reporting import verdict
 from tests.support.sweep_samples import row_of
 from tests.support.typed_results import typed
-from tests.unit.benchmarks import test_crossover as crossover
 from tests.unit.benchmarks import test_suite_report as suite
-from tests.unit.benchmarks.test_crossover import cell
 from tests.unit.benchmarks.test_interval import DRIFT
 
 Results = dict[str, Any]
@@ -67,7 +68,7 @@ def a_sweep() -> Results:
 
 def a_map() -> Results:
     cluster = ClusterConfig(hosts=2, link="1gbit")
-    return crossover.results_of(cell(cluster, 2, 1, 10**6, [1e8] * 7, times(1), times(LEAD)), repetitions=7)
+    return crossover.results_of(cell(cluster, 2, Scheme(1), 10**6, [1e8] * 7, times(1), times(LEAD)), repetitions=7)
 
 
 ALL = (a_training, a_program, a_sweep, a_map)
@@ -110,7 +111,7 @@ def test_of_a_map() -> None:
 
 def test_of_a_map_that_was_interrupted_in_mid_round() -> None:
     cluster = ClusterConfig(hosts=2, link="1gbit")
-    found = cell(cluster, 2, 1, 10**6, [1e8] * 8, [*times(1), 1e6], times(LEAD))
+    found = cell(cluster, 2, Scheme(1), 10**6, [1e8] * 8, [*times(1), 1e6], times(LEAD))
     assert (found["rounds"], winner(convert(found, Cell))) == (7, "ring")
     assert found["ring"]["time_ms_interval"][1] < 1e6
 

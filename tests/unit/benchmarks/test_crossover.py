@@ -9,37 +9,34 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import unescape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.flags.crossover import CrossoverConfig
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.operations import link_settings as settings
-from benchmarks.operations.link_settings import Setting
-from benchmarks.page.charts import HeatMap
+from benchmarks.operations.link_settings import RING, Scheme, Setting
 from benchmarks.records.result_files import plain
-from benchmarks.reports import crossover
-from benchmarks.reports.crossover_terminal import print_terminal
 from benchmarks.verbs.crossover import Contestants, Crossover, cost, run_crossover
 from common.errors import CertificateFailed, UsageError
+from tests.support.crossover_samples import MB, results_of
 from tests.support.groups import LEAST_OF_LINK
-from tests.support.reporting import plots, to_html, to_markdown, verdict
-from tests.support.typed_results import completed, load, typed
+from tests.support.reporting import verdict
+from tests.support.typed_results import load, typed
 
 needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
-MB = 10**6
+ONE = Scheme(1)
 
 
 def test_flags() -> None:
-    config = CrossoverConfig(servers="1,N,2", links="1gbit,100mbit", sizes="25MB,1MB")
-    assert [config.servers_of(nranks) for nranks in (2, 4)] == [[1, 2], [1, 2, 4]]
+    config = CrossoverConfig(servers="1,N, 2+,2", links="1gbit,100mbit", sizes="25MB,1MB")
+    two, two_apart = Scheme(2), Scheme(2, apart=True)
+    assert [config.servers_of(nranks) for nranks in (2, 4)] == [[ONE, two, two_apart], [ONE, two, two_apart, Scheme(4)]]
+    assert [config.hosts(nranks) for nranks in (2, 4)] == [4, 6]
     assert [cluster.link for cluster in config.clusters(4)] == ["100mbit", "1gbit"]
     assert {cluster.hosts for cluster in config.clusters(4)} == {4}
     assert config.bytes == [MB, 25 * MB]
@@ -50,7 +47,12 @@ def test_flags() -> None:
     [
         ({"nranks": "1,2"}, "--nranks must be in 2..64, a host for each (got 1)"),
         ({"nranks": "2,65"}, "--nranks must be in 2..64, a host for each (got 65)"),
-        ({"servers": "1,M"}, "--servers must be numbers separated by commas, as in 1,2,4 (got '1,M')"),
+        ({"servers": "1,M+"}, "+ for hosts of their own, as in 1,N,N+ (got '1,M+')"),
+        ({"servers": "0"}, "--servers must be numbers or N, separated by commas, with a + for hosts"),
+        (
+            {"nranks": "33", "servers": "N+"},
+            "--servers N+ on hosts of their own beside 33 ranks need 66 hosts in all",
+        ),
         ({"links": "1gbit,fast"}, "--link must be a number and kbit, mbit, gbit, as in 1gbit (got 'fast')"),
         ({"sizes": "1"}, "'1' is not a size such as 4KiB or 100MB"),
         ({"repetitions": 0}, "--repetitions must be at least 1, --seconds positive"),
@@ -76,7 +78,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
         for nranks in self._config.counts():
             self._pairs.append((Setting(nranks, self._config.clusters(nranks)[0], MB, fresh=True), Any))  # type: ignore[arg-type]
         if 2 in self._config.counts():
-            self._pairs[0][0].restore({"rates": [1e8] * 3, "times": [[0, [1.0] * 3], [1, [2.0] * 3]]})
+            self._pairs[0][0].restore({"rates": [1e8] * 3, "times": [[RING, [1.0] * 3], [[1, False], [2.0] * 3]]})
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -132,7 +134,7 @@ def head_of(results: dict[str, Any]) -> dict[str, Any]:
 def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
     calls: list[tuple[Any, ...]] = []
     cells: list[Any] = []
-    schemes: Any = {0: GroupDouble("ring", 0.09, calls), 1: GroupDouble("one", 0.5, calls)}
+    schemes: Any = {RING: GroupDouble("ring", 0.09, calls), ONE: GroupDouble("one", 0.5, calls)}
     config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=2)
     measured(config, schemes, GroupDouble("link", 0.25, calls), cells, calls)
     fast, slow = ("limit", "100mbit"), ("limit", "10mbit")
@@ -154,7 +156,7 @@ def test_schemes_are_checked_then_measured_in_turn_there_and_back() -> None:
 def test_every_round_is_over_all_sizes_and_links() -> None:
     calls: list[tuple[Any, ...]] = []
     cells: list[Any] = []
-    schemes: Any = {0: GroupDouble("ring", 0.3, calls), 1: GroupDouble("one", 0.3, calls)}
+    schemes: Any = {RING: GroupDouble("ring", 0.3, calls), ONE: GroupDouble("one", 0.3, calls)}
     config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB,2MB", servers="1", repetitions=2)
     measured(config, schemes, GroupDouble("link", 0.25, calls), cells, [])
     timed = [call[1] for call in calls if call[0] == "ring"]
@@ -164,10 +166,10 @@ def test_every_round_is_over_all_sizes_and_links() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "call", "kept"), [(0, 4, ["100mbit"]), (1, 4, ["100mbit"]), (1, 5, ["10mbit", "100mbit"])]
+    ("scheme", "call", "kept"), [(RING, 4, ["100mbit"]), (ONE, 4, ["100mbit"]), (ONE, 5, ["10mbit", "100mbit"])]
 )
 def test_what_both_schemes_had_measured_when_it_was_interrupted_is_kept(
-    scheme: int, call: int, kept: list[str]
+    scheme: Scheme, call: int, kept: list[str]
 ) -> None:
     class Interrupted(GroupDouble):
         def measure(self, *args: Any, **kwargs: Any) -> tuple[list[float], int]:
@@ -175,7 +177,7 @@ def test_what_both_schemes_had_measured_when_it_was_interrupted_is_kept(
                 raise KeyboardInterrupt
             return super().measure(*args, **kwargs)
 
-    schemes: Any = {each: (Interrupted if each == scheme else GroupDouble)("-", 0.1, []) for each in (0, 1)}
+    schemes: Any = {each: (Interrupted if each == scheme else GroupDouble)("-", 0.1, []) for each in (RING, ONE)}
     cells: list[Any] = []
     config = CrossoverConfig(links="10mbit,100mbit", sizes="1MB", servers="1", repetitions=3)
     with pytest.raises(KeyboardInterrupt):
@@ -184,11 +186,13 @@ def test_what_both_schemes_had_measured_when_it_was_interrupted_is_kept(
 
 
 def test_wrong_parameters_are_no_result() -> None:
-    schemes: Any = {0: GroupDouble("ring", 0.1, []), 4: GroupDouble("ps", 0.1, [], wrong=3)}
+    schemes: Any = {RING: GroupDouble("ring", 0.1, []), Scheme(4, True): GroupDouble("ps", 0.1, [], wrong=3)}
     cells: list[Any] = []
     with pytest.raises(CertificateFailed) as caught:
         measured(CrossoverConfig(links="1gbit"), schemes, GroupDouble("link", 0.1, []), cells, [])
-    assert str(caught.value) == "N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of 4 servers"
+    assert str(caught.value) == (
+        "N=4, 1gbit, 1 MB: 3 parameters are wrong after a step of 4 servers on hosts of their own"
+    )
     assert cells == []
 
 
@@ -197,8 +201,8 @@ def test_where_parameters_were_wrong_nothing_is_shown_or_written(
 ) -> None:
     def prepared(self: Crossover, on_run: Any) -> Any:
         self._pairs.append((Setting(2, self._config.clusters(2)[0], MB, fresh=True), Any))  # type: ignore[arg-type]
-        self._pairs[0][0].restore({"rates": [1e8], "times": [[0, [1.0]], [1, [2.0]]]})
-        schemes: Any = {0: GroupDouble("ring", 0.1, [], wrong=3)}
+        self._pairs[0][0].restore({"rates": [1e8], "times": [[RING, [1.0]], [[1, False], [2.0]]]})
+        schemes: Any = {RING: GroupDouble("ring", 0.1, [], wrong=3)}
         one_link = CrossoverConfig(links="1gbit")
         measured(one_link, schemes, GroupDouble("link", 0.1, []), [], [])
 
@@ -220,119 +224,22 @@ def test_the_time_left_is_reckoned_from_the_links() -> None:
     assert cost(whole) == 3 * 4 + 3 * 3 + 3 * 12 + 4
 
 
-def cell(*measured: Any) -> dict[str, Any]:
-    """As it stands in crossover.json."""
-    return plain(settings.cell(*measured))
-
-
-def made(link: str, servers: int, nbytes: int, ring: float, ps: float, *, nranks: int = 4, spread: float = 0.01) -> Any:
-    times = [[time * (1 - spread), time, time * (1 + spread)] for time in (ring, ps)]
-    cluster = ClusterConfig(hosts=nranks, link=link)
-    rate = 0.95 * cluster.links()[0]
-    return cell(cluster, nranks, servers, nbytes, [rate, rate], *times)
-
-
-def results_of(*cells: Any, repetitions: int = 3) -> dict[str, Any]:
-    machine = {"cpu": "<b>CPU</b>", "cores": 2, "memory_bytes": 8 * 10**9, "memcpy_gb_per_s": 8.0, "noise": 0.03}
-    return completed(
-        {
-            "schema": 1,
-            "kind": "crossover",
-            "created": "2026-11-21T08:30:00+00:00",
-            "command": "python -m benchmarks crossover",
-            "environment": {**machine, "kernel": "6", "python": "3.11", "versions": {"numpy": "2"}, "commit": None},
-            "congestion_control": "cubic",
-            "repetitions": repetitions,
-            "interrupted": False,
-            "cells": list(cells),
-        },
-        "crossover",
-    )
-
-
-def sample() -> dict[str, Any]:
-    """Either wins somewhere; one tie; and the fastest link is not what limits."""
-    return results_of(
-        made("100mbit", 1, 25 * MB, 3.3, 12.9),
-        made("1gbit", 1, 25 * MB, 0.35, 1.4),
-        made("10gbit", 1, 25 * MB, 0.3, 0.45),
-        made("100mbit", 4, MB, 0.130, 0.131),
-        made("1gbit", 4, MB, 0.015, 0.018),
-        made("10gbit", 4, MB, 0.010, 0.014),
-        made("100mbit", 4, 25 * MB, 3.3, 3.0),
-        made("1gbit", 4, 25 * MB, 0.35, 0.3),
-        made("10gbit", 4, 25 * MB, 0.3, 0.45),
-    )
-
-
-@pytest.fixture
-def results() -> dict[str, Any]:
-    return sample()
-
-
-def test_the_verdict_says_who_wins_where_and_by_how_much(results: dict[str, Any]) -> None:
-    assert plain(typed(results)) == results
-    assert verdict(results) == [
-        "A whole step of SGD between emulated hosts: the ring is faster in 6 of 9 cases, the parameter server in 2, "
-        "1 is within noise.",
-        "N=4, 1 server: the ring is 1.50 to 4.00 times faster at every size and link measured.",
-        "N=4, 4 servers: with 1 MB both are within noise of each other at 100mbit, the ring is 1.20 to 1.40 times "
-        "faster from 1gbit on; with 25 MB the parameter server is 1.10 to 1.17 times faster up to 1gbit, the ring is "
-        "1.50 times faster at 10gbit.",
-        "At 10gbit, no scheme reaches more than 14% of the link's limit (a plain stream carries 9,500 Mbit/s). There, "
-        "this machine's processors are the bottleneck, not the link.",
-    ]
-
-
-def winner_of(cell: dict[str, Any]) -> str:
-    return crossover.winner(typed(results_of(cell)).cells[0])
-
-
-def test_spreads_that_overlap_are_noise() -> None:
-    assert winner_of(made("1gbit", 1, MB, 1.0, 1.5)) == "ring"
-    assert winner_of(made("1gbit", 1, MB, 1.5, 1.0)) == "ps"
-    assert winner_of(made("1gbit", 1, MB, 1.0, 1.5, spread=0.21)) == ""
-    assert verdict(results_of(made("1gbit", 1, MB, 0.015, 0.016, spread=0.2)))[1:] == [
-        "N=4, 1 server: both are within noise of each other at every size and link measured."
-    ]
-    assert "measured once, so its noise is unknown" in verdict(results_of(made("1gbit", 1, MB, 1, 2), repetitions=1))[0]
-
-
-def test_the_map_shows_every_cell(results: dict[str, Any]) -> None:
-    (plot,) = plots(results)
-    assert plot.name.startswith("crossover-")
-    assert isinstance(plot.chart, HeatMap)
-    one, four = plot.chart.tables
-    assert list(one.columns) == list(four.columns) == ["100mbit", "1gbit", "10gbit"]
-    assert [head for head, _ in one.rows] == [head for head, _ in four.rows] == ["1 MB", "25 MB"]
-    texts = [[[cell and cell.text for cell in cells] for _, cells in table.rows] for table in (one, four)]
-    assert texts[0] == [[None, None, None], ["ring 3.91×", "ring 4.00×", "ring 1.50×"]]
-    assert texts[1][0][0] == "≈ 1.01×"
-    assert texts[1][1] == ["server 1.10×", "server 1.17×", "ring 1.50×"]
-    colours = [cell.colour for table in (one, four) for _, cells in table.rows for cell in cells if cell]
-    assert colours[1] == "rgba(0,119,187,0.65)"  # the largest lead
-    assert colours[3] == "rgba(128,128,128,0.15)"  # a tie
-    assert colours[6] == "rgba(199,119,0,0.18)"
-    assert "25 MB at 1gbit server 1.17×" in plot.alt
-    assert "1 MB at 100mbit within noise (1.01×)" in plot.alt
-
-
-def test_every_output_holds_the_verdict_and_the_figures(results: dict[str, Any]) -> None:
-    screen, narrow = StringIO(), StringIO()
-    print_terminal(typed(results), Console(file=narrow, width=80))
-    assert max(map(len, narrow.getvalue().splitlines())) <= 80
-    assert "…" not in narrow.getvalue()
-    print_terminal(typed(results), Console(file=screen, width=200))
-    html = to_html(results)
-    for text in (screen.getvalue(), to_markdown(results), html):
-        words = " ".join(text.split())
-        assert all(" ".join(sentence.split()) in unescape(words) for sentence in verdict(results))
-        assert "12,900" in words
-        assert "within noise (1.01×)" in words or "≈ 1.01×" in words
-    assert "<b>CPU" not in html
-    assert html.count('id="crossover-map"') == 1
-    for block in re.findall(r"(?:^\|.*\n)+", to_markdown(results), re.MULTILINE):
-        assert len({line.count("|") for line in block.splitlines()}) == 1
+@pytest.mark.parametrize(
+    ("scheme", "places", "bound"),
+    [
+        (RING, [], 0.63),  # 2(N-1)/N M/B
+        (Scheme(4), [0, 1, 2, 3], 0.63),  # a quarter to and from each of three others, as rank and as server
+        (Scheme(6), [0, 1, 2, 3, 0, 1], 0.70),  # hosts 0 and 1 have two servers each
+        (Scheme(4, apart=True), [4, 5, 6, 7], 0.42),  # M/B: every byte goes and comes once
+        (Scheme(1, apart=True), [4], 1.68),
+    ],
+)
+def test_the_bound_is_of_the_busiest_link_wherever_the_servers_are(
+    scheme: Scheme, places: list[int], bound: float
+) -> None:
+    assert scheme.placed(4) == places
+    cluster = ClusterConfig(hosts=4, link="1gbit")
+    assert settings.least_seconds(cluster, 50 * MB, 50 * MB / 0.42, 4, scheme) == pytest.approx(bound)
 
 
 COMMAND = [sys.executable, "-m", "benchmarks", "crossover", "--nranks", "2"]
@@ -348,7 +255,18 @@ def namespaces(pid: int) -> list[str]:
 @pytest.mark.long
 def test_a_small_map(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    small = ["--links", "100mbit,400mbit", "--sizes", "1MB", "--repetitions", "2", "--seconds", "0.01"]
+    small = [
+        "--links",
+        "100mbit,400mbit",
+        "--servers",
+        "1,N+",
+        "--sizes",
+        "1MB",
+        "--repetitions",
+        "2",
+        "--seconds",
+        "0.01",
+    ]
     folders = ["--out", str(tmp_path / "out"), "--history", str(tmp_path / "history")]
     command = [*COMMAND, *small, *folders, "--lang", "zh"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
@@ -357,8 +275,8 @@ def test_a_small_map(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{8}T\d{6}Z-crossover-([0-9a-f]+\+?|unknown)\.json", kept.name)
     found = load(kept)
     assert found == json.loads((tmp_path / "out" / "crossover.json").read_text())
-    assert [(c["link"], c["bytes"], c["servers"]) for c in found["cells"]] == [
-        (link, MB, servers) for link in ("100mbit", "400mbit") for servers in (1, 2)
+    assert [(c["link"], c["bytes"], c["servers"], c["apart"]) for c in found["cells"]] == [
+        (link, MB, servers, servers == 2) for link in ("100mbit", "400mbit") for servers in (1, 2)
     ]
     for each in found["cells"]:
         assert LEAST_OF_LINK < each["stream_bytes_per_s"] / each["link_bytes_per_s"] < 1.05

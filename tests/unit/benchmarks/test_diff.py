@@ -147,6 +147,13 @@ def test_figures_of_a_crossover_map() -> None:
     }
 
 
+def test_servers_apart_are_not_taken_for_those_beside_the_ranks() -> None:
+    both = crossover((10, 9, 11), (5, 4, 6))
+    both["cells"].append({**both["cells"][0], "apart": True, "ps": {**both["cells"][0]["ps"], "time_ms": 5.5}})
+    times = {name: each.time for name, each in figures(typed(both)).items() if name.startswith("ps")}
+    assert times == {"ps N=4 S=2 1gbit 1 MB": 5, "ps N=4 S=2+ 1gbit 1 MB": 5.5}
+
+
 def test_two_crossover_maps(write: Callable[[str, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
     before = Path(write("a", crossover((10, 9, 11), (5000, 4000, 6000))))
     after = Path(write("b", crossover((10, 9, 11), (8000, 7000, 9000))))

@@ -64,9 +64,19 @@ def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert doctor.ports({port: "x --port"}) == Finding(
-            "ports", False, f"{port} is in use", "x --port chooses another"
+            "ports", False, f"{port} is in use", "x --port chooses another", lack="in use"
         )
-    assert doctor.ports({port: "x --port"}) == Finding("ports", True, f"{port} is free")
+    free = doctor.ports({port: "x --port"})
+    assert (free.usable, free.found, free.mend) == (True, f"{port} is free", "")
+
+
+def test_what_is_there_but_cannot_be_used_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "is_free", lambda port: port == 8500)
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.ports,))
+    doctor.doctor(doctor.DoctorConfig())
+    assert " ".join(capsys.readouterr().out.splitlines()[0].split()) == "ports in use 8500 is free, 8600 is in use"
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.page.document import Bullets, Fold
 from benchmarks.reports.recommendation import races_in
+from tests.support import crossover_samples as crossover
 from tests.support.compare_samples import Page, a_run, results_of
 from tests.support.reporting import report, to_html, to_markdown, verdict
 from tests.support.sweep_samples import sample as a_sweep
 from tests.support.typed_results import completed, typed
 from tests.unit.benchmarks import test_accuracy_report as accuracy
-from tests.unit.benchmarks import test_crossover as crossover
 
 
 def a_script() -> dict[str, Any]:

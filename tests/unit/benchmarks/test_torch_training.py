@@ -15,12 +15,12 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from benchmarks.contestants.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
 from benchmarks.contestants.training_contestants import Contestant, line_up
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.training.certificate import certify
 from benchmarks.training.pool import WorkerPool
-from benchmarks.training.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
 from benchmarks.verbs.compare import Comparison
 from common.errors import GradSyncError, PeerLost, UsageError
 from common.launch.flags import TrainingConfig
@@ -52,7 +52,7 @@ def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert both.absent() == {"torch-ddp": "PyTorch has no optimizer that computes what Paddle's rmsprop does"}
     assert [name for name in OPTIMIZERS if why_absent(TrainingConfig(optimizer=name))] == ["rmsprop"]
     assert why_absent(TrainingConfig(model="mlp:8")) == why_absent(TrainingConfig()) == ""
-    monkeypatch.delitem(importlib.import_module("benchmarks.training.torch_training").MODELS, "mlp")
+    monkeypatch.delitem(importlib.import_module("benchmarks.contestants.torch_training").MODELS, "mlp")
     assert why_absent(TrainingConfig(model="mlp:8")) == "the model mlp has not been rebuilt in PyTorch"
 
 

@@ -8,8 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from collective.shared_memory.barrier import HALF_BYTES, NOTE_BYTES
+from collective.shared_memory import barrier
+from collective.shared_memory.barrier import HALF_BYTES
+from collective.shared_memory.meetings.base import NOTE_BYTES
 from common.errors import PeerLost, PeerStalled
+from common.kernels.loader import KERNELS_VARIABLE
 from tests.support.groups import (
     DEADLINE_S,
     assert_same_bits,
@@ -24,11 +27,24 @@ from tests.support.groups import (
 LIMIT_S = 0.3
 
 
-@pytest.fixture(params=[2, 3, 4], ids="N{}".format)
-def barriers(request):
+@pytest.fixture(params=[(2, "compiled"), (3, "semaphores"), (4, "compiled")], ids="N{0[0]}-{0[1]}".format)
+def barriers(request, monkeypatch):
     """The groups of all ranks; `barrier_of` each is what is tested here."""
-    with opened("shm", request.param) as groups:
+    nranks, way = request.param
+    monkeypatch.setenv(KERNELS_VARIABLE, "auto" if way == "compiled" else "off")
+    with opened("shm", nranks) as groups:
+        assert all((barrier_of(group).compiled is not None) == (way == "compiled") for group in groups)
         yield groups
+
+
+def come_without_waiting(meeting):
+    """As `meet` does, but for what follows."""
+    if meeting.compiled:
+        meeting.compiled._meet()
+    else:
+        for post in meeting.meetings._posts[meeting.turn]:
+            post()
+        meeting.meetings._mine.meetings[0] = 1
 
 
 def test_nobody_leaves_a_meeting_before_everyone_has_come(barriers):
@@ -51,37 +67,39 @@ def test_notes_halves_and_the_area_for_short_arrays_are_everyones_of_this_meetin
         return bytes([rank, i]) * (NOTE_BYTES // 2)
 
     def body(group):
-        barrier = barrier_of(group)
+        meeting = barrier_of(group)
         everyones = range(len(barriers))
         for i in range(20):
-            barrier.halves[barrier.turn][group.rank][:] = sample(group.rank, HALF_BYTES, "uint8", seed=i)
-            barrier.short[barrier.turn][group.rank :: len(barriers)] = 10 * i + group.rank
-            assert barrier.exchange(note(group.rank, i)) == b"".join(note(r, i) for r in everyones)
-            assert all((barrier.short[1 - barrier.turn][r :: len(barriers)] == 10 * i + r).all() for r in everyones)
+            meeting.halves[meeting.turn][group.rank][:] = sample(group.rank, HALF_BYTES, "uint8", seed=i)
+            meeting.short[meeting.turn][group.rank :: len(barriers)] = 10 * i + group.rank
+            assert meeting.exchange(note(group.rank, i)) == [note(r, i) for r in everyones]
+            assert meeting.exchange(bytes(NOTE_BYTES)) is None
+            meeting.meet()
+            assert all((meeting.short[1 - meeting.turn][r :: len(barriers)] == 10 * i + r).all() for r in everyones)
             for r in everyones:
                 if (i + r) % 5 == group.rank:  # not all, for speed
-                    assert_same_bits(barrier.halves[1 - barrier.turn][r], sample(r, HALF_BYTES, "uint8", seed=i))
+                    assert_same_bits(meeting.halves[1 - meeting.turn][r], sample(r, HALF_BYTES, "uint8", seed=i))
 
     on_ranks(barriers, body)
 
 
 def test_an_array_is_found_by_its_place_in_every_rank(barriers):
     def body(group):
-        barrier = barrier_of(group)
-        assert barrier.locate(np.zeros(5)) is None
-        arrays = [barrier.empty(1000 + i, np.float64) for i in range(5)]
+        meeting = barrier_of(group)
+        assert meeting.locate(np.zeros(5)) is None
+        arrays = [meeting.empty(1000 + i, np.float64) for i in range(5)]
         for i, array in enumerate(arrays):
             array[...] = 100 * group.rank + i
-        places = [barrier.locate(array[i:]) for i, array in enumerate(arrays)]
+        places = [meeting.locate(array[i:]) for i, array in enumerate(arrays)]
         assert len(set(places)) == 5
         assert [offset for _, offset in places] == [0, 8, 16, 24, 32]
-        barrier.meet()
+        meeting.meet()
         for r in range(len(barriers)):
             for i, place in enumerate(places):
-                assert set(barrier.array_of(r, *place, 1000, np.float64).tolist()) == {100 * r + i}
-        barrier.meet()
-        barrier.array_of((group.rank + 1) % len(barriers), *places[0], 1, np.float64)[0] = group.rank
-        barrier.meet()
+                assert set(meeting.array_of(r, *place, 1000, np.float64).tolist()) == {100 * r + i}
+        meeting.meet()
+        meeting.array_of((group.rank + 1) % len(barriers), *places[0], 1, np.float64)[0] = group.rank
+        meeting.meet()
         assert arrays[0][0] == (group.rank - 1) % len(barriers)
 
     on_ranks(barriers, body)
@@ -111,12 +129,15 @@ def test_whoever_is_frozen_while_it_comes_is_named_by_all(barriers):
     limit_waits(barriers, LIMIT_S)
 
     def body(group):
-        barrier = barrier_of(group)
+        meeting = barrier_of(group)
         if group.rank == frozen:
-            barrier._posts[barrier.turn].insert(0, lambda: others_gave_up.wait(DEADLINE_S))
-            return barrier.meet()
+            if meeting.compiled:  # which comes all at once
+                others_gave_up.wait(DEADLINE_S)
+            else:
+                meeting.meetings._posts[meeting.turn].insert(0, lambda: others_gave_up.wait(DEADLINE_S))
+            return meeting.meet()
         try:
-            return barrier.meet()
+            return meeting.meet()
         finally:
             others_gave_up.wait(DEADLINE_S)
 
@@ -143,17 +164,15 @@ def test_whoever_leaves_after_a_meeting_holds_nobody_up(barriers):
     gone = threading.Event()
 
     def body(group):
-        barrier = barrier_of(group)
+        meeting = barrier_of(group)
         if group.rank == 0:
-            for post in barrier._posts[barrier.turn]:  # as `meet` does, without waiting
-                post()
-            barrier._mine.meetings[0] = 1
-            barrier.close()
+            come_without_waiting(meeting)
+            meeting.close()
             gone.set()
         else:
             gone.wait(DEADLINE_S)
             time.sleep(0.1)
-            barrier.meet()
+            meeting.meet()
 
     assert on_ranks(barriers, body) == [None] * len(barriers)
 
@@ -162,3 +181,11 @@ def test_close_is_idempotent_and_silent(barriers):
     for group in barriers:
         for reason in ("", "ValueError: too late", ""):
             barrier_of(group).close(reason)
+
+
+def test_where_one_rank_has_no_compiled_code_all_meet_by_semaphores(monkeypatch):
+    can = iter([True, False, True])
+    monkeypatch.setattr(barrier, "can_be_compiled", lambda: next(can))
+    with opened("shm", 3) as groups:
+        assert [barrier_of(group).compiled for group in groups] == [None] * 3
+        on_ranks(groups, lambda group: group.barrier())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collective.algorithms.schedule import all_gather_steps, pipeline, reduce_scatter_steps
-from common.tensors.reduction import canonical_ranks
+from common.tensors.canonical_order import canonical_ranks
 
 # [nranks][rank] -> (chunk sent, chunk received) at each step
 REDUCE_SCATTER = {

@@ -11,13 +11,15 @@ import pytest
 import collective
 from collective.calls import Tag
 from collective.membership.liveness import Mesh
-from collective.transports.tcp import FRAME, HEADER_BYTES, TcpTransport, checksum_of
+from collective.transports.tcp import TcpTransport
 from common.errors import ProtocolError, RendezvousError, UsageError
 from common.launch.ranks import abstract_address
+from common.network.links import FRAME, checksum_of
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
 TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, piece=0)
 VALUES = np.arange(25_000, dtype=np.float32)
+HEADER_BYTES = FRAME.size + Tag.FORMAT.size
 CHECKSUM_AT = 8
 
 

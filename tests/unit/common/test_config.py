@@ -18,7 +18,7 @@ from collective import run, trainer
 from collective.flags import CollectiveTrainerConfig
 from common import __version__, errors
 from common.errors import GradSyncError, UsageError
-from common.launch.cli import run_command, split_script, to_reader
+from common.launch.cli import check_writable, run_command, split_script, to_reader
 from common.launch.flags import DATASETS, MODELS, TrainingConfig
 from common.launch.settings import check_rank
 from common.system.addresses import parse_address, parse_addresses
@@ -26,7 +26,7 @@ from common.tensors.optimizers import OPTIMIZERS, AdamW
 from ps import run as ps_run
 from ps import server, status
 from ps import trainer as ps_trainer
-from ps.flags import TrainerConfig
+from ps.flags import RunConfig, TrainerConfig
 
 pytest.importorskip("tyro")
 
@@ -96,6 +96,32 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(
     args, message = UNREADABLE[name]
     assert command(args, lambda config: pytest.fail("ran")) == 2
     assert capfd.readouterr() == ("", f"a.command: UsageError: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--trainers", "2", "--nranks", "3"], "--trainers 2 and --nranks 3"),
+        (["--nranks=3", "--trainers=2"], "--nranks 3 and --trainers 2"),
+        (["--gpus", "0,1", "--devices", "1"], "--gpus 0,1 and --devices 1"),
+    ],
+)
+def test_two_names_of_one_flag_cannot_differ(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ps_run.main(args) == 2
+    why = "contradict each other: these are names of one flag; give one of them"
+    assert capfd.readouterr() == ("", f"ps.run: UsageError: {told} {why}\n")
+    assert run_command(RunConfig, lambda _: 7, prog="ps.run", args=["--trainers", "3", "--nranks", "3"]) == 7
+
+
+def test_a_file_in_no_folder_is_refused_and_no_folder_made(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^cannot write to --save {tmp_path}/no/m: there is no folder {tmp_path}/no; "
+    ):
+        check_writable("save", tmp_path / "no" / "m")
+    assert not list(tmp_path.iterdir())
+    check_writable("out", tmp_path / "made" / "report.html", make_folder=True)
+    check_writable("save", tmp_path / "made" / "m.any")
+    assert not list((tmp_path / "made").iterdir())
 
 
 @pytest.mark.parametrize("args", [["--log_dir", "logs", "--batch_size", "3"], ["--log-dir=logs", "--batch-size=3"]])

@@ -150,7 +150,9 @@ def test_two_processes_compile_once_and_the_next_says_nothing(tmp_path: Path) ->
     both = [subprocess.Popen(command, **pipes) for _ in range(2)]
     told = [process.communicate(timeout=60) for process in both]
     assert [out for out, _ in told] == ["True 3.0 False\n"] * 2
-    assert sorted(err for _, err in told) == ["", "gradsync: compiling 4 loops for this processor, once\n"]
+    compiling, waiting = sorted(err for _, err in told)
+    assert compiling == "gradsync: compiling 4 loops for this processor, once\n"
+    assert waiting in ("", "gradsync: waiting for the process that compiles loops\n")  # whether it came that early
     again = subprocess.run(command, **pipes, timeout=60, check=True)
     assert (again.stdout, again.stderr) == ("True 3.0 False\n", "")
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.tensors.buckets import pieces_of
+from common.tensors.canonical_order import canonical_ranks, chunk_with
 from common.tensors.reduction import (
     BLOCK,
     DTYPES,
     OPS,
     Reduction,
-    canonical_ranks,
     mean_scale,
     reduce_bucket,
     reduce_piece,
@@ -74,6 +74,12 @@ def test_pieces_have_the_bits_of_the_whole(length: int, nranks: int, dtype: str)
 @pytest.mark.parametrize("nranks", ORDERS)
 def test_order_table(nranks: int) -> None:
     assert [canonical_ranks(chunk, nranks) for chunk in range(nranks)] == ORDERS[nranks]
+
+
+@pytest.mark.parametrize("nranks", ORDERS)
+def test_a_chunk_is_found_by_a_rank_and_its_place(nranks: int) -> None:
+    for chunk, order in enumerate(ORDERS[nranks]):
+        assert [chunk_with(rank, place, nranks) for place, rank in enumerate(order)] == [chunk] * nranks
 
 
 @pytest.mark.parametrize(("nranks", "bits"), [(1, 0x3F800000), (2, 0x3F000000), (3, 0x3EAAAAAB), (10, 0x3DCCCCCD)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 from common.errors import UsageError
 from common.launch.script import report
+from common.system.process import PARENT_VARIABLE
+from tests.support.groups import ROOT
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def without_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_hint_comes_after_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert report("mine.py", ValueError("no group")) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2] == "ValueError: no group"
+    assert lines[-3:-1] == ["ValueError: no group", ""]
     assert lines[-1].startswith("mine.py uses neither ps nor collective: change its import")
 
 
@@ -59,3 +63,25 @@ def test_a_program_that_ended_above_its_import_is_not_told_to_change_it(
 def test_our_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert report("mine.py", UsageError("no such script: mine.py")) == UsageError.exit_code
     assert capsys.readouterr().err == "mine.py: UsageError: no such script: mine.py\n"
+
+
+@pytest.mark.parametrize("under_a_launcher", [True, False])
+def test_paddles_handler_of_sigterm_is_taken_away_as_soon_as_paddle_is_imported(
+    tmp_path: Path, *, under_a_launcher: bool
+) -> None:
+    (tmp_path / "paddle.py").write_text("import faulthandler, signal\nfaulthandler.register(signal.SIGTERM)\n")
+    script = tmp_path / "mine.py"
+    script.write_text("import paddle, os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "common.launch.script", str(script)],
+        cwd=ROOT,
+        env={**os.environ, **({PARENT_VARIABLE: str(os.getpid())} if under_a_launcher else {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if under_a_launcher:
+        assert (done.returncode, done.stderr) == (-15, "")
+    else:
+        assert "mine.py" in done.stderr  # the handler's own words

@@ -106,7 +106,7 @@ def test_a_ring_s_buckets_are_ready_started_and_reduced(
     assert len(trace["otherData"]["stragglers"]) == (nranks if nranks > 1 else 0)
 
 
-@pytest.mark.parametrize(("plane", "servers"), [("grpc", 2), ("shm", 1)])
+@pytest.mark.parametrize(("plane", "servers"), [("grpc", 2), ("tcp", 2), ("shm", 1)])
 def test_a_server_reduces_and_applies_after_all_have_sent_and_before_anybody_receives(
     plane: str, servers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,7 +55,7 @@ def expected_parameters(nranks: int, shape: Any, steps: int) -> Any:
     return parameters[:size].reshape(shape)
 
 
-@pytest.mark.parametrize("plane", ["shm", "grpc"])
+@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("nranks", "servers"), [(1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("shape", [(7, 11), 1, 400_000, (0, 3)])
@@ -80,7 +80,7 @@ def test_servers_update_the_parameters(shape: Any, nranks: int, servers: int, sh
         assert_same_bits(parameters, expected_parameters(nranks, shape, STEPS))
 
 
-@pytest.mark.parametrize("plane", ["shm", "grpc"])
+@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_without_an_optimizer_it_is_an_all_reduce(dtype: str, shared: bool, plane: str) -> None:
@@ -121,7 +121,7 @@ def test_arrays_outlive_the_connection() -> None:
         assert np.all(parameters == 3.0)
 
 
-@pytest.mark.parametrize("plane", ["shm", "grpc"])
+@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
 def test_what_lies_beside_a_part_of_an_array_is_left_alone(plane: str) -> None:
     """Parts of arrays from `empty` have no padding of their own behind them, and neighbours in their memory."""
 

@@ -66,7 +66,7 @@ def wait_for_commit(server: ParameterServer, step: int) -> None:
         time.sleep(POLL_S)
 
 
-@pytest.mark.parametrize(("plane", "served"), [("shm", 0), ("grpc", 4 * 1008)])
+@pytest.mark.parametrize(("plane", "served"), [("shm", 0), ("tcp", 4 * 1008), ("grpc", 4 * 1008)])
 def test_a_status_has_the_steps_and_bytes_of_every_trainer(plane: str, served: int) -> None:
     with ParameterServer("127.0.0.1:0", 2) as server:
         assert server.status().state == "waiting for trainers"

@@ -63,6 +63,14 @@ def test_the_longest_ink_fills_a_chart_of_bars() -> None:
     assert Bars([]).share(0) == 0
 
 
+@pytest.mark.parametrize(("mark", "at"), [(None, 40), (30, 40), (40, 40), (41, 41), (64, 64), (65, 40), (100, 40)])
+def test_the_text_beside_a_bar_does_not_touch_a_line(mark: float | None, at: float) -> None:
+    bar = Bar.single("a", "40", 35, "#000000", "", interval=(30, 40))
+    group = BarGroup("", [bar], mark)
+    chart = Bars([group, BarGroup("", [Bar.single("b", "100", 100, "#000000", "")])])
+    assert chart.text_at(bar, group) == at
+
+
 def everywhere(text: str) -> Report:
     """A report with this text in every place."""
     bar = Bar.single(text, text, 1.0, "#000000", text)

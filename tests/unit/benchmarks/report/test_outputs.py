@@ -23,7 +23,7 @@ class TestTerminal:
 
     def test_only_the_fastest_of_a_group_is_marked(self, good: Results) -> None:
         marked = re.findall(r"^ (\S.*?) \* +(\d)", terminal(good, 100), re.MULTILINE)
-        assert marked == [("ring/shm", "2"), ("ring/shm", "4")]
+        assert marked == [("ring/shm", "2")]  # at N=4 there is a tie
 
     def test_markup_in_names_is_text(self) -> None:
         assert "[red]x" in terminal(results_of(a_run("[red]x N=2", 100), a_run("ps N=2", 50)), 100)
@@ -42,10 +42,8 @@ class TestMarkdown:
             assert {len(re.split(r"(?<!\\)\|", line)) for line in (rule, *rows)} == {columns}
 
     def test_fastest_is_bold(self, good: Results) -> None:
-        assert re.findall(r"^\| \*\*(\S+)\*\* \| \*\*(\d)\*\*", to_markdown(good), re.MULTILINE) == [
-            ("ring/shm", "2"),
-            ("ring/shm", "4"),
-        ]
+        marked = re.findall(r"^\| \*\*(\S+)\*\* \| \*\*(\d)\*\*", to_markdown(good), re.MULTILINE)
+        assert marked == [("ring/shm", "2")]
 
     def test_tags_are_text(self) -> None:
         assert "<b>" not in to_markdown(results_of(a_run("<b>x N=2", 100), a_run("ps N=2", 50)))

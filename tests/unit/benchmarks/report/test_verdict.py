@@ -95,6 +95,31 @@ class TestVerdict:
             to_markdown(good)
 
 
+def marks(results: Results) -> int:
+    """How many rows the outputs mark, the same in all of them."""
+    page = len(re.findall("class=.best.", to_html(results)))
+    assert ("fastest of its N" in to_html(results)) == bool(page)
+    screen = terminal(results, 120)
+    assert len(re.findall(r"^ *\S.* \* +\d", screen, re.MULTILINE)) == page
+    assert ("* the fastest of its N" in screen) == bool(page)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("rival", "words", "count"),
+    [
+        (a_run("ps N=2", 900), "is the fastest, 11.1% ahead of ps", 1),
+        (a_run("ps N=2", 998), "within noise of each other: take either", 0),
+        (a_run("ring/tcp N=2", 998), "is the fastest; no other scheme was measured", 1),
+        ({**a_run("ps N=2", 900), "repetitions": 2}, "has the highest median", 0),
+    ],
+)
+def test_only_whom_the_verdict_calls_the_fastest_is_marked(rival: Results, words: str, count: int) -> None:
+    results = results_of(a_run("ring/shm N=2", 1000), rival)
+    assert any(words in sentence for sentence in verdict(results))
+    assert marks(results) == count
+
+
 class TestFailedCertificate:
     def test_names_the_first_difference(self, failed: Results) -> None:
         outcome, first = verdict(failed)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from benchmarks.page.charts import Lines
+from benchmarks.verbs.sweep import show
 from tests.support.reporting import plots, to_html, to_markdown, verdict
 from tests.support.sweep_samples import results_of, row_of, sample
+from tests.support.typed_results import typed
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -35,6 +38,17 @@ def test_a_report_tells_who_is_faster_and_how_near_the_limit() -> None:
     assert lines["memory-limit"].dash == "dot"
     assert "50% of the limit" in lines["shm"].words[2]
     assert "no &lt;mpirun&gt;" in to_html(found)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_the_terminal_ends_with_the_pages_verdict(wrong: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = sample()
+    found["rows"][0]["wrong"] = wrong
+    show(typed(found), Console(width=300))
+    sentences = verdict(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-len(sentences) :] == sentences
+    assert any("100 MB  shm" in line for line in lines) == (not wrong)
 
 
 def test_wrong_sums_have_no_speed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.contestants import RATE
+from benchmarks.contestants.sweep_contestants import RATE
 from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
 
 

@@ -13,7 +13,7 @@ import pytest
 from collective.nccl import algorithm as nccl_algorithm
 from collective.nccl.algorithm import NcclAlgorithm
 from collective.nccl.binding import NcclBinding
-from collective.nccl.watchdog import Watchdog
+from collective.nccl.stuck_calls import Watchdog
 from common.errors import GradSyncError, NcclFailed, PeerLost, PeerStalled, ProtocolError
 from tests.support.fake_nccl import FakeGpu, FakeNccl, on_gpu
 from tests.support.groups import ROOT, errors_on, nccl_groups, outcomes_of
@@ -183,7 +183,7 @@ def test_the_watchdog_looks_only_while_a_call_lasts_and_ends_once(wait_until):
 
 def test_the_end_is_one_line_and_the_errors_exit_code():
     code = (
-        "from collective.nccl.watchdog import Watchdog, end_process\n"
+        "from collective.nccl.stuck_calls import Watchdog, end_process\n"
         "from common.errors import PeerLost\n"
         "import time\n"
         "def look(doing, waited): raise PeerLost('rank 1 died: its connection closed without a goodbye')\n"

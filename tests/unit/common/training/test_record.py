@@ -80,6 +80,7 @@ def test_quantiles_are_milliseconds() -> None:
 
 
 def test_run_training_prints_records_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep").mkdir()
     config = dataclasses.replace(SMALL, json=tmp_path / "deep" / "run.json", save=tmp_path / "model.pdparams")
     run_training(config, LocalSynchronizer)
     found = json.loads((tmp_path / "deep" / "run.json").read_text())

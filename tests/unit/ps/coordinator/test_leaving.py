@@ -159,7 +159,7 @@ def test_who_takes_long_between_coming_and_registering_is_not_blamed() -> None:
     group.expect(0.2)
     for rank in range(2):
         group.enter(TrainerMessage(hello=Hello(epoch=0, rank=rank)), Inbox())
-    waiter = threading.Thread(target=group.watchdog.watch, daemon=True)
+    waiter = threading.Thread(target=group.silence.watch, daemon=True)
     waiter.start()
     waiter.join(0.6)
     assert waiter.is_alive()

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import PeerLost, ProtocolError, StaleEpoch, UsageError
 from common.network.gradsync_pb2 import Chunk, StatePiece, StateRequest, TrainerMessage
-from ps.coordinator.members import ServerQueue
+from ps.coordinator.liveness import ServerQueue
 from ps.planes.wire import data_of, state_of, state_pieces
 from tests.support.trainer_messages import (
     LAYOUT,

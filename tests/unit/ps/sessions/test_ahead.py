@@ -34,6 +34,8 @@ from tests.support.sessions import (
     take_step,
 )
 
+between_hosts = pytest.mark.parametrize("plane", ["tcp", "grpc"])
+
 # ---- notes through shared memory --------------------------------------------------------------------------------
 
 
@@ -42,7 +44,7 @@ def overhear(client: Client) -> list[str]:
     session, said = client._servers.sessions[0], []
     plane = session.plane
     assert isinstance(plane, SharedMemoryTrainerPlane)
-    send, to_server = session.send, plane.to_server
+    post, to_server = session.post, plane.to_server
 
     class ToServer:
         def put(self, note: bytes) -> bool:
@@ -52,9 +54,9 @@ def overhear(client: Client) -> list[str]:
     def overheard(messages: Iterable[Any]) -> None:
         whole = list(messages)
         said.extend(message.WhichOneof("kind") for message in whole)
-        send(whole)
+        post(whole)
 
-    plane.to_server, session.send = ToServer(), overheard  # type: ignore[assignment, method-assign]
+    plane.to_server, session.post = ToServer(), overheard  # type: ignore[assignment, method-assign]
     return said
 
 
@@ -139,7 +141,8 @@ def test_steps_committed_ahead_give_numpys_bits(servers: int, planes: Sequence[t
 
 
 @pytest.mark.usefixtures("_small_pieces")
-def test_parameters_come_back_before_the_rest_is_pushed_unless_they_are_held() -> None:
+@between_hosts
+def test_parameters_come_back_before_the_rest_is_pushed_unless_they_are_held(plane: str) -> None:
     hold = {0: False, 1: True}
     looked = threading.Barrier(2, timeout=DEADLINE_S)
 
@@ -163,13 +166,14 @@ def test_parameters_come_back_before_the_rest_is_pushed_unless_they_are_held() -
         return seen, arena.parameters.copy()
 
     with serving(2) as (server,):
-        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="grpc"))
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane=plane))
     for _, after in results:
         assert_same_bits(after, expected_after(1, 2, make_arena(0)))
 
 
 @pytest.mark.parametrize("end", [lambda client: client.commit(2 * RATE), lambda client: client.average()])
-def test_a_step_committed_ahead_cannot_end_in_another_way(end: Callable[[Client], None]) -> None:
+@between_hosts
+def test_a_step_committed_ahead_cannot_end_in_another_way(plane: str, end: Callable[[Client], None]) -> None:
     def body(client: Client, arena: Arena) -> None:
         client.commit_ahead(RATE)
         for bucket in range(len(arena.buckets)):
@@ -180,7 +184,7 @@ def test_a_step_committed_ahead_cannot_end_in_another_way(end: Callable[[Client]
         client.commit(RATE)
 
     with serving(1) as (server,):
-        as_trainer([server.address], 0, 1, body, data_plane="grpc")
+        as_trainer([server.address], 0, 1, body, data_plane=plane)
 
 
 def test_nothing_is_committed_ahead_through_shared_memory_where_parameters_are_to_be_held() -> None:
@@ -195,7 +199,8 @@ def test_nothing_is_committed_ahead_through_shared_memory_where_parameters_are_t
         as_trainer([server.address], 0, 1, body, data_plane="shm")
 
 
-def test_who_vanishes_after_committing_ahead_is_named_within_a_second() -> None:
+@between_hosts
+def test_who_vanishes_after_committing_ahead_is_named_within_a_second(plane: str) -> None:
     """While the others still push, or hold what is served."""
     vanished: list[float] = []
 
@@ -214,12 +219,13 @@ def test_who_vanishes_after_committing_ahead_is_named_within_a_second() -> None:
             assert time.monotonic() - vanished[0] < 1.0
 
     with serving(3, 2) as group:
-        errors = errors_of(3, lambda rank: as_trainer(addresses(group), rank, 3, body, data_plane="grpc"))
+        errors = errors_of(3, lambda rank: as_trainer(addresses(group), rank, 3, body, data_plane=plane))
         survivors = [errors[0], errors[2], *map(failure_of, group)]
         assert_all(survivors, PeerLost, "rank 1 died at step 1: its connection closed without a goodbye")
 
 
-def test_who_falls_silent_after_committing_ahead_is_named_within_the_limit() -> None:
+@between_hosts
+def test_who_falls_silent_after_committing_ahead_is_named_within_the_limit(plane: str) -> None:
     stop = threading.Event()
 
     def body(client: Client, arena: Arena) -> None:
@@ -234,15 +240,16 @@ def test_who_falls_silent_after_committing_ahead_is_named_within_the_limit() -> 
             stop.set()
 
     with serving(2, timeout=0.5) as (server,):
-        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="grpc"))
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane=plane))
         text = "rank 0 did not take part in step 1 for 0.5 s"
         assert_all([*errors, failure_of(server)], PeerStalled, text)
 
 
 @pytest.mark.usefixtures("_small_pieces")
-def test_leaving_while_parameters_are_held_takes_no_time_and_changes_none() -> None:
+@between_hosts
+def test_leaving_while_parameters_are_held_takes_no_time_and_changes_none(plane: str) -> None:
     def body(rank: int) -> bool:
-        client, arena = Client([server.address], rank, 2, data_plane="grpc"), make_arena(rank)
+        client, arena = Client([server.address], rank, 2, data_plane=plane), make_arena(rank)
         client.register(arena, SGD())
         before, heard_at = arena.parameters.copy(), client._servers.sessions[0].inbox.heard_at
         arena.gradients.fill(1)

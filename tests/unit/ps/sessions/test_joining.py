@@ -121,7 +121,7 @@ def test_a_port_in_use_is_named() -> None:
         rpc.serve(server.address, SERVICE, {}, threads=1)
 
 
-def test_a_port_in_use_leaves_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[Coordinator] = []
 
     def recorded(*args: Any, **options: Any) -> Coordinator:
@@ -133,7 +133,7 @@ def test_a_port_in_use_leaves_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(PortInUse):
             ParameterServer(server.address, 1)
     try:
-        assert not any(group.watchdog.thread.is_alive() and group.failure is None for group in groups)
+        assert not any(group.silence.thread.is_alive() and group.failure is None for group in groups)
     finally:
         for group in groups:
             group.fail(PeerLost("end of test"))

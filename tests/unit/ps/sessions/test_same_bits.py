@@ -46,7 +46,7 @@ def test_training_gives_numpys_bits(nranks: int, servers: int, planes: Sequence[
         with Client(addresses(group), rank, nranks, data_plane=plane) as client:
             arena = make_arena(rank, empty=client.empty if shared else aligned_empty)
             client.register(arena, SGD())
-            assert client.data_plane == ("grpc" if plane == "grpc" else "shm")
+            assert client.data_plane == ("shm" if plane == "auto" else plane)
             seen = [arena.parameters.copy()]
             for _ in range(3):
                 take_step(client, arena)
@@ -143,13 +143,13 @@ def test_rank_0_may_leave_before_a_slow_rank_has_mapped_its_parameters(
     assert results == [make_arena(0).parameters.tobytes()] * 2
 
 
-def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_out_of_reach_goes_over_tcp_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """As between hosts: there is no such desk."""
     monkeypatch.setattr(Coordinator, "desk", "gradsync-elsewhere")
     with serving(1) as group, Client(addresses(group), 0, 1) as client:
         arena = make_arena(0, empty=client.empty)
         client.register(arena, SGD())
-        assert client.data_plane == "grpc"
+        assert client.data_plane == "tcp"
         take_step(client, arena)
         assert arena.parameters.tobytes() == expected_after(1, 1, arena).tobytes()
     with serving(1) as group, Client(addresses(group), 0, 1, data_plane="shm") as client:
@@ -157,7 +157,7 @@ def test_a_trainer_out_of_reach_goes_over_grpc_unless_it_must_not(monkeypatch: p
             client.register(make_arena(0), SGD())
         assert str(caught.value) == (
             f"server 0 at {group[0].address} and rank 0 cannot share memory: they are on different hosts; "
-            "use --data-plane auto or grpc"
+            "use --data-plane auto, tcp or grpc"
         )
 
 
@@ -191,7 +191,7 @@ def test_a_server_neither_reads_nor_writes_a_file_that_is_handed_in(
 
 
 def test_data_planes_are_named() -> None:
-    with pytest.raises(UsageError, match=r"unknown data plane 'rdma' \(known: auto, shm, grpc\)"):
+    with pytest.raises(UsageError, match=r"unknown data plane 'rdma' \(known: auto, shm, tcp, grpc\)"):
         Client(["127.0.0.1:1"], 0, 1, data_plane="rdma")
 
 

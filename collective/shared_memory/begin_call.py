@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from collective.calls import Array, Label, Tag
 from collective.shared_memory.barrier import SharedMemoryBarrier
 
-__all__ = ["ELSEWHERE", "agree", "array_at", "place_of", "segment_at"]
+__all__ = ["ELSEWHERE", "agree", "array_at", "place_of", "places_of", "segment_at"]
 
-NOTE = struct.Struct("<IQIHHIQ16s")  # the fields of a tag, and bytes: these must agree; place of the array
+# Step, epoch, bucket, phase, chunk, piece of a tag, and bytes: these must agree; then the place of the array.
+NOTE = struct.Struct("<QIIHHIQ16s")
 PLACE = struct.Struct("<QQ")  # segment number, offset in bytes
 ELSEWHERE = PLACE.pack(0, 0)  # of an array that is not from `empty`: data segments count from 1
 
@@ -28,13 +30,15 @@ def agree(
     Raises:
         StaleEpoch, ProtocolError: a rank is about to do something else.
     """
-    mine = NOTE.pack(*label, phase, root, 0, nbytes, place)
-    everyones = barrier.exchange(mine)
-    if everyones == mine * barrier.nranks:
-        return [place] * barrier.nranks
-    notes = [everyones[at : at + NOTE.size] for at in range(0, len(everyones), NOTE.size)]
+    epoch, step, bucket = label
+    notes = barrier.exchange(NOTE.pack(step, epoch, bucket, phase, root, 0, nbytes, place))
+    return places_of(barrier, notes) if notes else [place] * barrier.nranks
+
+
+def places_of(barrier: SharedMemoryBarrier, notes: Sequence[bytes]) -> list[bytes]:
+    """Of everyone's array, when the notes of a meeting were not all equal; raises as `agree`."""
     for rank, note in zip(barrier.ranks, notes, strict=True):
-        check(mine, note, rank)
+        check(notes[barrier.rank], note, rank)
     return [note[-PLACE.size :] for note in notes]
 
 
@@ -51,8 +55,12 @@ def segment_at(place: bytes) -> int:
 
 
 def check(mine: bytes, theirs: bytes, rank: int) -> None:
-    *expected, expected_bytes, _ = NOTE.unpack(mine)
-    *got, got_bytes, _ = NOTE.unpack(theirs)
-    tag = Tag(*expected)
-    tag.check(Tag(*got), rank)
+    tag, expected_bytes = tag_of(mine)
+    got, got_bytes = tag_of(theirs)
+    tag.check(got, rank)
     tag.check_size(got_bytes, expected_bytes, rank)
+
+
+def tag_of(note: bytes) -> tuple[Tag, int]:
+    step, epoch, bucket, phase, chunk, piece, nbytes, _ = NOTE.unpack(note)
+    return Tag(epoch, step, bucket, phase, chunk, piece), nbytes

@@ -1,4 +1,8 @@
-"""Who takes part in a training: who has come, who has left and how, and what the group failed with."""
+"""Who is alive: who has come, who has left, who has died, and what the group failed with.
+
+A dead trainer's connection is closed by the kernel, and its stream ends without a goodbye: Members.lose. One whose
+connection stays up, but who sends nothing: silence.py.
+"""
 
 from __future__ import annotations
 

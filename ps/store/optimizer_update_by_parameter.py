@@ -8,7 +8,7 @@ from common.errors import ProtocolError
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import Accumulator, parts_of
-from common.tensors.updater import NoUpdate, StatefulUpdater, Updater, make_part_updater
+from common.tensors.updater import NoUpdate, StatefulUpdater, make_part_updater
 from ps.store.step_state import StepState
 
 __all__ = ["UpdateByParameter"]
@@ -20,11 +20,6 @@ class UpdateByParameter:
     def __init__(self, step: StepState) -> None:
         self._step = step
         self._of_parts: StatefulUpdater | None = None  # once configured
-
-    @property
-    def updater(self) -> Updater:
-        """Of the whole shard."""
-        return self._of_parts or NoUpdate()
 
     def configure(self, optimizer: Optimizer, layout: Layout, names: Sequence[str]) -> None:
         """Later updates are this optimizer's; `names`: each slot's, with which its state's keys begin.
@@ -40,6 +35,10 @@ class UpdateByParameter:
     def replace(self, rank: int, epoch: int, step: int, start: int, data: FloatArray) -> None:
         """Take parameters that the program has given other values, as StepState.replace."""
         self._step.replace(rank, epoch, step, start, data)
+
+    def apply(self) -> None:
+        """Update the whole shard by its averaged gradients, as the step's ending says; the next step begins."""
+        self._step.update(self._of_parts or NoUpdate())
 
     def state(self) -> list[Accumulator] | None:
         """What the optimizer keeps; None before there is one."""

@@ -1,6 +1,6 @@
 """Notices a trainer that does not take part any longer, though its connection is up: frozen, or far too slow.
 
-A dead trainer is noticed sooner, when the kernel closes its connection: see Members.lose.
+A dead trainer is noticed sooner, when the kernel closes its connection: liveness.py, Members.lose.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable
 from common.errors import PeerStalled
 from common.network.gradsync_pb2 import ServerMessage
 from common.network.rendezvous import GRACE
-from ps.coordinator.members import Members
+from ps.coordinator.liveness import Members
 
-__all__ = ["Watchdog"]
+__all__ = ["Silence"]
 
-WATCH_S = 0.1  # how often the watchdog looks
+WATCH_S = 0.1  # how often the watch looks
 SIGN_S = GRACE / 2  # trainers that wait hear so often that others still send
 
 
-class Watchdog:
+class Silence:
     """Fails the group when somebody has waited for others for too long. Every method is called with `lock` held.
 
     Args:
@@ -41,7 +41,7 @@ class Watchdog:
         self._members, self._lock, self._missing = members, lock, missing
         self._waiting_since: float | None = None
         self._sign_at = clock()
-        self.thread = threading.Thread(target=self.watch, name="gradsync-watchdog", daemon=True)
+        self.thread = threading.Thread(target=self.watch, name="gradsync-silence", daemon=True)
         self.thread.start()
 
     @property

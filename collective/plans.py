@@ -7,10 +7,11 @@ from typing import TypeVar
 __all__ = ["MAX_PLANS", "remember"]
 
 MAX_PLANS = 128
+K = TypeVar("K")
 T = TypeVar("T")
 
 
-def remember(kept: dict[tuple[object, ...], T], key: tuple[object, ...], value: T) -> T:
+def remember(kept: dict[K, T], key: K, value: T) -> T:
     """Keep a plan, but not too many."""
     if len(kept) >= MAX_PLANS:
         kept.clear()

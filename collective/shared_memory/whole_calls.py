@@ -1,0 +1,90 @@
+"""Whole reductions as one call of machine code (common/kernels/whole_calls.py), where meetings are compiled."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from collective.calls import OPERATIONS, Array, Label
+from collective.shared_memory.meetings.compiled import CompiledMeetings
+from common.kernels.layout import ARRAY, LABEL, LATE, POSITION, RESULT, STEP, UNFIT
+from common.kernels.loader import whole_call
+from common.kernels.names import Whole
+from common.tensors.reduction import MOST_INPUTS, Reduction
+
+__all__ = ["WholeCall"]
+
+
+class WholeCall:
+    """A plan for arrays of one dtype and size, and what carries it out.
+
+    Args:
+        way: short or staged.
+        words: of the plan, from where those of the way begin.
+    """
+
+    def __init__(
+        self,
+        way: str,
+        meetings: CompiledMeetings,
+        flat: Array,
+        reduction: Reduction,
+        operation: int,
+        words: Sequence[int],
+    ) -> None:
+        dtype = np.dtype(flat.dtype.name)
+        head = [ctypes.addressof(meetings.frame), 0, 0, 0, 0, operation + OPERATIONS * reduction.number, flat.nbytes]
+        head += [id(dtype), flat.size, word_of(reduction.scale)]
+        self._plan = (ctypes.c_int64 * (len(head) + len(words)))(*head, *words)
+        self._frame, self._meetings, self._dtype = meetings.frame, meetings, dtype
+        whole = Whole(way, reduction.op, dtype.name, meetings.nranks)
+        kernel = whole_call(whole, ctypes.addressof(self._plan))
+        self.available = kernel is not None
+        self._run = kernel or (lambda: None)
+
+    @staticmethod
+    def suits(reduction: Reduction, nranks: int) -> bool:
+        """Whether there may be machine code for it: the same on all ranks."""
+        return not reduction.widens and nranks <= MOST_INPUTS
+
+    def notes(self) -> list[bytes]:
+        """Of all ranks, when they were DIFFERENT."""
+        return self._meetings.notes()
+
+    def attempt(self, array: Array, label: Label) -> int:
+        """Reduce a C-contiguous array. Returns MET when it is done; UNFIT if the array is not as planned, DIFFERENT if
+        the notes of the ranks are: then it is as it was."""
+        plan = self._plan
+        epoch, plan[STEP], bucket = label
+        plan[LABEL] = epoch | bucket << 32
+        plan[ARRAY] = id(array)
+        self._run()
+        state: int = self._frame[RESULT]
+        if state == LATE:
+            self._meetings.wait_longer(self._run)
+            state = self._frame[RESULT]
+        return state
+
+    def reduce(self, flat: Array, label: Label) -> int:
+        """As `attempt`, also of arrays that are not aligned or have a dtype of the same name."""
+        state = self.attempt(flat, label)
+        if state == UNFIT:
+            copy = flat.astype(self._dtype, copy=True)
+            state = self.attempt(copy, label)
+            flat[...] = copy
+        return state
+
+    def go_on(self, flat: Array) -> None:
+        """Reduce an aligned array by this plan when the ranks have met, and lie where its words say."""
+        self._plan[POSITION] = 1
+        self.attempt(flat, (0, 0, 0))
+
+
+def word_of(scale: Array | None) -> int:
+    """The bits of a factor, in the first bytes of a word."""
+    word = np.zeros(1, np.int64)
+    if scale is not None:
+        word.view(scale.dtype)[0] = scale
+    return int(word[0])

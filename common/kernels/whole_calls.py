@@ -1,0 +1,188 @@
+"""Whole reductions of collective/shared_memory, meetings among them, as one call of machine code.
+
+    short    post the values | meet | reduce                                        collective/shared_memory/short.py
+    staged   copy values in | meet | reduce, post results, copy the next in | ...   collective/shared_memory/staged.py
+
+A call that comes to LATE has arrived at a meeting; called again, it goes on from there: POSITION says from where. One
+that comes to DIFFERENT at its first meeting has not changed the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from common.kernels.intrinsics import call_3, load, one_by_one, part, store
+from common.kernels.layout import (
+    AGREED,
+    APART,
+    AREAS,
+    ARRAY,
+    ARRAY_DATA,
+    COUNT,
+    FACTOR,
+    FIRST,
+    FRAME,
+    GATHERS,
+    HERE,
+    ITEM,
+    LATE,
+    MEMCPY,
+    MET,
+    PIECES,
+    POSITION,
+    RANK,
+    RESULT,
+    SECTION,
+    SEQUENCE,
+    SHORT_CHUNKS,
+    TABLES,
+    UNFIT,
+    WORD,
+)
+from common.kernels.meeting import arrive, fits, take_note, wait_for_all
+from common.kernels.names import NEW, Reduce, Whole
+from common.kernels.reduce_loop import addresses_of, reduction_of, terms_of, value_at, write_to
+
+__all__ = ["short", "staged"]
+
+
+def reducing(kernel: Whole, outputs: tuple[int, ...]) -> Callable[[Any, Any, Any], None]:
+    """Reduce so many elements of the first N addresses of a tuple, and write them to those of these numbers."""
+    value, write = value_at(kernel.dtype), write_to(outputs, kernel.dtype)
+    reduction = reduction_of(Reduce(kernel.op, kernel.dtype, kernel.nranks, (NEW,)))
+
+    @part
+    def plain(where: Any, count: Any, _: Any) -> None:
+        for i in range(count):
+            write(where, i, reduction(where, i))
+
+    @part
+    def scaled(where: Any, count: Any, plan: Any) -> None:
+        factor = value(plan + WORD * FACTOR)
+        for i in range(count):
+            write(where, i, reduction(where, i) * factor)
+
+    return scaled if kernel.op == "mean" else plain
+
+
+@part
+def copy(frame: Any, to: Any, source: Any, nbytes: Any) -> None:
+    call_3(load(frame + WORD * MEMCPY), to, source, nbytes)
+
+
+def short(kernel: Whole) -> Callable[[Any], None]:
+    nranks = kernel.nranks
+    terms, reduce = terms_of(nranks), reducing(kernel, (nranks,))
+
+    @part
+    def post(plan: Any, values: Any) -> None:
+        frame = load(plan + WORD * FRAME)
+        area, rank = load(plan + WORD * (AREAS + (load(frame + WORD * SEQUENCE) + 1 & 1))), load(frame + WORD * RANK)
+        for chunk in range(nranks):
+            begin, end = load(plan + WORD * (SHORT_CHUNKS + chunk)), load(plan + WORD * (SHORT_CHUNKS + chunk + 1))
+            term = (rank - chunk - 1) % nranks
+            place = area + term * load(plan + WORD * APART) + begin
+            copy(frame, place, values + begin, end - begin)
+
+    def short(plan: Any) -> None:
+        frame, values = load(plan + WORD * FRAME), load(load(plan + WORD * ARRAY) + ARRAY_DATA)
+        found = UNFIT
+        if load(plan + WORD * POSITION) or fits(plan):
+            if not load(plan + WORD * POSITION):
+                post(plan, values)
+                take_note(plan)
+                arrive(frame)
+            found = wait_for_all(frame)
+            if found == MET:
+                first = load(plan + WORD * FIRST)
+                area = load(plan + WORD * (AREAS + (load(frame + WORD * SEQUENCE) & 1))) + first
+                reduce(terms(area, load(plan + WORD * APART), values + first), load(plan + WORD * COUNT), plan)
+            store(plan + WORD * POSITION, 1 if found == LATE else 0)
+        store(frame + WORD * RESULT, found)
+
+    return short
+
+
+def staged(kernel: Whole) -> Callable[[Any], None]:
+    """A plan's tables, from TABLES on: CHUNKS, N + 1 words; SOURCES, N; HALVES, 2 N; INPUTS, N + 1."""
+    nranks = kernel.nranks
+    chunks, sources = TABLES, TABLES + nranks + 1
+    halves, inputs = sources + nranks, sources + 3 * nranks
+    reduce, addresses = reducing(kernel, (nranks, nranks - 1)), addresses_of(nranks + 1)
+
+    @part
+    def begin_of(plan: Any, chunk: Any, piece: Any) -> Any:
+        """Of a chunk's part of a piece, in bytes."""
+        start, stop = load(plan + WORD * (chunks + chunk)), load(plan + WORD * (chunks + chunk + 1))
+        return min(start + piece * load(plan + WORD * SECTION), stop)
+
+    @part
+    def section_of(plan: Any, sequence: Any, rank: Any, chunk: Any) -> Any:
+        """Where `rank` posts, for a chunk, at that meeting."""
+        half = load(plan + WORD * (halves + (sequence & 1) * nranks + rank))
+        return half + chunk * load(plan + WORD * SECTION)
+
+    @part
+    def copy_in(plan: Any, values: Any, piece: Any, sequence: Any) -> None:
+        """Post this rank's values of the chunks that others reduce."""
+        frame = load(plan + WORD * FRAME)
+        rank = load(frame + WORD * RANK)
+        for chunk in range(nranks):
+            if chunk != rank:
+                begin, end = begin_of(plan, chunk, piece), begin_of(plan, chunk, piece + 1)
+                copy(frame, section_of(plan, sequence, rank, chunk), values + begin, end - begin)
+
+    @part
+    def copy_out(plan: Any, values: Any, piece: Any, sequence: Any) -> None:
+        """The results of other ranks."""
+        frame = load(plan + WORD * FRAME)
+        for chunk in range(nranks):
+            if chunk != load(frame + WORD * RANK):
+                begin, end = begin_of(plan, chunk, piece), begin_of(plan, chunk, piece + 1)
+                place = section_of(plan, sequence, chunk, chunk)
+                copy(frame, values + begin, place, end - begin)
+
+    @part
+    def reduce_piece(plan: Any, values: Any, piece: Any, sequence: Any) -> None:
+        """This rank's chunk of it: of what was posted for this meeting, and of sources; posted for the next."""
+        rank = load(load(plan + WORD * FRAME) + WORD * RANK)
+        begin, end = begin_of(plan, rank, piece), begin_of(plan, rank, piece + 1)
+        for k in range(nranks):
+            one_by_one()
+            other = (rank + 1 + k) % nranks
+            source = load(plan + WORD * (sources + other))
+            place = source + begin if source else section_of(plan, sequence, other, rank)
+            store(plan + WORD * (inputs + k), values + begin if other == rank else place)
+        store(plan + WORD * (inputs + nranks), section_of(plan, sequence + 1, rank, rank))
+        reduce(addresses(plan + WORD * inputs), (end - begin) // load(plan + WORD * ITEM), plan)
+
+    def staged(plan: Any) -> None:
+        frame, values = load(plan + WORD * FRAME), load(load(plan + WORD * ARRAY) + ARRAY_DATA)
+        position, found = load(plan + WORD * POSITION), UNFIT
+        if position or fits(plan):
+            pieces, here = load(plan + WORD * PIECES), load(plan + WORD * HERE)
+            if not position:
+                if not here:
+                    copy_in(plan, values, 0, load(frame + WORD * SEQUENCE) + 1)
+                take_note(plan)
+                arrive(frame)
+                position = 1
+            found = wait_for_all(frame)
+            while found == MET or (found != LATE and (position > 1 or load(plan + WORD * AGREED))):
+                sequence = load(frame + WORD * SEQUENCE)
+                if position > 1 and load(plan + WORD * GATHERS):
+                    copy_out(plan, values, position - 2, sequence)
+                if position > pieces:
+                    found = MET
+                    break
+                if position < pieces and not here:
+                    copy_in(plan, values, position, sequence + 1)
+                reduce_piece(plan, values, position - 1, sequence)
+                position += 1
+                arrive(frame)
+                found = wait_for_all(frame)
+            store(plan + WORD * POSITION, position if found == LATE else 0)
+        store(frame + WORD * RESULT, found)
+
+    return staged
