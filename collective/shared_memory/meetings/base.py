@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.membership.liveness import Mesh
+from common.errors import GradSyncError
 from common.system.memory import Segment
 from common.system.semaphore import SEMAPHORE_BYTES, Semaphore
 
@@ -85,13 +86,18 @@ class Meetings(ABC):
         """Until `arrived`, looking for who died meanwhile."""
         deadline = time.monotonic() + self._mesh.timeout - SLICE_S
         while True:
-            self._mesh.check()
             late = [self._ranks[r] for r in self._late()]
-            gone = [r for r in late if self._mesh.has_left(r)]  # one that came before it left has come
+            gone = [r for r in late if self._mesh.has_left(r)]
+            try:
+                self._mesh.check()
+                if gone:
+                    self._mesh.check(gone[0], "waiting for it")
+            except GradSyncError:
+                if arrived():  # one that came before it left, or failed, has come
+                    return
+                raise
             if arrived():
                 return
-            if gone:
-                self._mesh.check(gone[0], "waiting for it")
             sleep(SLICE_S)
             if arrived():
                 return

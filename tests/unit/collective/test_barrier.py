@@ -60,6 +60,19 @@ def test_nobody_leaves_a_meeting_before_everyone_has_come(barriers):
     on_ranks(barriers, body)
 
 
+def test_a_rank_that_failed_after_it_came_has_come(barriers, monkeypatch):
+    """Else who waited for it would not learn what it had noted, as a call that is not everyone's."""
+    meetings = barrier_of(barriers[0]).meetings
+
+    def failed(*_):
+        raise PeerLost("rank 1 left")
+
+    monkeypatch.setattr(meetings._mesh, "check", failed)
+    meetings._wait_longer(lambda: True, pytest.fail)
+    with pytest.raises(PeerLost, match="rank 1 left"):
+        meetings._wait_longer(lambda: False, pytest.fail)
+
+
 def test_notes_halves_and_the_area_for_short_arrays_are_everyones_of_this_meeting(barriers):
     """Though ranks that are quick have posted for the next one."""
 
