@@ -21,8 +21,11 @@ def tuned(connection: socket.socket) -> socket.socket:
 
 
 def on_loopback(connection: socket.socket) -> bool:
-    """Whether both ends are on this host."""
-    return connection.family == socket.AF_UNIX or connection.getpeername()[0] in LOOPBACK
+    """Whether both ends are on this host, as far as is known: nobody knows of a connection whose other end is gone."""
+    try:
+        return connection.family == socket.AF_UNIX or connection.getpeername()[0] in LOOPBACK
+    except OSError:
+        return False
 
 
 def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:

@@ -16,10 +16,14 @@ from google.protobuf.message import DecodeError
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import ServerMessage, TrainerMessage
 from common.network.links import MAGIC, Link
+from common.network.rpc import CHUNK_BYTES
+from common.network.sockets import on_loopback
 from ps.planes.frames import TAG_BYTES, Outgoing, tagged
 
-__all__ = ["DataConnection", "Receiver"]
+__all__ = ["NEAR_BYTES", "DataConnection", "Receiver"]
 
+FAR_BYTES = CHUNK_BYTES  # of words in a message between hosts: what all have sent is answered while the rest comes
+NEAR_BYTES = 4 * CHUNK_BYTES  # on one host, where a message costs as much as copying 0.3 MB
 HELD_S = 0.1
 AHEAD = 16  # parts of messages that are made before the kernel takes them
 Message = Outgoing | TrainerMessage | ServerMessage
@@ -48,11 +52,15 @@ class DataConnection:
 
     Args:
         peer: the other end's name, for errors.
+
+    Attributes:
+        most: bytes of words that a message is to have.
     """
 
     _receiver: Receiver
 
     def __init__(self, connection: socket.socket, *, peer: str) -> None:
+        self.most = NEAR_BYTES if on_loopback(connection) else FAR_BYTES
         self._link, self._peer = Link(connection, TAG_BYTES), peer
         self._waiting: deque[Iterator[Message]] = deque()  # put, and not begun
         self._begun: Iterator[Message] = iter(())

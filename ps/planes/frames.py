@@ -66,11 +66,20 @@ class Outgoing:
 
 
 def frames(
-    kind: type[M], name: str, array: FloatArray, *, first: int, epoch: int, step: int, bucket: int = 0
+    kind: type[M],
+    name: str,
+    array: FloatArray,
+    *,
+    first: int,
+    epoch: int,
+    step: int,
+    bucket: int = 0,
+    most: int = CHUNK_BYTES,
 ) -> Iterator[Outgoing]:
-    """`array` as messages `kind(name=Chunk(...))`, lazily; `first` is where in the arena it begins."""
+    """`array` as messages `kind(name=Chunk(...))`, lazily; `first` is where in the arena it begins, `most` how many
+    bytes of it a message has."""
     field = kind.DESCRIPTOR.fields_by_name[name].number
-    for start, stop in pieces_of(0, array.size, CHUNK_BYTES // 4):
+    for start, stop in pieces_of(0, array.size, most // 4):
         chunk = Chunk(epoch=epoch, step=step, bucket=bucket, start=first + start)
         yield Outgoing(field, chunk, array[start:stop].astype(FLOAT32, copy=False))
 

@@ -12,7 +12,7 @@ from common.network.rpc import CHUNK_BYTES
 from common.sync.trace import Trace
 from common.system.memory import Unreachable, aligned_empty
 from common.tensors.arena import FloatArray
-from ps.planes.data_connection import DataConnection
+from ps.planes.data_connection import NEAR_BYTES, DataConnection
 from ps.planes.even_pace import EvenPace
 from ps.planes.frames import Outgoing, frames, told_by
 from ps.planes.plane import ServerPlane, TrainerPlane
@@ -52,7 +52,7 @@ class TcpTrainerPlane(TrainerPlane):
     def push(self, words: Chunk, trace: Trace) -> None:
         array = self._gradients[words.start : words.start + words.size]
         label = {"epoch": words.epoch, "step": words.step, "bucket": words.bucket}
-        messages = frames(TrainerMessage, "gradients", array, first=words.start, **label)
+        messages = frames(TrainerMessage, "gradients", array, first=words.start, most=self._connection.most, **label)
         self._connection.put(trace.sending(messages, words.bucket), at_once=array.nbytes <= AT_ONCE)
 
     def note(self, message: TrainerMessage) -> None:
@@ -88,7 +88,7 @@ class TcpServerPlane(ServerPlane):
         self.sent += words.nbytes
         label = {"epoch": self._epoch, "step": result.step}
         messages: list[Outgoing | ServerMessage] = []
-        messages += frames(ServerMessage, "parameters", words, first=result.start, **label)
+        messages += frames(ServerMessage, "parameters", words, first=result.start, most=self.connection.most, **label)
         if result.complete:
             messages.append(ServerMessage(served=Served(epoch=self._epoch, step=result.step)))
         self.connection.put(messages, at_once=words.nbytes <= AT_ONCE)
@@ -129,7 +129,7 @@ class FromTrainer:
         self._message, chunk = found
         start, size = chunk.start, nbytes // 4
         fits = self._shard.start <= start and start + size <= self._shard.stop
-        if nbytes % 4 or not 0 < nbytes <= CHUNK_BYTES or not fits:
+        if nbytes % 4 or not 0 < nbytes <= NEAR_BYTES or not fits:
             raise ProtocolError(f"{self._name} announced {nbytes:,} bytes of words from {start} on, of {self._shard}")
         if self._pace and not self._pace.may_send(self._rank, self._wake):
             return None

@@ -14,13 +14,12 @@ import pytest
 from common.errors import PeerLost, PeerStalled, PeerUnreachable, ProtocolError
 from common.network.gradsync_pb2 import Plane, Served, ServerMessage, TrainerMessage
 from common.network.links import FRAME, MAGIC
-from common.network.rpc import CHUNK_BYTES
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
-from ps.planes.data_connection import DataConnection
+from ps.planes.data_connection import NEAR_BYTES, DataConnection
 from ps.planes.frames import HEADER, TAG_BYTES
 from tests.support.commands import until
 from tests.support.groups import on_threads
@@ -61,7 +60,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "noise": (bytes(range(1, 256)), "rank 1 sent something that is not a GradSync frame"),
     "a request": (b"GET / HTTP/1.1\r\nHost: here, there, everywhere\r\n\r\n", "rank 1 sent something that is not a"),
     "4 GB": (frame((1 << 32) - 4), "rank 1 announced 4,294,967,292 bytes of words from 0 on, of Shard(start=0,"),
-    "more than a piece": (frame(CHUNK_BYTES + 4), "rank 1 announced 1,048,580 bytes of words from 0 on, of Shard("),
+    "more than a piece": (frame(NEAR_BYTES + 4), "rank 1 announced 4,194,308 bytes of words from 0 on, of Shard("),
     "words behind the last": (frame(64, start=1 << 40), "rank 1 announced 64 bytes of words from 1099511627776 on"),
     "a part of a word": (frame(6), "rank 1 announced 6 bytes of words from 0 on"),
     "no words": (frame(0), "rank 1 announced 0 bytes of words from 0 on"),
