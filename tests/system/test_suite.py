@@ -112,7 +112,7 @@ def test_parts_fail_apart_and_resume_makes_up_for_them_alone(tmp_path: Path) -> 
         assert "CertificateFailed: wrong sums from shm N=3; no speed is reported" in text.replace("\n", " ")
     assert 'id="part-good-sweep-all_reduce-2"' in page
     log = (tmp_path / "out" / "parts" / "broken" / "log.txt").read_text()
-    assert "wrong sums from shm N=3; no speed is shown" in log
+    assert "The sums are WRONG from shm N=3; no speed is shown." in log
     assert "time ms" not in log
     assert "sweep-all_reduce-3" not in page
     first = results(tmp_path)["parts"][2]["results"]["created"]
