@@ -142,6 +142,8 @@ class RunConfig(ScriptSettings, ServedConfig):
             raise UsageError(f"--servers must be at least 1 (got {self.servers})")
         if not 0 <= self.data_port <= 65536 - self.servers:
             raise UsageError(f"--data-port must leave each server a port in 1..65535 (got {self.data_port})")
+        if self.data_port and self.data_plane not in ("auto", "tcp"):
+            raise UsageError(f"--data-port is for --data-plane tcp (got --data-plane {self.data_plane})")
         if self.servers > MOST_PROCESSES:
             raise UsageError(f"--servers can be at most {MOST_PROCESSES} (got {self.servers})")
 

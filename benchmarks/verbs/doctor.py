@@ -119,7 +119,11 @@ def cpu() -> Finding:
 def compiled_loops() -> Finding:
     loader.reduce_kernel(Reduce("mean", "float32", 2, (NEW,)))
     if reason := loader.why_not():
-        mend = f"unset {loader.KERNELS_VARIABLE}" if reason.startswith(loader.KERNELS_VARIABLE) else "pip install numba"
+        mend = "pip install numba"
+        if reason.startswith(loader.KERNELS_VARIABLE):
+            mend = f"unset {loader.KERNELS_VARIABLE}"
+        elif reason.startswith(loader.NO_FOLDER):
+            mend = f"set {loader.CACHE_VARIABLE} to a folder that you can write to and nobody else (chmod go-w)"
         return Finding("compiled loops", False, f"NumPy does the work, with the same bits: {reason}", mend)
     return Finding("compiled loops", True, f"by Numba {installed('numba')}, kept in {loader.cache_folder()}")
 

@@ -29,7 +29,7 @@ from benchmarks.training.program import ProgramFailed, check_program, output_of,
 from benchmarks.training.program_certificate import certify_programs, ours_that_disagree
 from common.errors import CertificateFailed, GradSyncError
 from common.launch.job import FOLDER
-from common.system.process import end_in_order_on_sigterm
+from common.system.sigterm import end_in_order_on_sigterm
 
 __all__ = ["Programs", "compare_script"]
 

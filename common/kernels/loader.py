@@ -32,12 +32,14 @@ from typing import Any
 import numpy as np
 
 import common
+from common.errors import choose
 from common.kernels.layout import ARRAY_DATA, ARRAY_DTYPE, ARRAY_FLAGS, ARRAY_GOOD, ARRAY_NDIM, ARRAY_SHAPE
 from common.kernels.names import MEETING, Reduce, Whole
 
 __all__ = [
     "CACHE_VARIABLE",
     "KERNELS_VARIABLE",
+    "NO_FOLDER",
     "Kernel",
     "Loop",
     "cache_folder",
@@ -50,6 +52,7 @@ __all__ = [
 
 KERNELS_VARIABLE = "GRADSYNC_KERNELS"
 CACHE_VARIABLE = "GRADSYNC_CACHE_DIR"
+NO_FOLDER = "no folder for compiled code"
 COMPILE_S = 60.0  # for the compiler, and for another process's; one kernel takes 0.8 s, each further one 0.1
 POLL_S = 0.02
 
@@ -69,8 +72,12 @@ _lock = threading.Lock()
 
 
 def why_not() -> str:
-    """Why NumPy does the work; empty if kernels can be had, as far as is known."""
-    if os.environ.get(KERNELS_VARIABLE, "auto") == "off":
+    """Why NumPy does the work; empty if kernels can be had, as far as is known.
+
+    Raises:
+        UsageError: the variable that asks for NumPy is misspelt.
+    """
+    if choose(KERNELS_VARIABLE, os.environ.get(KERNELS_VARIABLE) or "auto", ("auto", "off")) == "off":
         return f"{KERNELS_VARIABLE}=off"
     return _reason
 
@@ -170,7 +177,7 @@ def cache_folder() -> Path:
                 refused.append(f"{folder} is read-only")
         except OSError as error:
             refused.append(str(error))
-    raise PermissionError("no folder for compiled code: " + "; ".join(refused))
+    raise PermissionError(f"{NO_FOLDER}: " + "; ".join(refused))
 
 
 def _candidates() -> Iterator[Path]:
@@ -206,7 +213,8 @@ def _compile(folder: Path, paths: Iterable[Path]) -> None:
         missing = [path.name for path in paths if not path.exists()]
         if not missing:
             return
-        print(f"gradsync: compiling {len(missing)} loops for this processor, once", file=sys.stderr, flush=True)
+        loops = "1 loop" if len(missing) == 1 else f"{len(missing)} loops"
+        print(f"gradsync: compiling {loops} for this processor, once", file=sys.stderr, flush=True)
         root = str(Path(common.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         command = [sys.executable, "-m", "common.kernels.compiler", str(folder.absolute()), *missing]

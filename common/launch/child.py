@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from common.errors import GradSyncError, PeerError
+from common.errors import GradSyncError, PeerError, UsageError
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
@@ -103,9 +103,12 @@ def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> No
         os.killpg(leader.pid, number)
 
 
-def _blame(child: Child) -> tuple[bool, float]:
-    """Processes that only report another's failure come last; among the rest, the first to end."""
-    return (child.code == PeerError.exit_code, child.ended_at or 0.0)
+def _blame(child: Child) -> tuple[bool, bool, float]:
+    """Processes that only report another's failure come last; among the rest, the first to end, but a server that has
+    refused what a rank does after that rank."""
+    lost = child.code == PeerError.exit_code
+    refused = child.name.startswith("server") and (lost or child.code == UsageError.exit_code)
+    return (lost, refused, child.ended_at or 0.0)
 
 
 def _tail(log: Path, *, kept: bool) -> str:

@@ -6,13 +6,11 @@ import ast
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 
 from common.errors import GradSyncError, UsageError
-from common.system.process import end_quietly_on_sigterm, last_words, prepare_process
+from common.launch.settings import placement_from
+from common.system.process import last_words, prepare_process
 
 __all__ = ["main"]
 
@@ -20,29 +18,8 @@ OURS = {"ps", "collective"}
 HINT = "change its import of paddle.distributed, or run it unchanged with python -m benchmarks compare"
 
 
-class AfterPaddle:
-    """Finds Paddle as Python does and, once it is imported, takes its handler of SIGTERM away: a rank that the launcher
-    ends, be it of a program that uses neither scheme, writes nothing that looks like a crash; nor do its children."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "paddle":
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def then_quiet(module: ModuleType) -> None:
-                execute(module)
-                end_quietly_on_sigterm()
-
-            spec.loader.exec_module = then_quiet  # type: ignore[method-assign]
-        return spec
-
-
 def main() -> int:
     prepare_process()
-    sys.meta_path.insert(0, AfterPaddle())
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -52,11 +29,20 @@ def main() -> int:
         runpy.run_path(script, run_name="__main__")
     except BaseException as exc:
         if isinstance(exc, SystemExit) and not exc.code:
+            hint_after_training(script)
             raise
         sys.last_value = exc  # as Python does for what it reports; the group is told why this rank leaves
         with last_words():
             return report(script, exc)
+    hint_after_training(script)
     return 0
+
+
+def hint_after_training(script: str) -> None:
+    """What has ended well has trained nothing together, if it is one of several ranks and knew nothing of them."""
+    nranks = placement_from().nranks
+    if nranks > 1 and "paddle" in sys.modules and not OURS & sys.modules.keys() and placement_from().rank == 0:
+        print(f"\n{script} uses neither ps nor collective: its {nranks} ranks ran apart; {HINT}", file=sys.stderr)
 
 
 def report(script: str, error: BaseException) -> int:

@@ -38,7 +38,7 @@ def listen_to_backward(listener: BackwardListener) -> None:
                 return original(*args, **kwargs)
             _depth.inside = True
             try:
-                for each in _listeners:
+                for each in list(_listeners):  # one may be forgotten meanwhile
                     each.before_backward()
                 result = original(*args, **kwargs)
                 for each in _listeners:

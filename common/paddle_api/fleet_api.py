@@ -19,6 +19,7 @@ import paddle
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
+from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.optimizer_hook import stop_listening
@@ -26,7 +27,8 @@ from common.paddle_api.roles import refuse_servers
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
-from common.system.process import end_in_order_on_sigterm, end_quietly_on_sigterm, note_joining
+from common.system.process import note_joining
+from common.system.sigterm import end_in_order_on_sigterm, end_quietly_on_sigterm
 
 __all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
 
@@ -54,6 +56,24 @@ class DistributedStrategy(SimpleNamespace):
     """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
 
 
+class Unwrapped:
+    """Says at the first backward of a rank that has wrapped no model that nobody synchronises its gradients."""
+
+    def __init__(self, scheme: str) -> None:
+        self._scheme = scheme
+
+    def before_backward(self) -> None:
+        forget(self)
+        print(
+            f"{self._scheme}: gradients are not synchronised, for no model was given to distributed_model or "
+            f"DataParallel of {self._scheme}; every rank trains by itself unless the program sums them",
+            file=sys.stderr,
+        )
+
+    def after_backward(self) -> None:
+        """Nothing to do."""
+
+
 class FleetApi:
     """The functions of one scheme in this process.
 
@@ -74,6 +94,7 @@ class FleetApi:
         self._process = os.getpid()  # which has joined
         self._wrapped: Any = None
         self._average: GradientAverage | None = None
+        self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
         api = self
 
@@ -84,6 +105,7 @@ class FleetApi:
                 api._claim(layers)
                 synchronizer = api._joined()
                 super().__init__(layers, *args, synchronizer=synchronizer, **kwargs)
+                forget(api._unwrapped)
                 api._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
@@ -111,6 +133,8 @@ class FleetApi:
             if parts_folder():
                 self._synchronizer.trace = recorder_for(self._synchronizer)
                 end_in_order_on_sigterm()
+            if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and self._wrapped is None:
+                listen_to_backward(self._unwrapped)
             atexit.register(self.leave)
         return self.ParallelEnv()
 
@@ -251,6 +275,7 @@ class FleetApi:
             failed = getattr(sys, "last_value", None)
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
+        forget(self._unwrapped)
         if self._average is not None:
             self._average.stop()
             stop_listening()

@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -17,6 +16,7 @@ from weakref import WeakSet
 
 from common.system.memory import tune_malloc
 from common.system.mkl import set_cpu_type
+from common.system.sigterm import PARENT_VARIABLE, quiet_once_paddle_is_there
 
 __all__ = [
     "JOB_SECRET_VARIABLE",
@@ -25,8 +25,6 @@ __all__ = [
     "PARENT_VARIABLE",
     "Terminated",
     "die_with_parent",
-    "end_in_order_on_sigterm",
-    "end_quietly_on_sigterm",
     "forget_in_children",
     "last_words",
     "note_joining",
@@ -34,7 +32,6 @@ __all__ = [
 ]
 
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
-PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
@@ -55,6 +52,7 @@ def prepare_process() -> None:
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
     sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
     tune_malloc()
+    quiet_once_paddle_is_there()
     die_with_parent()
 
 
@@ -121,22 +119,3 @@ def _forget() -> None:
     for each in list(_forgetful):
         with suppress(Exception):  # so that the others are forgotten too
             each.forget()
-
-
-def end_in_order_on_sigterm() -> None:
-    """Have a SIGTERM raise SystemExit, so that what is under way can still be left in order; called in the main thread,
-    where it is raised, and without effect in others."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
-
-
-def end_quietly_on_sigterm() -> None:
-    """Under a launcher, which ends ranks by SIGTERM, take away the handler that Paddle installs at its import behind
-    Python's back: it writes what looks like a crash. One of the program's own, and those of real crashes, stay."""
-    here = threading.current_thread() is threading.main_thread()
-    if PARENT_VARIABLE in os.environ and here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -9,7 +9,7 @@ from common.launch.cli import check_writable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.loading import import_paddle
 from common.sync.synchronizer import Synchronizer
-from common.system.process import end_in_order_on_sigterm
+from common.system.sigterm import end_in_order_on_sigterm
 
 __all__ = ["run_training"]
 

@@ -253,7 +253,10 @@ class Coordinator:
         self._stepping.commit(rank, message.commit)
 
     def _leave(self, rank: int, message: TrainerMessage) -> None:
-        self._members.leave(rank, message.goodbye, missed=self.silence.somebody_waits)
+        self._members.leave(rank, message.goodbye, missed=self._is_waited_for(rank))
+
+    def _is_waited_for(self, rank: int) -> bool:
+        return self.silence.somebody_waits and rank in self._missing()
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""

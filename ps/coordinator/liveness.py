@@ -71,7 +71,7 @@ class Members:
         return [rank for rank in range(self.nranks) if rank not in present]
 
     def leave(self, rank: int, goodbye: Goodbye, *, missed: bool) -> None:
-        """A trainer says that it leaves; `missed`: others wait."""
+        """A trainer says that it leaves; `missed`: others wait for it."""
         self.gone.add(rank)
         if goodbye.HasField("because"):
             self.fail(error_from_name(goodbye.because.kind, goodbye.because.message))

@@ -63,6 +63,21 @@ def test_who_only_reports_anothers_failure_is_not_blamed() -> None:
     assert str(failure).startswith("rank 1 ended with exit code 7")
 
 
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_server_that_refused_what_a_rank_did_is_not_blamed_before_the_rank(code: int) -> None:
+    with Job() as job:
+        server = job.start("server 0", ["-c", f"raise SystemExit({code})"], log="serverlog.0")
+        start(job, 0, WAIT_FOR_END_OF, server.pid, code)
+        assert str(failure_of(job)).startswith(f"rank 0 ended with exit code {code}")
+
+
+def test_a_server_that_failed_by_itself_is_blamed_before_ranks_that_report_it() -> None:
+    with Job() as job:
+        rank = start(job, 0, "raise SystemExit(4)")
+        job.start("server 0", ["-c", WAIT_FOR_END_OF, str(rank.pid), "1"], log="serverlog.0")
+        assert str(failure_of(job)).startswith("server 0 ended with exit code 1")
+
+
 def test_nobody_waits_long_for_a_culprit_that_is_frozen() -> None:
     begin = time.monotonic()
     with Job() as job:

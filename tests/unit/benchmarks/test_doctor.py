@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.verbs import doctor
 from benchmarks.verbs.doctor import CHECKS, Finding, examine
+from common.kernels import loader
 
 
 def test_every_check_finds_something_and_says_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,23 @@ def test_what_is_there_but_cannot_be_used_is_not_called_missing(
     monkeypatch.setattr(doctor, "CHECKS", (doctor.ports,))
     doctor.doctor(doctor.DoctorConfig())
     assert " ".join(capsys.readouterr().out.splitlines()[0].split()) == "ports in use 8500 is free, 8600 is in use"
+
+
+@pytest.mark.parametrize(
+    ("reason", "mend"),
+    [
+        ("GRADSYNC_KERNELS=off", "unset GRADSYNC_KERNELS"),
+        (f"{loader.NO_FOLDER}: others can write to /tmp/x", "set GRADSYNC_CACHE_DIR to a folder that you can write to"),
+        ("compiling loops failed: ImportError: broken", "pip install numba"),
+    ],
+)
+def test_without_compiled_loops_the_way_to_them_is_named(
+    reason: str, mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "why_not", lambda: reason)
+    found = doctor.compiled_loops()
+    assert found.found == f"NumPy does the work, with the same bits: {reason}"
+    assert found.mend.startswith(mend)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import UsageError
 from common.kernels import loader
 from common.kernels.compiler import machine_code, target_machine
 from common.kernels.names import NEW, Reduce
@@ -162,6 +163,12 @@ def test_without_a_folder_of_ones_own_numpy_does_the_work(tmp_path: Path) -> Non
     told = use({loader.CACHE_VARIABLE: str(tmp_path)})
     assert told.stdout == "False 3.0 False\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loader.KERNELS_VARIABLE, "of")
+    with pytest.raises(UsageError, match="unknown GRADSYNC_KERNELS 'of'; did you mean 'off'"):
+        loader.why_not()
 
 
 @pytest.mark.processes

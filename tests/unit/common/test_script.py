@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from common.launch.script import report
+from common.launch.script import hint_after_training, report
 from common.system.process import PARENT_VARIABLE
 from tests.support.groups import ROOT
 
@@ -28,6 +28,25 @@ def test_the_hint_comes_after_the_traceback(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().err.splitlines()
     assert lines[-3:-1] == ["ValueError: no group", ""]
     assert lines[-1].startswith("mine.py uses neither ps nor collective: change its import")
+
+
+TOLD = "mine.py uses neither ps nor collective: its 4 ranks ran apart; change its import"
+
+
+@pytest.mark.usefixtures("without_schemes")
+@pytest.mark.parametrize(("rank", "nranks", "told"), [("0", "4", True), ("1", "4", False), ("0", "1", False)])
+def test_ranks_of_a_program_that_knows_nothing_of_the_others_are_said_to_have_run_apart(
+    rank: str, nranks: str, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", sys)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", nranks)
+    monkeypatch.delenv("PADDLE_TRAINER_ENDPOINTS", raising=False)
+    hint_after_training("mine.py")
+    assert (TOLD in capsys.readouterr().err) == told
+    monkeypatch.setitem(sys.modules, "collective", sys)
+    hint_after_training("mine.py")
+    assert not capsys.readouterr().err
 
 
 def test_a_program_that_imports_a_scheme_is_not_told_to(

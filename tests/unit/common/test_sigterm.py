@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +16,8 @@ from common.paddle_api.fleet_api import FleetApi
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.process import PARENT_VARIABLE
-
-
-def is_caught() -> bool:
-    """Whether the kernel knows of a handler of SIGTERM, Python's or not."""
-    (caught,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+from tests.support.groups import ROOT
+from tests.support.signals import is_caught
 
 
 @pytest.fixture
@@ -30,6 +28,40 @@ def as_paddle_does() -> Iterator[None]:
     yield
     faulthandler.unregister(signal.SIGTERM)
     signal.signal(signal.SIGTERM, before)
+
+
+WHILE_IMPORTING = """
+import sys
+from common.system.process import prepare_process
+from tests.support.signals import is_caught
+
+class Looks:
+    seen = []
+    def find_spec(self, name, path, target=None):
+        self.seen.append(is_caught())
+
+prepare_process()
+sys.meta_path.insert(0, Looks())
+import paddle
+paddle.ones([2]).sum()
+print(len(Looks.seen), sum(Looks.seen), is_caught())
+"""
+
+
+@pytest.mark.processes
+def test_paddles_handler_is_taken_away_as_soon_as_it_is_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_IMPORTING],
+        env={**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    looks, caught, at_end = done.stdout.split()
+    assert int(looks) > 300
+    assert int(caught) <= 2
+    assert at_end == "False"
 
 
 def alone(_: Placement) -> Synchronizer:

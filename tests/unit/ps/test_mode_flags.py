@@ -62,6 +62,13 @@ def test_flags_make_a_mode(kind: Callable[..., TrainerConfig | RunConfig]) -> No
             kind(**flags)
 
 
+def test_a_data_port_is_for_data_connections() -> None:
+    RunConfig(data_port=9000)
+    RunConfig(data_port=9000, data_plane="tcp")
+    with pytest.raises(UsageError, match=r"^--data-port is for --data-plane tcp \(got --data-plane shm\)$"):
+        RunConfig(data_port=9000, data_plane="shm")
+
+
 def test_a_script_is_trained_in_sync_mode_only() -> None:
     RunConfig().check_script(["train.py"], [])
     RunConfig(mode="async").check_script([], [])

@@ -168,6 +168,23 @@ def test_parameters_are_compared_only_where_ranks_update(serves_updates: bool) -
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("scheme", ["ps", "collective"])
+def test_a_program_that_wraps_no_model_is_told_once_that_its_ranks_train_apart(tmp_path: Path, scheme: str) -> None:
+    program = tmp_path / "apart.py"
+    program.write_text(
+        APART.format(scheme=scheme, step=99).replace("dist.DataParallel(nn.Linear(3, 2))", "nn.Linear(3, 2)")
+    )
+    done = warm.run(
+        [sys.executable, "-m", f"{scheme}.run", "--nranks", "2", str(program)],
+        timeout=100,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert done.stderr.startswith(f"{scheme}: gradients are not synchronised, for no model was given to")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("body", "text"),
     [

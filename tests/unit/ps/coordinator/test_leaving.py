@@ -145,6 +145,17 @@ def test_a_goodbye_before_the_others_register_fails_them() -> None:
     assert "rank 1 finished at step 0 while others go on" in str(error)
 
 
+def test_who_comes_and_leaves_before_the_others_have_come_is_not_missed() -> None:
+    setting = open_group(2)
+    setting.group.expect(DEADLINE_S)  # from now on they wait for who has not come
+    for rank in (1, 0):
+        setting.group.enter(TrainerMessage(hello=Hello(epoch=0, rank=rank)), setting.inboxes[rank])
+        setting.say(rank, TrainerMessage(goodbye=Goodbye(epoch=0)))
+        setting.group.lost(rank)
+    setting.group.wait()
+    assert setting.group.failure is None
+
+
 def test_who_joined_but_never_came_is_named() -> None:
     group = Coordinator(2, timeout=0.3)
     group.enter(TrainerMessage(hello=Hello(epoch=0, rank=0)), Inbox())
