@@ -153,6 +153,7 @@ def _scaling(group: Group, alone: Run, results: CompareResults) -> str:
     best = fastest(runs)
     speedup, mine, its = best.samples_per_s / alone.samples_per_s, best.rate, alone.rate
     once = min(best.repetitions, alone.repetitions) < 2
+    low, high = mine.low / its.high, mine.high / its.low
     return say(
         "N={nranks}: {name} steps through the same batch {speedup:.2f} times as fast as one process{between}, "
         "{share:.0%} of linear speed-up{crowded}{once}."
@@ -162,8 +163,12 @@ def _scaling(group: Group, alone: Run, results: CompareResults) -> str:
         nranks=nranks,
         name=series(best),
         speedup=speedup,
-        between="" if once else say(" ({low:.2f}–{high:.2f})", low=mine.low / its.high, high=mine.high / its.low),
+        between="" if once else say(" ({low:.2f}–{high:.2f})", low=low, high=high),
         share=speedup / nranks,
         crowded=say("; {nranks} ranks share {cores} cores", nranks=nranks, cores=cores) if nranks > cores else "",
-        once=say("; its noise is unknown") if once else "",
+        once=say("; its noise is unknown")
+        if once
+        else say("; within noise of one process")
+        if low <= 1 <= high
+        else "",
     )

@@ -78,6 +78,11 @@ class TestVerdict:
             "1.82 times the throughput of one process (1.78–1.86), 46% of linear scaling; 4 ranks share 2 cores."
         )
 
+    def test_scaling_within_noise_says_so(self, good: Results) -> None:
+        alone = next(run for run in good["runs"] if run["nranks"] == 1)
+        alone["samples_per_s_interval"] = [500, 3000]
+        assert verdict(good)[-2].endswith("(0.61–3.69), 92% of linear scaling; within noise of one process.")
+
     def test_no_scaling_without_one_process(self, good: Results) -> None:
         good["runs"] = good["runs"][1:]
         assert not any("linear" in line for line in verdict(good))
