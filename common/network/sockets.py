@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
+import sys
 
-__all__ = ["on_loopback", "poll_readable", "tuned"]
+__all__ = ["KEPT_BYTES", "keep_little", "on_loopback", "poll_readable", "tuned"]
 
+MIN_RTT = 148  # where tcp_info of linux/tcp.h has tcpi_min_rtt, microseconds
 LOOPBACK = ("127.0.0.1", "::1")
 RENO = b"reno"  # every kernel has it; the pacing of BBR, some systems' usual one, only costs time without losses
+
+KEPT_BYTES = 256 * 1024  # unread, of a connection's that is to hold its sender up soon
+NEAR_S = KEPT_BYTES / 1.25e9  # of a round trip, in which a link of 10 Gbit/s brings no more
 
 
 def tuned(connection: socket.socket) -> socket.socket:
@@ -18,6 +24,25 @@ def tuned(connection: socket.socket) -> socket.socket:
         if on_loopback(connection):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, RENO)
     return connection
+
+
+def keep_little(connection: socket.socket, near: float = NEAR_S) -> None:
+    """Have the kernel keep no more than KEPT_BYTES of what is not read, instead of ever more, so that a sender whom
+    nobody reads from is held up soon. Between hosts that are not near that would cost speed, and is not done.
+
+    Args:
+        near: the longest round trip of near hosts, seconds.
+    """
+    if shortest_round_trip(connection) <= near:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KEPT_BYTES)
+
+
+def shortest_round_trip(connection: socket.socket) -> float:
+    """Of a TCP connection so far, seconds; infinite if the kernel does not tell, as before Linux 4.6."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(info) < MIN_RTT + 4:
+        return math.inf
+    return int.from_bytes(info[MIN_RTT : MIN_RTT + 4], sys.byteorder) / 1e6
 
 
 def on_loopback(connection: socket.socket) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from common.network.gradsync_pb2 import Place, Register, ServerMessage, TrainerMessage
+from common.network.sockets import keep_little, on_loopback
 from common.system.memory import SegmentPool, Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.liveness import ServerQueue
@@ -81,6 +82,9 @@ class DataPlanes:
         self._of[rank] = GrpcServerPlane(queue, self._epoch, why_not=why)
 
     def _tcp(self, rank: int, opened: socket.socket, mode: Mode, store: Store) -> ServerPlane:
+        pace = self._pace if mode == SYNC else None
+        if pace and not on_loopback(opened):
+            keep_little(opened)
         connection = DataConnection(opened, peer=f"rank {rank}")
         self._connections.append(connection)
         connection.begin(
@@ -89,7 +93,7 @@ class DataPlanes:
                 store.shard,
                 partial(self._hear, rank),
                 partial(self._ended, rank),
-                pace=self._pace if mode == SYNC else None,
+                pace=pace,
                 wake=connection.wake,
             )
         )

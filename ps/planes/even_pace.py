@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 __all__ = ["EvenPace"]
 
-AHEAD_BYTES = 2 << 20  # that a trainer may have sent more than the slowest
+AHEAD_BYTES = 1 << 19  # that a trainer may have sent more than the slowest
 PATIENCE_S = 1.0  # if the slowest sends nothing for so long, nobody is held up for it: it may be at fault, to be named
 
 
