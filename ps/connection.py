@@ -12,6 +12,7 @@ import numpy.typing as npt
 from common.errors import UsageError
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
 from common.tensors.buckets import Bucket, align, words
+from common.tensors.copying import copy
 from common.tensors.optimizers import Optimizer
 from ps.client.client import Client
 
@@ -116,13 +117,13 @@ class Connection:
             self._end_push()
             self._client.average()
             if out.ctypes.data != self._client.gradients.ctypes.data:
-                out[...] = self._view(self._client.gradients)
+                copy(out, self._view(self._client.gradients))
             return
         self._end_push()
         self._client.commit(self._optimizer.learning_rate if learning_rate is None else learning_rate)
         for array in (parameters, out):
             if array is not None and array.ctypes.data != arena.parameters.ctypes.data:
-                array[...] = self._view(arena.parameters)
+                copy(array, self._view(arena.parameters))
 
     def push_pull(self, gradients: Array, out: Array | None = None, *, learning_rate: float | None = None) -> None:
         """One synchronous step; without an optimizer the mean replaces `gradients` unless `out` is given.
@@ -167,7 +168,7 @@ class Connection:
             if self._staging is None:
                 self._staging = self._client.empty(arena.layout.length)
             flat = self._staging
-            self._view(flat)[...] = gradients
+            copy(self._view(flat), gradients)
         self._client.gradients_in(flat)
 
     def _push_all(self) -> None:

@@ -3,7 +3,7 @@
     copy values in | meet | reduce, post results, copy the next values in | meet | copy results out, ...
 
 A piece is of every chunk the same part; each chunk has a section of the halves. What is not reduced goes there too.
-Where meetings are compiled, all of that is one call, and pieces are so small that they stay in the cache.
+Where meetings are compiled, all of that is one call. Halves are so small that they stay in the cache.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from common.tensors.reduction import Reduction
 
 __all__ = ["StagedCopies", "StagedReduction", "section_bytes"]
 
-CACHED_BYTES = 1 << 16  # of a section, where it takes no Python to go on to the next piece
 
-
-def section_bytes(nranks: int, limit: int = HALF_BYTES) -> int:
+def section_bytes(nranks: int) -> int:
     """Of a half, for each chunk."""
-    return min(limit, HALF_BYTES // nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    return HALF_BYTES // nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 class StagedReduction:
@@ -43,7 +41,7 @@ class StagedReduction:
         self._barrier = barrier
         self._others = [r for r in range(self._nranks) if r != self._rank]
         self._order = canonical_ranks(self._rank, self._nranks)
-        self._section = section_bytes(self._nranks, CACHED_BYTES if barrier.compiled else HALF_BYTES)
+        self._section = section_bytes(self._nranks)
         self._calls: dict[tuple[object, ...], WholeCall] = {}
 
     def begin(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> Sequence[bytes]:

@@ -21,7 +21,8 @@ import llvmlite.binding as llvm
 from numba import njit, types
 
 from common.kernels import meeting, whole_calls
-from common.kernels.names import MEETING, WAYS, Reduce, Whole
+from common.kernels.copy_lines import copy_lines
+from common.kernels.names import COPY, MEETING, WAYS, Reduce, Whole
 from common.kernels.reduce_loop import reduce_loop
 
 __all__ = ["machine_code", "main", "target_machine"]
@@ -41,6 +42,8 @@ def kernel_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     way = name.partition("-")[0]
     if name in MEETING:
         return getattr(meeting, name), (types.int64,)
+    if name == COPY:
+        return copy_lines, (types.int64, types.int64, types.int64)
     if way in WAYS:
         return getattr(whole_calls, way)(Whole.of(name)), (types.int64,)
     return reduce_loop(Reduce.of(name))

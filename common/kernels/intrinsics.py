@@ -25,6 +25,7 @@ __all__ = [
     "pause",
     "store",
     "store_release",
+    "stream",
 ]
 
 WORD = ir.IntType(64)
@@ -66,6 +67,21 @@ def store(_: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(address, value), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stream(_: Any, address: Any, source: Any) -> Any:
+    """Copy the 32 bytes at `source` to an address that is a multiple of 32, past the cache: lines that are written
+    whole are not read before. Ordered by `fence` only."""
+
+    def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(64), 4).as_pointer()
+        values = builder.load(builder.inttoptr(args[1], vector), align=1)
+        written = builder.store(values, builder.inttoptr(args[0], vector), align=32)
+        written.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(address, source), build
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -34,7 +34,7 @@ import numpy as np
 import common
 from common.errors import choose
 from common.kernels.layout import ARRAY_DATA, ARRAY_DTYPE, ARRAY_FLAGS, ARRAY_GOOD, ARRAY_NDIM, ARRAY_SHAPE
-from common.kernels.names import MEETING, Reduce, Whole
+from common.kernels.names import COPY, MEETING, Reduce, Whole
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -43,6 +43,7 @@ __all__ = [
     "Kernel",
     "Loop",
     "cache_folder",
+    "copy_kernel",
     "fetch",
     "meeting_kernels",
     "reduce_kernel",
@@ -95,6 +96,17 @@ def reduce_kernel(kernel: Reduce) -> Loop | None:
         ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, NATIVE[kernel.dtype]
     )
     return partial(prototype(code[siblings.index(kernel)]), UNUSED, UNUSED)
+
+
+@cache
+def copy_kernel() -> Callable[[int, int, int], object] | None:
+    """Called with the addresses that it copies to and from and a number of lines (copy_lines.py); None if it cannot be
+    had. The GIL is not held meanwhile."""
+    code = None if why_not() else fetch([COPY])
+    if code is None:
+        return None
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    return partial(prototype(code[0]), UNUSED, UNUSED)
 
 
 def meeting_kernels(frame: int) -> list[Kernel] | None:

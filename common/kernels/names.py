@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MEETING", "NEW", "WAYS", "Reduce", "Whole"]
+__all__ = ["COPY", "MEETING", "NEW", "WAYS", "Reduce", "Whole"]
 
 NEW = -1  # an output that is none of the inputs
+COPY = "copy_lines"  # copy_lines.py
 MEETING = ("meet", "wait", "asleep", "awake")  # meeting.py
 WAYS = ("short", "staged")
 

@@ -40,6 +40,11 @@ class Semaphore:
         if create and libc.sem_init(self._pointer, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
 
+    def drain(self) -> None:
+        """Take all posts that there are."""
+        while not self.missed():
+            pass
+
     def wait(self, seconds: float) -> bool:
         """Take one post: look and yield for SPIN_S, then sleep in the kernel; False if none came within `seconds`."""
         if not self.missed():

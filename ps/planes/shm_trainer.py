@@ -13,6 +13,7 @@ from common.sync.trace import Trace
 from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool
 from common.tensors.arena import FloatArray
+from common.tensors.copying import copy
 from ps.planes.frames import Outgoing
 from ps.planes.mailboxes import Mailbox
 from ps.planes.plane import Stream, TrainerPlane
@@ -95,7 +96,7 @@ class SharedMemoryTrainerPlane(TrainerPlane):
     def push(self, words: Chunk, trace: Trace) -> None:
         if self._copy is not None:
             run = slice(words.start, words.start + words.size)
-            self._copy[run] = self._gradients[run]
+            copy(self._copy[run], self._gradients[run])
         trace.moment("sent", words.bucket)
         self.note(TrainerMessage(gradients=words))
 
@@ -115,4 +116,4 @@ class SharedMemoryTrainerPlane(TrainerPlane):
     def fetch(self, out: FloatArray, served: Served, *, averages: bool) -> None:
         source = self._memory.others.array(served.gradients, self._shard.length) if averages else self.parameters
         if source is not None:
-            out[self._shard.start : self._shard.stop] = source
+            copy(out[self._shard.start : self._shard.stop], source)

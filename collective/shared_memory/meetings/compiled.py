@@ -74,6 +74,7 @@ class CompiledMeetings(Meetings):
             return bool(self.frame[RESULT] != LATE)
 
         self._asleep()
+        self._semaphore.drain()  # of those who came before it slept: each would wake it once
         try:
             if not arrived():
                 self._semaphore.sleep(SLICE_S)

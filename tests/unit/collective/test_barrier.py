@@ -73,6 +73,27 @@ def test_a_rank_that_failed_after_it_came_has_come(barriers, monkeypatch):
         meetings._wait_longer(lambda: False, pytest.fail)
 
 
+def test_posts_of_earlier_meetings_do_not_keep_a_waiting_rank_awake(barriers, monkeypatch):
+    """Who came just before a rank slept has posted to it nevertheless; thousands of calls leave thousands of posts."""
+    compiled = barrier_of(barriers[0]).compiled
+    if compiled is None:
+        pytest.skip("semaphores' posts are all taken")
+    for _ in range(1000):
+        compiled._semaphore.post()
+    looked = []
+    monkeypatch.setattr(compiled, "_wait", lambda wait=compiled._wait: (looked.append(1), wait()))
+    came = threading.Event()
+
+    def body(group):
+        if group.rank:
+            came.wait(DEADLINE_S)
+        barrier_of(group).meet()
+
+    threading.Timer(0.2, came.set).start()
+    on_ranks(barriers, body)
+    assert len(looked) < 50
+
+
 def test_notes_halves_and_the_area_for_short_arrays_are_everyones_of_this_meeting(barriers):
     """Though ranks that are quick have posted for the next one."""
 
