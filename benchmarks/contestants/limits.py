@@ -40,11 +40,13 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - both are always there
 
 
 class Rank:
+    apart: bool
     array: npt.NDArray[Any]
     parameters: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
         self._name, self._rank, self._nranks = name, rank, nranks
+        self.apart = name in ("memory-limit", "round-limit")  # ranks that never meet
         moves = name not in ("memory-limit", "round-limit", "memcpy") and nranks > 1
         self._sockets = meet(rank, address.split(",")) if moves else None
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.contestants.sweep_contestants import RATE
-from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
+from benchmarks.operations.worker import BLOCK, measure, seconds_of, wrong_parameters
 
 
 class FakePeer:
@@ -43,6 +43,13 @@ def test_a_measurement_checks_sums_and_times_each_call() -> None:
         measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=False)["wrong"]
         == 0
     )
+
+
+def test_ranks_that_run_apart_share_their_time_among_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 9.0, 10.0, 12.0] * 2)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert seconds_of(lambda: None, 4, apart=False) == [1, 8, 1, 2]
+    assert seconds_of(lambda: None, 4, apart=True) == [3, 3, 3, 3]
 
 
 class FakeServer(FakePeer):
