@@ -17,7 +17,7 @@ from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory, added_since
 
-__all__ = ["WARMUP", "MeasuredGroup"]
+__all__ = ["WARMUP", "MeasuredGroup", "together"]
 
 START_S = 60.0  # for a group to come together
 ANSWER_S = 300.0  # for a rank to measure one size
@@ -123,6 +123,8 @@ class MeasuredGroup:
         job = {"count": nbytes // 4, "iterations": iterations, "warmup": warmup, "check": check}
         answers = self._ask(job)
         slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        if all("span" in answer for answer in answers):
+            slowest = [together([answer["span"] for answer in answers]) / iterations] * iterations
         return slowest, sum(answer["wrong"] for answer in answers)
 
     def rest(self) -> None:
@@ -182,3 +184,8 @@ class MeasuredGroup:
         self._resources.enter_context(connection)
         json.loads(lines.readline())
         return lines
+
+
+def together(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds from the first begin to the last end; one clock serves all processes of a machine."""
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)

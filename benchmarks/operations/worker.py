@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -64,19 +63,14 @@ def measure(
     member.array[...] = 0  # a sum that never grows
     for _ in range(job["warmup"]):
         run()
-    return {"seconds": seconds_of(run, job["iterations"], apart=getattr(member, "apart", False)), "wrong": wrong}
-
-
-def seconds_of(run: Callable[[], object], iterations: int, *, apart: bool) -> list[float]:
-    """Of each call. Ranks that never meet run apart: where they share a core, one call sees the core to itself and
-    another the other ranks' turns, so each is said to have taken the mean of all."""
-    ends = [time.perf_counter()]
-    for _ in range(iterations):
+    begins = [time.perf_counter()]
+    for _ in range(job["iterations"]):
         run()
-        ends.append(time.perf_counter())
-    if apart:
-        return [(ends[-1] - ends[0]) / iterations] * iterations
-    return [end - begin for begin, end in pairwise(ends)]
+        begins.append(time.perf_counter())
+    found = {"seconds": [end - begin for begin, end in pairwise(begins)], "wrong": wrong}
+    if getattr(member, "apart", False):
+        found["span"] = [begins[0], begins[-1]]
+    return found
 
 
 def wait(member: Any, operation: str, job: dict[str, Any], *, late: bool) -> dict[str, Any]:

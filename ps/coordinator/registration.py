@@ -141,6 +141,7 @@ class Registration:
             buckets,
             self._members.nranks,
             epoch=self._members.epoch,
+            sent=register.connected,
             empty=self._empty,
             helper=self._helper,
         )

@@ -22,7 +22,7 @@ from ps.planes.frames import TAG_BYTES, Outgoing, tagged
 
 __all__ = ["NEAR_BYTES", "DataConnection", "Receiver"]
 
-FAR_BYTES = CHUNK_BYTES  # of words in a message between hosts: what all have sent is answered while the rest comes
+FAR_BYTES = CHUNK_BYTES // 2  # of words in a message between hosts: what all have sent is answered while the rest comes
 NEAR_BYTES = 4 * CHUNK_BYTES  # on one host, where a message costs as much as copying 0.3 MB
 HELD_S = 0.1
 AHEAD = 16  # parts of messages that are made before the kernel takes them

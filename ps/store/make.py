@@ -17,7 +17,9 @@ from ps.store.sync_store import SyncStore
 
 __all__ = ["make_store"]
 
-PIECE = 1 << 18  # words that are averaged and updated at a time: 1 MiB, a message; the L2 cache of a core may hold it
+# Words that are averaged and updated at a time. 1 MiB: the L2 cache of a core may hold it.
+PIECE = 1 << 18
+SENT_PIECE = 1 << 17  # a message between hosts: answered as soon as all have sent it
 
 
 def make_store(
@@ -27,12 +29,18 @@ def make_store(
     nranks: int,
     *,
     epoch: int = 0,
+    sent: bool = False,
     empty: Callable[[int], FloatArray] = aligned_empty,
     helper: ThreadPoolExecutor | None = None,
 ) -> Store:
-    """The store of that mode; arguments as of StepState."""
+    """The store of that mode; arguments as of StepState, and:
+
+    Args:
+        sent: gradients come over connections, and are not read where trainers have them.
+    """
     if mode == SYNC:
-        return SyncStore(shard, buckets, nranks, epoch=epoch, empty=empty, piece=PIECE, helper=helper)
+        piece = SENT_PIECE if sent else PIECE
+        return SyncStore(shard, buckets, nranks, epoch=epoch, empty=empty, piece=piece, helper=helper)
     if mode.staleness is not None:
         return SspStore(shard, buckets, nranks, staleness=mode.staleness, epoch=epoch, helper=helper)
     if mode.name == "geo":

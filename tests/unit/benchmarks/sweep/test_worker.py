@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.contestants.sweep_contestants import RATE
-from benchmarks.operations.worker import BLOCK, measure, seconds_of, wrong_parameters
+from benchmarks.operations.group import together
+from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
 
 
 class FakePeer:
@@ -17,6 +18,7 @@ class FakePeer:
 
     def __init__(self, error: float = 0.0) -> None:
         self.array: Any = None
+        self.apart = False
         self.calls, self.error = 0, error
 
     def resize(self, count: int) -> None:
@@ -45,11 +47,17 @@ def test_a_measurement_checks_sums_and_times_each_call() -> None:
     )
 
 
-def test_ranks_that_run_apart_share_their_time_among_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_run_apart_tell_when_they_began_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 9.0, 10.0, 12.0] * 2)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert seconds_of(lambda: None, 4, apart=False) == [1, 8, 1, 2]
-    assert seconds_of(lambda: None, 4, apart=True) == [3, 3, 3, 3]
+    job, rank = {"count": 1, "iterations": 4, "warmup": 0}, FakePeer()
+    assert measure(rank, "all_reduce", job, 0, 1, checked=False) == {"seconds": [1, 8, 1, 2], "wrong": 0}
+    rank.apart = True
+    assert measure(rank, "all_reduce", job, 0, 1, checked=False)["span"] == [0, 12]
+
+
+def test_ranks_that_run_apart_take_as_long_as_all_of_them() -> None:
+    assert together([(1.0, 4.0), (2.5, 5.0), (0.5, 3.0)]) == 4.5
 
 
 class FakeServer(FakePeer):

@@ -21,6 +21,8 @@ from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum
 from ps.store.ending import Ending
+from ps.store.make import PIECE, SENT_PIECE, make_store
+from ps.store.modes import SYNC
 from ps.store.shards import Shard
 from ps.store.store import Progress, Result
 from ps.store.sync_store import SyncStore
@@ -275,3 +277,14 @@ def test_arrays_are_made_as_asked_and_large_pieces_are_shared_with_the_helper() 
         assert (store.parameters == -1).all()
         assert submit.called
     assert made
+
+
+@pytest.mark.parametrize(("sent", "there"), [(True, [SENT_PIECE]), (False, [])])
+def test_what_is_sent_is_answered_in_smaller_pieces(sent: bool, there: list[int]) -> None:
+    store = make_store(SYNC, Shard(0, PIECE), [Bucket(0, PIECE)], 2, epoch=EPOCH, sent=sent)
+    list(store.begin(SGD()))
+    for rank in range(2):
+        store.commit(rank, EPOCH, 0, Ending(rate_of(0)), b"", ahead=True)
+    half = np.ones(SENT_PIECE, np.float32)
+    assert not store.push(0, EPOCH, 0, 0, 0, half).results
+    assert [result.words.size for result in store.push(1, EPOCH, 0, 0, 0, half).results] == there
