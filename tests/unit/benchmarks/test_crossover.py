@@ -282,7 +282,7 @@ def test_a_small_map(tmp_path: Path) -> None:
         assert LEAST_OF_LINK < each["stream_bytes_per_s"] / each["link_bytes_per_s"] < 1.05
     slow = found["cells"][0]
     assert slow["ring"]["time_ms"] > 0.8 * 80  # M/B
-    assert slow["ps"]["time_ms"] > 0.8 * 160  # twice that, for push and pull take turns
+    assert slow["ps"]["time_ms"] > 0.8 * 120  # 1.5 times that: of two pieces one comes back while the other goes
     assert verdict(found)[0].split(",")[0] in " ".join(done.stdout.split())
     assert (tmp_path / "out" / "crossover.md").read_text().startswith("# GradSync：何处参数服务器更快")
     assert "crossover-map" in (tmp_path / "out" / "crossover.html").read_text()
