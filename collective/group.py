@@ -19,6 +19,7 @@ from collective.nccl.seat import NcclSeat, check_device
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
 from common.network.links import CHECKSUMS
+from common.network.patience import WAIT_LIMIT_S
 from common.system.addresses import own_host, parse_address
 from common.system.process import forget_in_children, note_joining
 from common.tensors.buckets import chunk_bounds
@@ -34,7 +35,7 @@ class Group:
     process forks the group is closed, without a word to anybody.
 
     Raises (every operation):
-        PeerLost, PeerStalled: a rank died, failed or did not take part within the timeout; it is named.
+        PeerLost, PeerStalled: a rank died, failed or did not take part within the limits; it is named.
         ProtocolError: the ranks' calls do not match.
         RuntimeError: the group is closed, or another thread is in a call.
     """
@@ -44,6 +45,7 @@ class Group:
         self.algorithm, self.backend = algorithm.name, backend
         self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
+        self.step: int | None = None  # that the last call was labelled with
         self._calls = 0
         self._shut = ""  # why no call can be made
         self._turn = threading.Lock()  # held by the thread that is in a call
@@ -179,6 +181,7 @@ class Group:
     def _next_label(self, step: int | None, bucket: int) -> Label:
         if not (0 <= (step or 0) < 1 << 64 and 0 <= bucket < 1 << 32):
             raise ValueError(f"step must be in 0..2^64-1 and bucket in 0..2^32-1 (got {step}, {bucket})")
+        self.step = step
         return self.epoch, self._calls + 1 if step is None else step, bucket
 
     def _label(self, step: int | None, bucket: int) -> Label:
@@ -214,6 +217,7 @@ def connect(
     algorithm: str = "auto",
     checksum: str = "auto",
     timeout: float = 30.0,
+    wait_limit: float = WAIT_LIMIT_S,
 ) -> Group:
     """Join the group of `nranks` ranks that meets at `rendezvous`, where rank 0 listens; blocks until all have.
 
@@ -230,7 +234,8 @@ def connect(
             "hierarchical" (several hosts with equally many ranks, numbered host by host: shared memory inside a host,
             tcp between them), or "auto": hierarchical where backend tcp finds such hosts, else direct.
         checksum: of what tcp carries: "on", "off", or "auto": on between hosts, off on loopback.
-        timeout: deadline of every wait, in seconds.
+        timeout: how long to wait for ranks to join, and for one that gives no sign of life, in seconds.
+        wait_limit: how long to wait for one that is alive but does not come to a call, in seconds.
 
     Raises:
         UsageError: backend, device, algorithm and rendezvous do not go together; or CuPy, NCCL or the GPU is missing.
@@ -238,8 +243,8 @@ def connect(
     """
     check_rank(rank, nranks)
     parse_address(rendezvous)
-    if not timeout > 0:
-        raise UsageError(f"timeout must be positive, in seconds (got {timeout})")
+    if not (timeout > 0 and wait_limit > 0):
+        raise UsageError(f"timeout and wait_limit must be positive, in seconds (got {timeout}, {wait_limit})")
     choose("checksum", checksum, CHECKSUMS)
     check_device(device)
     note_joining(nranks)
@@ -251,10 +256,13 @@ def connect(
     with Meeting(rendezvous, rank, nranks, host=reached_at(place, backend), timeout=timeout) as meeting:
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
         topology = topology_of(backend, algorithm, rank, met.hosts)
-        mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked)
+        mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked, wait_limit=wait_limit)
     if seat:
-        return Group(seat.join(mesh, met.notes, ring=topology.algorithm == "ring"), backend=backend)
-    return Group(build(backend, topology, mesh, connections, checksum=checksum), backend=backend)
+        group = Group(seat.join(mesh, met.notes, ring=topology.algorithm == "ring"), backend=backend)
+    else:
+        group = Group(build(backend, topology, mesh, connections, checksum=checksum), backend=backend)
+    mesh.step = lambda: group.step
+    return group
 
 
 def alone(backend: str, algorithm: str, seat: NcclSeat | None, timeout: float) -> Algorithm:

@@ -61,4 +61,5 @@ def connect_with(settings: RingSettings, rank: int, nranks: int, rendezvous: str
         device=settings.device,
         nccl_binding=settings.nccl_binding,
         timeout=settings.timeout,
+        wait_limit=settings.wait_limit,
     )

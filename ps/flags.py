@@ -13,6 +13,7 @@ from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
 from common.launch.settings import MOST_PROCESSES, check_rank
+from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
 from ps.settings import ScriptSettings, ServedSettings
 from ps.store.modes import MODES, SYNC, Mode, parse_mode
@@ -38,7 +39,9 @@ class ServerConfig:
     shard: str = "0/1"
     """I/S: this is server I of S; each owns an equal slice of the parameters."""
     timeout: float = 30.0
-    """Deadline of every wait for a trainer, in seconds; the first one may come at any time."""
+    """How long to wait for a trainer that gives no sign of life, in seconds; the first one may come at any time."""
+    wait_limit: float = WAIT_LIMIT_S
+    """How long trainers wait for one that is alive but busy, in seconds."""
     insecure: bool = False
     """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
     address_file: Path | None = None
@@ -55,8 +58,7 @@ class ServerConfig:
             raise UsageError(f"--data-port must be in 0..65535 (got {self.data_port})")
         if not 0 <= (self.metrics_port or 0) < 65536:
             raise UsageError(f"--metrics-port must be in 0..65535 (got {self.metrics_port})")
-        if not self.timeout > 0:
-            raise UsageError(f"--timeout must be a positive number of seconds (got {self.timeout})")
+        check_limits(self.timeout, self.wait_limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,8 +120,9 @@ class ServerFleetApi(FleetApi):
         check_bind_host(host_of(endpoint), insecure=placement.insecure)
         shard = (placement.servers.index(endpoint), len(placement.servers))
         limit_malloc_arenas(1)
+        limits = settings_from(Settings)
         with ParameterServer(
-            endpoint, placement.nranks, shard=shard, timeout=settings_from(Settings).timeout
+            endpoint, placement.nranks, shard=shard, timeout=limits.timeout, wait_limit=limits.wait_limit
         ) as server:
             before = signal.getsignal(signal.SIGTERM)
             here = threading.current_thread() is threading.main_thread()

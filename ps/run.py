@@ -59,6 +59,7 @@ def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[s
         config.servers,
         nranks=node.nranks,
         timeout=config.timeout,
+        wait_limit=config.wait_limit,
         first=first,
         data_port=config.data_port,
         insecure=insecure,

@@ -54,6 +54,7 @@ def run(config: ServerConfig) -> None:
                 config.nranks,
                 shard=shard,
                 timeout=config.timeout,
+                wait_limit=config.wait_limit,
                 data_port=config.data_port,
             )
         )

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from collective.membership.liveness import Mesh
 from common.errors import RendezvousError
+from common.network.patience import WAIT_LIMIT_S
 from common.network.sockets import poll_readable, tuned
 from common.system.handover import check_user
 from common.system.memory import Unreachable
@@ -104,7 +105,14 @@ def dial(address: str, token: bytes, purpose: int, rank: int, deadline: float) -
 
 
 def build_mesh(
-    rank: int, addresses: Sequence[str], listener: Listener, token: bytes, *, data: Collection[int], timeout: float
+    rank: int,
+    addresses: Sequence[str],
+    listener: Listener,
+    token: bytes,
+    *,
+    data: Collection[int],
+    timeout: float,
+    wait_limit: float = WAIT_LIMIT_S,
 ) -> tuple[Mesh, dict[int, socket.socket]]:
     """Connect to every lower rank and be called by every higher one; likewise, a second time, for data with the ranks
     that `data` names (which must name this one). Returns the mesh and the data connections.
@@ -133,5 +141,6 @@ def build_mesh(
             raise RendezvousError(f"{ranks} cannot share memory: {exc}; use --backend tcp") from exc
         missing = ", ".join(str(r) for r in sorted({r for _, r in wanted - opened.keys()}))
         raise RendezvousError(f"rank {missing} did not connect to rank {rank} within {timeout:g} s ({exc})") from exc
-    mesh = Mesh(rank, {r: c for (purpose, r), c in opened.items() if purpose == MESH}, timeout=timeout)
+    connections = {r: c for (purpose, r), c in opened.items() if purpose == MESH}
+    mesh = Mesh(rank, connections, timeout=timeout, wait_limit=wait_limit)
     return mesh, {r: c for (purpose, r), c in sorted(opened.items()) if purpose == DATA}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from collective.membership.connections import Listener, build_mesh
 from collective.membership.liveness import Mesh
+from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
 
@@ -74,20 +75,29 @@ class Meeting:
         return Met(addresses, local_addresses, hosts, told.notes, told.token)
 
     def connect(
-        self, met: Met, *, near: Collection[int], data: Collection[int]
+        self, met: Met, *, near: Collection[int], data: Collection[int], wait_limit: float = WAIT_LIMIT_S
     ) -> tuple[Mesh, dict[int, socket.socket]]:
         """The mesh, and the data connections.
 
         Args:
             near: the ranks with which this one shares memory.
             data: those with which it exchanges data over TCP.
+            wait_limit: how long it will wait for a rank that lives, in seconds.
 
         Raises:
             RendezvousError: a rank that had joined did not connect in time.
         """
         pairs = zip(met.addresses, met.local_addresses, strict=True)
         addresses = [there if rank in near else away for rank, (away, there) in enumerate(pairs)]
-        return build_mesh(self._rank, addresses, self._listener, met.token, data=data, timeout=self._timeout)
+        return build_mesh(
+            self._rank,
+            addresses,
+            self._listener,
+            met.token,
+            data=data,
+            timeout=self._timeout,
+            wait_limit=wait_limit,
+        )
 
     def close(self) -> None:
         self._opened.close()

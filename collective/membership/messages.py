@@ -4,7 +4,8 @@ These are the messages:
 
     {"leave": reason}                    I am going: training is complete (reason ""), or I failed
     {"leave": reason, "because": [kind, text, rank]}   ... because of another rank, with the error that says so
-    {"waiting?": n} / {"waiting!": n}    are you blocked in a wait? / yes (only a rank that is waiting can answer)
+    {"waiting?": 1} / {"waiting!": s}    give a sign of life / here: I have waited for s seconds (0: I do not wait)
+    {"say": line}                        write this to your stderr
     {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a segment of my memory; its descriptor comes with the message (Unix sockets)
 """
@@ -15,8 +16,10 @@ import json
 import os
 import socket
 import struct
+import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,15 +35,20 @@ READ_BYTES = 65_536
 class Peer:
     """The socket to another rank, and what it has said; nothing here waits for it to say something.
 
+    Args:
+        waits: tells for how many seconds this rank has waited; 0: it does not.
+
     Attributes:
         left: it said that its training is complete, or it is gone.
         failure: the first reason for which the group cannot go on that was heard from it, and the rank at fault.
-        answered: to the last "waiting?".
+        heard_at: when anything was heard last, monotonic seconds.
+        waited: for how many seconds, as it said last.
     """
 
-    def __init__(self, rank: int, connection: socket.socket) -> None:
-        self.rank, self.connection = rank, connection
-        self.left = self.answered = False
+    def __init__(self, rank: int, connection: socket.socket, waits: Callable[[], float]) -> None:
+        self.rank, self.connection, self._waits = rank, connection, waits
+        self.left = False
+        self.heard_at, self.waited = 0.0, 0.0
         self.failure: tuple[GradSyncError, int] | None = None
         self.notes: deque[list[int]] = deque()  # received, not yet taken
         self.segments: dict[int, tuple[int, int]] = {}  # number -> (descriptor, bytes), likewise
@@ -78,6 +86,7 @@ class Peer:
         except OSError:
             data = b""
         self._unread += data
+        self.heard_at = time.monotonic()
         while len(self._unread) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._unread)
             if len(self._unread) < LENGTH.size + size:
@@ -101,9 +110,11 @@ class Peer:
         elif "segment" in message:
             self.segments[message["segment"]] = (self._descriptors.popleft(), message["nbytes"])
         elif "waiting?" in message:
-            self.send({"waiting!": 1}, timeout=timeout)
+            self.send({"waiting!": self._waits()}, timeout=timeout)
         elif "waiting!" in message:
-            self.answered = True
+            self.waited = message["waiting!"]
+        elif "say" in message:
+            print(message["say"], file=sys.stderr, flush=True)
         elif "leave" in message:
             self.left = True
             if "because" in message:

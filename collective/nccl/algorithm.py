@@ -222,8 +222,8 @@ class NcclAlgorithm(Algorithm):
         gone = [rank for rank in self._mesh.peers if self._mesh.has_left(rank)]
         if gone and waited > EXPLAIN_S:  # one that left after its part was done is missed by nobody
             self._mesh.check(gone[0], f"in {doing}")
-        if waited > self._mesh.timeout:
-            raise self._mesh.stalled(self._left if self._expected else None, f"in {doing}") or NcclFailed(
+        if self._mesh.wait_on(self._left if self._expected else None, f"in {doing}", time.monotonic() - waited):
+            raise NcclFailed(
                 f"NCCL did not finish {doing} within {self._mesh.timeout:g} s although every rank waits for it "
                 f"(this is rank {self.rank}, GPU {self._gpu.index}); NCCL_DEBUG=INFO makes it say more"
             )

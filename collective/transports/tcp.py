@@ -65,14 +65,13 @@ class TcpTransport(Transport):
 
     def flush(self) -> None:
         for rank, link in self._links.items():
-            deadline = time.monotonic() + self._mesh.timeout
+            since = time.monotonic()
             while link.unsent:
                 if link.push() or self._wait(None, 0):
-                    deadline = time.monotonic() + self._mesh.timeout
+                    since = time.monotonic()
                 else:
                     self._mesh.check(rank if self._mesh.has_left(rank) else None, "sending")
-                    if time.monotonic() > deadline:
-                        raise self._mesh.stalled(rank, "sending")
+                    self._mesh.wait_on(rank, "sending", since)
 
     def close(self, reason: str = "") -> None:
         """As Transport says; what was sent before a good end still arrives."""
@@ -91,8 +90,8 @@ class TcpTransport(Transport):
         return checksum
 
     def _receive_some(self, rank: int, parts: list[memoryview], wanted: int) -> int:
-        """How many bytes came, at least one; the deadline counts from the last byte that came before."""
-        link, deadline, looks = self._links[rank], None, LOOKS
+        """How many bytes came, at least one; how long it waits counts from the last byte that came before."""
+        link, since, looks = self._links[rank], 0.0, LOOKS
         while True:
             try:
                 count = link.receive(parts)
@@ -101,11 +100,10 @@ class TcpTransport(Transport):
                     looks -= 1
                     os.sched_yield()
                     continue
-                deadline = deadline or time.monotonic() + self._mesh.timeout
+                since = since or time.monotonic()
                 if not self._wait(link, wanted):
                     self._mesh.check()  # a rank that left in good order may still have data on the way
-                    if time.monotonic() > deadline:
-                        raise self._mesh.stalled(rank, "waiting for data") from None
+                    self._mesh.wait_on(rank, "waiting for data", since)
                 continue
             if not count:
                 self._peer_is_gone(rank)

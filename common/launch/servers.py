@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.launch.child import ProcessFailed
 from common.launch.job import POLL_S, Job
+from common.network.patience import WAIT_LIMIT_S
 
 __all__ = ["start_servers", "wait_for_file"]
 
@@ -21,6 +22,7 @@ def start_servers(
     *,
     nranks: int,
     timeout: float,
+    wait_limit: float = WAIT_LIMIT_S,
     first: str = "127.0.0.1:0",
     data_port: int = 0,
     insecure: bool = False,
@@ -40,7 +42,8 @@ def start_servers(
         flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
         flags += ["--data-port", str(data_port + index if data_port else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
-        flags += ["--nranks", str(nranks), "--timeout", str(timeout), *["--insecure"] * insecure]
+        flags += ["--nranks", str(nranks), "--timeout", str(timeout), "--wait-limit", str(wait_limit)]
+        flags += ["--insecure"] * insecure
         command = ["-m", "ps.server", *flags]
         job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
     progress = Progress(files)

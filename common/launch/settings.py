@@ -5,13 +5,13 @@ A field of a Settings class is a flag of the commands and the variable GRADSYNC_
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar
 
 from common.errors import UsageError
+from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
 
 __all__ = ["MOST_PROCESSES", "Placement", "Settings", "check_rank", "placement_from", "settings_from", "variables_of"]
@@ -25,13 +25,14 @@ class Settings:
     """How the processes of a job synchronise, whatever the scheme."""
 
     timeout: float = 30.0
-    """Deadline of every wait for another process, in seconds."""
+    """How long to wait for another process that has not joined, or gives no sign of life, in seconds."""
+    wait_limit: float = WAIT_LIMIT_S
+    """How long to wait for one that is alive but busy, in seconds."""
     overlap: bool = True
     """Synchronise buckets while backward goes on."""
 
     def __post_init__(self) -> None:
-        if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise UsageError(f"--timeout must be a positive number (got {self.timeout})")
+        check_limits(self.timeout, self.wait_limit)
 
 
 S = TypeVar("S", bound=Settings)

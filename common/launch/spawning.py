@@ -17,6 +17,7 @@ from common.launch.job import Job
 from common.launch.ranks import abstract_address, endpoints_of, paddle_environment
 from common.launch.servers import start_servers
 from common.launch.settings import Placement
+from common.network.patience import WAIT_LIMIT_S
 from common.system.process import JOB_SECRET_VARIABLE, PARENT_VARIABLE, prepare_process
 
 __all__ = ["Spawned", "spawn"]
@@ -36,6 +37,7 @@ def spawn(
     join: bool = True,
     servers: int = 1,
     timeout: float = 30.0,
+    wait_limit: float = WAIT_LIMIT_S,
 ) -> Spawned | None:
     """Run `func(*args)` on `nprocs` ranks; `func` must be importable, as for any multiprocessing.
 
@@ -43,13 +45,13 @@ def spawn(
         nprocs: -1 for one rank a core.
         join: wait for all and return None; else return a Spawned, whose `join` does.
         servers: under "ps".
-        timeout: of the servers, in seconds.
+        timeout, wait_limit: of the servers, in seconds.
 
     Raises:
         ProcessFailed: the first rank that failed of itself, with its traceback.
     """
     nranks = (len(os.sched_getaffinity(0)) if nprocs == -1 else nprocs) or 1
-    spawned = Spawned(scheme, func, args, nranks=nranks, servers=servers, timeout=timeout)
+    spawned = Spawned(scheme, func, args, nranks=nranks, servers=servers, timeout=timeout, wait_limit=wait_limit)
     if not join:
         return spawned
     spawned.join()
@@ -60,7 +62,15 @@ class Spawned:
     """The running ranks of a `spawn`, and their servers."""
 
     def __init__(
-        self, scheme: str, func: Any, args: tuple[Any, ...], *, nranks: int, servers: int, timeout: float
+        self,
+        scheme: str,
+        func: Any,
+        args: tuple[Any, ...],
+        *,
+        nranks: int,
+        servers: int,
+        timeout: float,
+        wait_limit: float,
     ) -> None:
         self._resources = ExitStack()
         context = multiprocessing.get_context("spawn")
@@ -70,7 +80,8 @@ class Spawned:
         try:
             job = self._resources.enter_context(Job())
             if scheme == "ps":
-                place = Placement(servers=tuple(start_servers(job, servers, nranks=nranks, timeout=timeout)))
+                addresses = start_servers(job, servers, nranks=nranks, timeout=timeout, wait_limit=wait_limit)
+                place = Placement(servers=tuple(addresses))
             else:
                 place = Placement(rendezvous=abstract_address("spawn"))
             shared |= place.variables()

@@ -47,7 +47,7 @@ class JoinReply(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ..., data_port: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull")
+    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull", "alive")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class TrainerMessage(_message.Message):
     STATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_AT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     parameters: Chunk
@@ -72,23 +73,32 @@ class TrainerMessage(_message.Message):
     state_request: StateRequest
     gradients_at: Place
     pull: Pull
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("parameters", "served", "gathered", "failure", "state", "plane")
+    __slots__ = ("parameters", "served", "gathered", "failure", "state", "plane", "alive")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     parameters: Chunk
     served: Served
     gathered: Gather
     failure: Failure
     state: StatePiece
     plane: Plane
-    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., plane: _Optional[_Union[Plane, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., plane: _Optional[_Union[Plane, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ("say",)
+    SAY_FIELD_NUMBER: _ClassVar[int]
+    say: str
+    def __init__(self, say: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("epoch", "rank", "token")

@@ -244,8 +244,17 @@ class FleetApi:
 
         if unknown := sorted(options.keys() - SPAWN_OPTIONS):
             raise ValueError(f"spawn: the option {unknown[0]} is not supported")
-        limit = settings_from(Settings).timeout
-        return spawn(self._scheme, func, args, nprocs=nprocs, join=join, servers=servers, timeout=limit)
+        limits = settings_from(Settings)
+        return spawn(
+            self._scheme,
+            func,
+            args,
+            nprocs=nprocs,
+            join=join,
+            servers=servers,
+            timeout=limits.timeout,
+            wait_limit=limits.wait_limit,
+        )
 
     def _joined(self) -> Synchronizer:
         if self._synchronizer is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ps.store.shards import Shard
 
 __all__ = ["FAREWELL_S", "Inbox"]
 
+SIGN_S = 0.2
 FAREWELL_S = 2.0  # how long a leaving trainer waits for a server to take note, and any for why a connection has ended
 
 
@@ -41,6 +44,7 @@ class Inbox:
         self._welcome = threading.Event()  # until then words are not taken; set but for a step committed ahead
         self._welcome.set()
         self._closed = False
+        self.answer: Callable[[], None] = lambda: None  # gives the server a sign of life
 
     def begin(self, shard: Shard, target: FloatArray) -> None:
         """The server has this shard; what it serves is written to `target`, of the whole arena."""
@@ -92,6 +96,11 @@ class Inbox:
         self.heard_at = time.monotonic()
         kind = message.WhichOneof("kind")
         if kind is None:  # a sign of life, which answers nothing
+            return
+        if kind == "alive":
+            self.answer()
+            if message.alive.say:
+                print(message.alive.say, file=sys.stderr, flush=True)
             return
         self.unanswered = False
         if kind == "parameters":
@@ -150,6 +159,7 @@ class Inbox:
 
     def _write(self, chunk: Chunk, data: FloatArray) -> None:
         self._check(chunk, data.size)
-        self._welcome.wait()  # for the commit, or for the end of the session
+        while not self._welcome.wait(SIGN_S):  # for the commit, or for the end of the session
+            self.answer()  # unasked: nobody is heard meanwhile
         if not self._closed:
             self._target[chunk.start : chunk.start + data.size] = data

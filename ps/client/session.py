@@ -11,7 +11,7 @@ import grpc
 
 from common.errors import GradSyncError, ProtocolError
 from common.network import rpc
-from common.network.gradsync_pb2 import TraceReply, TraceRequest, TrainerMessage
+from common.network.gradsync_pb2 import Alive, TraceReply, TraceRequest, TrainerMessage
 from common.sync.trace import ServerAnswer
 from ps.client.inbox import FAREWELL_S, Inbox
 from ps.client.joining import Joined
@@ -36,6 +36,7 @@ class Session:
         self.inbox = Inbox(joined.name, changed)
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()
+        self.inbox.answer = lambda: self._queue.put([TrainerMessage(alive=Alive())])
         self._trace_of = joined.channel.unary_stream(
             TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
         )

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import StatusReply, TrainerMessage
+from common.network.patience import WAIT_LIMIT_S, Patience
 from common.sync.trace import Trace
 from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
@@ -41,7 +42,7 @@ class Coordinator:
 
     Args:
         shard: (index, count) of this server.
-        timeout: how long, in seconds, trainers may wait for one that does not take part.
+        timeout, wait_limit: how long, in seconds, trainers may wait for one that gives no sign of life, or does.
         pool: makes the arrays that trainers of this host and user read; without one none does.
         port: where trainers open data connections; without one none does.
         helper: a thread that shares the work on large arrays.
@@ -54,6 +55,7 @@ class Coordinator:
         *,
         shard: tuple[int, int] = (0, 1),
         timeout: float = 30.0,
+        wait_limit: float = WAIT_LIMIT_S,
         epoch: int = 0,
         pool: SegmentPool | None = None,
         port: DataPort | None = None,
@@ -66,7 +68,10 @@ class Coordinator:
         self._members = Members(nranks, epoch, self._lock)
         self._planes = DataPlanes(nranks, epoch, pool, port, self.handle, self.ended)
         self._members.at_end(self._planes.wake)
-        self.silence = Silence(self._members, self._lock, timeout, self._missing, clock)
+        patience = Patience(timeout, wait_limit)
+        self.silence = Silence(
+            self._members, self._lock, patience, self._missing, self._waiting, speaks=shard[0] == 0, clock=clock
+        )
         self._gathering = Gathering(self._members, self.silence)
         empty = pool.empty if pool else aligned_empty
         self._registration = Registration(
@@ -87,6 +92,7 @@ class Coordinator:
             "configure": lambda rank, message, _: self._program.configure(rank, message.configure),
             "state": lambda rank, message, _: self._program.load_state(rank, message.state),
             "state_request": lambda rank, message, _: self._program.send_state(rank, message.state_request),
+            "alive": lambda rank, _, __: self.silence.heard(rank),
             "goodbye": lambda rank, message, _: self._leave(rank, message),
         }
 
@@ -113,7 +119,7 @@ class Coordinator:
     def expect(self, timeout: float) -> None:
         """All trainers have joined, and are about to enter; from now on they may wait so long for one another."""
         with self._lock:
-            self.silence.timeout = timeout
+            self.silence.patience.timeout = timeout
             if not self._members.complete:
                 self.silence.someone_waits()
 
@@ -257,6 +263,13 @@ class Coordinator:
 
     def _is_waited_for(self, rank: int) -> bool:
         return self.silence.somebody_waits and rank in self._missing()
+
+    def _waiting(self) -> list[int]:
+        """Who waits for others."""
+        store = self._registration.store
+        if self._registration.begun and not self._gathering.complete and store:
+            return sorted(store.waiting())
+        return self._members.absent_from({*self._missing(), *self._members.gone})
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""

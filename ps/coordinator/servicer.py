@@ -26,6 +26,7 @@ from common.network.gradsync_pb2 import (
     TraceRequest,
     TrainerMessage,
 )
+from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import Roster, job_secret
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
@@ -48,6 +49,8 @@ class ParameterServer:
     """Serves one training of `nranks` trainers at `address`; a context manager.
 
     Args:
+        timeout: how long others are waited for that have not joined, or give no sign of life, in seconds.
+        wait_limit: how long trainers wait for one that is alive, in seconds.
         data_port: of data connections, at the same host; 0: the system chooses.
 
     Raises:
@@ -61,6 +64,7 @@ class ParameterServer:
         *,
         shard: tuple[int, int] = (0, 1),
         timeout: float = 30.0,
+        wait_limit: float = WAIT_LIMIT_S,
         data_port: int = 0,
     ) -> None:
         self._shard, self._timeout = shard, timeout
@@ -69,7 +73,13 @@ class ParameterServer:
         self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
         port = self._make_data_port(address, data_port)
         self._coordinator = Coordinator(
-            nranks, shard=shard, timeout=timeout, pool=self._pool, port=port, helper=self._helper
+            nranks,
+            shard=shard,
+            timeout=timeout,
+            wait_limit=wait_limit,
+            pool=self._pool,
+            port=port,
+            helper=self._helper,
         )
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(

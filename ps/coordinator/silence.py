@@ -1,16 +1,18 @@
 """Notices a trainer that does not take part any longer, though its connection is up: frozen, or far too slow.
 
-A dead trainer is noticed sooner, when the kernel closes its connection: liveness.py, Members.lose.
+While trainers wait, all are asked for signs of life, which a thread of theirs gives whatever their training does; how
+long the others then wait says common/network/patience.py. A dead trainer is noticed sooner, when the kernel closes its
+connection: liveness.py, Members.lose.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from common.errors import PeerStalled
-from common.network.gradsync_pb2 import ServerMessage
+from common.network.gradsync_pb2 import Alive, ServerMessage
+from common.network.patience import Patience
 from common.network.rendezvous import GRACE
 from ps.coordinator.liveness import Members
 
@@ -24,8 +26,10 @@ class Silence:
     """Fails the group when somebody has waited for others for too long. Every method is called with `lock` held.
 
     Args:
-        timeout: how long, in seconds, trainers may wait for one that does not take part.
+        patience: of the trainers that wait for one that does not take part.
         missing: whom they wait for.
+        waiting: who waits, as far as is known.
+        speaks: this server says whom they wait for, by the lowest rank's stderr.
         clock: tells the time in seconds.
     """
 
@@ -33,12 +37,16 @@ class Silence:
         self,
         members: Members,
         lock: threading.Condition,
-        timeout: float,
+        patience: Patience,
         missing: Callable[[], list[int]],
+        waiting: Callable[[], list[int]],
+        *,
+        speaks: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.timeout, self._clock = timeout, clock
-        self._members, self._lock, self._missing = members, lock, missing
+        self.patience, self._clock, self._speaks = patience, clock, speaks
+        self._members, self._lock, self._missing, self._waiting = members, lock, missing, waiting
+        self._heard: dict[int, float] = {}  # when each trainer gave its last sign of life
         self._waiting_since: float | None = None
         self._sign_at = clock()
         self.thread = threading.Thread(target=self.watch, name="gradsync-silence", daemon=True)
@@ -67,17 +75,35 @@ class Silence:
             for rank in self._members.queues.keys() - self._members.gone:
                 self._members.queues[rank].put([ServerMessage()])
 
+    def heard(self, rank: int) -> None:
+        """A trainer gives a sign of life."""
+        self._heard[rank] = self._clock()
+
     def watch(self) -> None:
         """Until the training is over."""
         with self._lock:
             while not self._members.over:
                 self._lock.wait(WATCH_S)
                 since, now = self._waiting_since, self._clock()
-                if since is not None and now - since > self.timeout:
-                    ranks = ", ".join(str(rank) for rank in self._missing())
-                    self._members.fail(
-                        PeerStalled(
-                            f"rank {ranks} did not take part in step {self._members.steps} for {self.timeout:g} s; "
-                            "it is frozen or slower than --timeout allows"
-                        )
-                    )
+                if since is not None and not self._members.over:
+                    self._look(now, since)
+
+    def _look(self, now: float, since: float) -> None:
+        """Somebody has waited since then."""
+        waited = now - since
+        if self.patience.asks(now, waited):
+            self._send(self._members.queues.keys() - self._members.gone, Alive())
+        if waited <= self.patience.timeout:
+            return
+        missing, steps = self._missing(), self._members.steps
+        silent = {rank: now - max(since, self._heard.get(rank, since)) for rank in missing}
+        if error := self.patience.ends(silent, waited, doing=f" in step {steps}"):
+            self._members.fail(error)
+            return
+        line = self.patience.remark(self._waiting(), missing, steps, waited)
+        if line and self._speaks:
+            self._send([min(self._members.queues.keys() - self._members.gone)], Alive(say=line))
+
+    def _send(self, ranks: Iterable[int], alive: Alive) -> None:
+        for rank in ranks:
+            self._members.queues[rank].put([ServerMessage(alive=alive)])

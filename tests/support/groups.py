@@ -31,6 +31,7 @@ from collective.membership.connections import Listener, build_mesh
 from collective.nccl.algorithm import NcclAlgorithm
 from collective.transports.threads import connect_threads
 from common.launch.ranks import abstract_address
+from common.network.patience import Patience
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
 
@@ -249,14 +250,18 @@ def closing_on_error(group: Group, function: Callable[[Group], T]) -> T:
         raise
 
 
-def limit_waits(groups: Sequence[Group], seconds: float) -> None:
-    """Shorten the timeout of groups that have connected; connecting keeps a generous one on a loaded machine."""
+def limit_waits(groups: Sequence[Group], seconds: float, wait_limit: float = 0.0) -> None:
+    """Shorten the limits of groups that have connected; connecting keeps generous ones on a loaded machine. Ranks that
+    are threads always live, so that only the wait limit ends a wait for them: without one, at the timeout."""
     for group in groups:
         parts: list[Any] = [group._algorithm]
         for part in parts:
             names = ("transport", "_transport", "_barrier", "_mesh")
             parts += [vars(part)[n] for n in names if hasattr(vars(part).get(n), "__dict__")]  # some are plain lists
-            part.timeout = seconds
+            if hasattr(part, "patience"):
+                part.patience = Patience(seconds, wait_limit)
+            else:
+                part.timeout = seconds
 
 
 def transport_of(group: Group) -> Any:

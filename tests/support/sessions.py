@@ -50,10 +50,11 @@ RATE = 0.05
 
 @contextmanager
 def serving(nranks: int, servers: int = 1, *, timeout: float = 30.0) -> Iterator[list[ParameterServer]]:
+    """Whose trainers, which are threads and so always live, wait for one another no longer than `timeout`."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                ParameterServer("127.0.0.1:0", nranks, shard=(index, servers), timeout=timeout),
+                ParameterServer("127.0.0.1:0", nranks, shard=(index, servers), timeout=timeout, wait_limit=0.0),
             )
             for index in range(servers)
         ]

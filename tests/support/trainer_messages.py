@@ -139,7 +139,7 @@ def drawn(messages: Iterable[ServerMessage | Outgoing]) -> list[ServerMessage]:
     for frame in parsed:
         if frame.words is not None:
             frame.message.parameters.data = frame.words.tobytes()
-    return [frame.message for frame in parsed if frame.message.WhichOneof("kind")]
+    return [frame.message for frame in parsed if frame.message.WhichOneof("kind") not in (None, "alive")]
 
 
 class Inbox(ServerQueue):
@@ -149,11 +149,14 @@ class Inbox(ServerQueue):
         super().__init__()
         self.received: list[ServerMessage] = []
         self.signs = 0  # of life
+        self.asked: list[str] = []  # lines to say, mostly empty, that came when a sign of life was asked for
         self.ended = 0
 
     def put(self, messages: Iterable[ServerMessage | Outgoing], *, at: int | None = None) -> None:
         every = list(messages)
         self.received += drawn(every)
+        alive = (m.alive for m in every if isinstance(m, ServerMessage) and m.WhichOneof("kind") == "alive")
+        self.asked += (each.say for each in alive)
         self.signs += every == [ServerMessage()]
 
     def end(self) -> None:
@@ -233,11 +236,13 @@ def open_group(nranks: int, **options: object) -> Setting:
     return Setting(Coordinator(nranks, **options), [Inbox() for _ in range(nranks)])
 
 
-def running(nranks: int, **options: object) -> Setting:
+def running(nranks: int, *, mode: str = "", **options: object) -> Setting:
     """All have registered and hold rank 0's parameters."""
     setting = open_group(nranks, **options)
     for rank in range(nranks):
-        enter(setting.group, register_message(rank), setting.inboxes[rank])
+        message = register_message(rank)
+        message.register.mode = mode
+        enter(setting.group, message, setting.inboxes[rank])
     setting.say(0, parameters_message(0, parameters_of(0)))
     assert [inbox.version for inbox in setting.inboxes] == [0] * nranks
     return setting

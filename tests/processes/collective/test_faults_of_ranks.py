@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.network.patience import WAIT_LIMIT_S
 from tests.support.groups import (
     DEADLINE_S,
     PROCESSES,
@@ -55,7 +56,7 @@ def reduces_its_own_memory_for_ever(group):
 
 
 def reduces_for_ever_with_a_short_limit(group):
-    limit_waits([group], LIMIT_S)
+    limit_waits([group], LIMIT_S, wait_limit=WAIT_LIMIT_S)
     reduces_for_ever(group)
 
 

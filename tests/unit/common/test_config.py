@@ -52,6 +52,7 @@ REFUSED = {
     "lr not a number": (["--lr", "nan"], "--lr must be a positive number (got nan)"),
     "infinite lr": (["--lr", "inf"], "--lr must be a positive number (got inf)"),
     "timeout": (["--timeout", "0"], "--timeout must be a positive number (got 0.0)"),
+    "wait limit": (["--wait-limit", "-1"], "--wait-limit must be a positive number (got -1.0)"),
     "infinite timeout": (["--timeout", "inf"], "--timeout must be a positive number (got inf)"),
 }
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GradSyncError)]
@@ -225,7 +226,7 @@ def closed_pipe() -> int:
 def test_flags_become_fields() -> None:
     got: list[TrainingConfig] = []
     args = "--model mlp:64,32 --dataset mnist --data-dir /data --batch-size 7 --steps 9 --optimizer adamw --lr 0.5"
-    more = "--seed 3 --json r.json --save m.pdparams --log-dir logs --timeout 2.5 --no-overlap"
+    more = "--seed 3 --json r.json --save m.pdparams --log-dir logs --timeout 2.5 --wait-limit 7 --no-overlap"
     assert command([*args.split(), *more.split()], got.append) == 0
     assert got == [
         TrainingConfig(
@@ -241,6 +242,7 @@ def test_flags_become_fields() -> None:
             save=Path("m.pdparams"),
             log_dir=Path("logs"),
             timeout=2.5,
+            wait_limit=7.0,
             overlap=False,
         )
     ]

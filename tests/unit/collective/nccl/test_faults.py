@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collective.nccl.algorithm import NcclAlgorithm
 from collective.nccl.binding import NcclBinding
 from collective.nccl.stuck_calls import Watchdog
 from common.errors import GradSyncError, NcclFailed, PeerLost, PeerStalled, ProtocolError
+from common.network.patience import Patience
 from tests.support.fake_nccl import FakeGpu, FakeNccl, on_gpu
 from tests.support.groups import ROOT, errors_on, nccl_groups, outcomes_of
 from tests.support.nccl_cases import kinds
@@ -38,7 +40,7 @@ def test_calls_that_differ_are_found_although_nccl_would_not(ring):
 def stuck(group, seconds=LIMIT_S):
     """The group's GPU never comes to an end, and the wait for it runs out soon."""
     group._algorithm._gpu.stuck = True
-    group._algorithm._mesh.timeout = seconds
+    group._algorithm._mesh.patience = Patience(seconds, 0.0)
 
 
 def test_a_gpu_that_never_ends_although_all_ranks_wait_is_nccls_fault():
@@ -112,7 +114,7 @@ def test_an_error_of_nccls_that_a_death_explains_is_that_death():
 
     def die():
         for peer in groups[1]._algorithm._mesh.peers.values():
-            peer.connection.close()
+            peer.connection.shutdown(socket.SHUT_RDWR)
 
     dying = threading.Timer(0.2, die)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from common.errors import PeerStalled
+from common.network.gradsync_pb2 import Alive, TrainerMessage
 from common.network.rendezvous import GRACE
 from ps.planes.wire import state_pieces
 from tests.support.trainer_messages import (
     DEADLINE_S,
     LAYOUT,
     Clock,
+    Setting,
     commit_message,
     configured,
     enter,
@@ -124,3 +127,38 @@ def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeyp
     assert not setting.inboxes[0].of_kind("failure")
     clock.advance(11.0)
     setting.failed(PeerStalled, "^rank 0 did not take part in step 0 for 10 s")
+
+
+def answered(setting: Setting, clock: Clock, times: int, ranks: Iterable[int]) -> None:
+    """Time passes; these ranks give a sign of life every 5 seconds."""
+    for _ in range(times):
+        clock.advance(5.0)
+        for rank in ranks:
+            setting.say(rank, TrainerMessage(alive=Alive()))
+
+
+@pytest.mark.parametrize("mode", ["", "ssp:0"])
+def test_a_trainer_that_lives_is_waited_for_and_rank_0_says_so(mode: str) -> None:
+    clock = Clock()
+    setting = running(3, timeout=10.0, wait_limit=50.0, clock=clock, mode=mode)
+    for rank in (1, 2):
+        setting.step(rank, 0)
+    answered(setting, clock, 9, [0])
+    assert not setting.inboxes[0].of_kind("failure")
+    said = [[line for line in inbox.asked if line] for inbox in setting.inboxes]
+    assert said[1:] == [[], []]
+    assert said[0] == [f"rank 1, 2 wait for rank 0, at step 0, for {s} s; it is alive" for s in (15, 25, 45)]
+    assert all(inbox.asked.count("") >= 9 for inbox in setting.inboxes)  # who waits also hears that the server lives
+    answered(setting, clock, 2, [0])
+    setting.failed(PeerStalled, "^rank 0 did not take part in step 0 for 50 s; it is alive, but slower than --wait-lim")
+
+
+def test_a_trainer_that_gives_no_more_signs_of_life_is_stalled() -> None:
+    clock = Clock()
+    setting = running(2, timeout=10.0, clock=clock)
+    setting.step(0, 0)
+    answered(setting, clock, 6, [0, 1])
+    answered(setting, clock, 1, [0])
+    assert not setting.inboxes[0].of_kind("failure")
+    answered(setting, clock, 2, [0])
+    setting.failed(PeerStalled, r"^rank 1 did not take part in step 0 for 10 s; it gives no sign of life \(--timeout\)")

@@ -114,7 +114,7 @@ def test_the_other_servers_hear_from_trainers_who_is_frozen() -> None:
             told.set()
 
     with (
-        ParameterServer("127.0.0.1:0", 2, shard=(0, 2), timeout=2.0) as first,
+        ParameterServer("127.0.0.1:0", 2, shard=(0, 2), timeout=2.0, wait_limit=0.0) as first,
         ParameterServer("127.0.0.1:0", 2, shard=(1, 2), timeout=30.0) as second,
     ):
         group = [first, second]

@@ -1,0 +1,76 @@
+"""Ranks that live, but do not come: waited for, and named by one line, whatever carries the data."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from collective.calls import Tag
+from collective.membership.liveness import Mesh
+from common.errors import PeerStalled
+from tests.support.groups import DEADLINE_S, barrier_of, errors_on, limit_waits, on_ranks, opened, transport_of
+
+LIMIT_S = 0.3
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What the lowest rank that waits says."""
+    lines, something = [], threading.Event()
+
+    def keep(_, line):
+        if line:
+            lines.append(line)
+            something.set()
+
+    monkeypatch.setattr(Mesh, "_say", keep)
+    return lines, something
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp", "tcp-ring", "tcp-hierarchical"])
+def test_a_late_rank_is_waited_for(backend, said):
+    """In a hierarchical group ranks wait in shared memory for one that waits for another host."""
+    lines, something = said
+    with opened(backend, 4) as groups:
+        limit_waits(groups, LIMIT_S, wait_limit=DEADLINE_S)
+
+        def body(group):
+            if group.rank == 2:
+                assert something.wait(DEADLINE_S)
+            array = np.full(1000, group.rank, np.float32)
+            group.all_reduce(array, "sum")
+            return array[-1]
+
+        assert on_ranks(groups, body) == [6] * 4
+    assert re.fullmatch(r"rank [013, ]+ waits? for rank 2, for \d s; it is alive", lines[0])
+
+
+def test_ranks_that_wait_for_one_another_are_told_so(said):
+    """At the timeout, although all live."""
+    with opened("tcp-ring", 2) as groups:
+        limit_waits(groups, LIMIT_S, wait_limit=DEADLINE_S)
+        out = [np.empty(1, np.float32) for _ in groups]
+
+        def body(group):
+            transport_of(group).receive(1 - group.rank, out[group.rank], Tag(0, 0, 0, 0, 0, 0))
+
+        errors = errors_on(groups, body)
+    assert {type(error) for error in errors} == {PeerStalled}
+    pattern = r"rank ([01]) did not take part for 0\.3 s \(rank ([01]) was waiting for data\); every rank waits for "
+    assert re.match(pattern + "another one: their calls differ, or the network between them is cut", str(errors[0]))
+    assert said[0] == []
+
+
+def test_a_rank_that_was_stopped_itself_blames_nobody_before_it_has_asked(said):
+    """As where a whole container is paused: when it goes on, all have been silent for long."""
+    with opened("shm", 2) as groups:
+        limit_waits(groups, LIMIT_S, wait_limit=3600.0)
+        mesh, paused = barrier_of(groups[0])._mesh, time.monotonic() - 100
+        mesh.wait_on(1, "waiting for it", paused)
+        while mesh.peers[1].heard_at == 0:
+            mesh.wait_on(1, "waiting for it", paused)
+        assert said[0] == ["rank 0 waits for rank 1, for 100 s; it is alive"]
