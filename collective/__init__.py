@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
+if sys.argv[:1] == ["-m"]:  # a command of ours: a folder `common` where it is started is not meant
+    sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+    import common
+
+    del sys.path[0]
 import common
 
 if getattr(common, "__version__", None) is None:
@@ -14,12 +20,23 @@ if getattr(common, "__version__", None) is None:
 
 from collective.group import Group, connect
 from common.paddle_api.names import PUBLIC, missing_name
+from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
 
-__all__ = ["Group", "connect", *PUBLIC]
+__all__ = ["Group", "connect", "install", *PUBLIC]
 
 if "PADDLE_TRAINER_ID" in os.environ:  # started by Paddle's launcher: before the program computes anything
     set_cpu_type()
+
+
+def install() -> None:
+    """Put this scheme in the place of Paddle's own groups in this process, so that a program that imports
+    `paddle.distributed`, `fleet` or `paddle.DataParallel` uses it. A launcher of ours does that itself.
+
+    Raises:
+        UsageError: the other scheme was installed before.
+    """
+    put_in_place("collective")
 
 
 def __getattr__(name: str) -> Any:

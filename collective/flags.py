@@ -30,10 +30,12 @@ class CollectiveConfig(RingSettings, TrainingConfig):
 class CollectiveRunConfig(CollectiveConfig):
     """Train on a ring of ranks, on this host or several.
 
-    script.py ARGS at the end: your own Paddle program."""
+    script.py ARGS, or -m package.module ARGS, at the end: your own Paddle program."""
 
     nranks: int | None = None
     """Number of ranks, on all hosts together. (default: 2 on each)"""
+    install: bool = True
+    """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:

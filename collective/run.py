@@ -23,7 +23,7 @@ FLAGS = flags_with_a_script(CollectiveRunConfig, without=("shard_optimizer",))
 
 
 def main(args: list[str] | None = None) -> int:
-    flags, script = split_script(sys.argv[1:] if args is None else args)
+    flags, script = split_script(sys.argv[1:] if args is None else args, modules=True)
     return run_command(
         CollectiveRunConfig, lambda config: run(config, script, flags), prog="collective.run", args=flags
     )
@@ -36,7 +36,7 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
     rendezvous = node.meeting_place or abstract_address("ring")
     config = replace(config, backend=choose_backend(config, node))
-    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "log_dir", "nranks"))]
+    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "install", "log_dir", "nranks"))]
     trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
     place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
     environment = {**place.variables(), **variables_of(RingSettings, config)}
@@ -46,7 +46,8 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
         collecting(config.trace if node.nnodes == 1 else None) as traced,
         Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining) as job,
     ):
-        start_ranks(job, node, script=script, trainer=trainer, environment={**environment, **traced})
+        program = ["--install", "collective", *script] if script and config.install else script
+        start_ranks(job, node, script=program, trainer=trainer, environment={**environment, **traced})
         job.wait()
 
 

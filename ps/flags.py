@@ -12,6 +12,7 @@ import tyro
 from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
+from common.launch.ranks import name_of
 from common.launch.settings import MOST_PROCESSES, check_rank
 from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
@@ -127,7 +128,7 @@ class TrainerConfig(ServedConfig):
 class RunConfig(ScriptSettings, ServedConfig):
     """Train with trainers on this host or several, and servers on the first.
 
-    script.py ARGS at the end: your own Paddle program."""
+    script.py ARGS, or -m package.module ARGS, at the end: your own Paddle program."""
 
     nranks: Annotated[int | None, TRAINERS] = None
     """Number of trainers, on all hosts together. (default: 2 on each)"""
@@ -135,6 +136,8 @@ class RunConfig(ScriptSettings, ServedConfig):
     """Number of servers."""
     data_port: int = 0
     """Port of data connections with server 0 over TCP, one more with each further server; 0 lets the system choose."""
+    install: bool = True
+    """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:
@@ -153,7 +156,8 @@ class RunConfig(ScriptSettings, ServedConfig):
         super().check_script(script, given)
         if script and self.consistency != SYNC:
             raise UsageError(
-                f"--mode {self.mode} is for the built-in trainer so far; {script[0]} can be trained in mode sync only"
+                f"--mode {self.mode} is for the built-in trainer so far; "
+                f"{name_of(script)} can be trained in mode sync only"
             )
         if not script and self.update != "auto":
             raise UsageError("--update is for your own program; in the built-in training servers update")

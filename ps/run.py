@@ -21,12 +21,12 @@ from ps.settings import ScriptSettings
 
 __all__ = ["main"]
 
-NOT_TRAINERS = ("hosts", "log_dir", "nranks", "servers", "data_port", "update")
+NOT_TRAINERS = ("hosts", "install", "log_dir", "nranks", "servers", "data_port", "update")
 FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_steps"))
 
 
 def main(args: list[str] | None = None) -> int:
-    flags, script = split_script(sys.argv[1:] if args is None else args)
+    flags, script = split_script(sys.argv[1:] if args is None else args, modules=True)
     return run_command(RunConfig, lambda config: run(config, script, flags), prog="ps.run", args=flags)
 
 
@@ -44,7 +44,8 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
         trainer = ["-m", "ps.trainer", *flags_of(config, without=NOT_TRAINERS)]
         trainer += ["--nranks", str(node.nranks), "--servers", ",".join(place.servers)]
         environment = {**place.variables(), **variables_of(ScriptSettings, config), **traced}
-        start_ranks(job, node, script=script, trainer=trainer, environment=environment)
+        program = ["--install", "ps", *script] if script and config.install else script
+        start_ranks(job, node, script=program, trainer=trainer, environment=environment)
         job.wait()
 
 

@@ -19,7 +19,10 @@ from common.system.mkl import CPU_TYPE, MKL_CHOOSES
 
 __all__ = ["ProgramFailed", "check_program", "output_of", "reason_in", "run_once"]
 
-SURFACES = {"ring": "collective", OTHER_ORDER: "benchmarks.training.other_order"}  # others are called as they are
+SURFACES = {
+    "ring": "collective",
+    OTHER_ORDER: "collective=benchmarks.training.other_order",
+}  # others are called as they are
 WORKER = Path(__file__).with_name("script_worker.py")
 EXCEPTION = re.compile(
     r"(\S+: )?([\w.]*(Error|Exception|Lost|Stalled|Mismatch|Failed|Unreachable|InUse|SystemExit)\b)(:|$)"
@@ -114,10 +117,10 @@ def launcher(contestant: Contestant, seconds: float, log: Path) -> list[str]:
     nranks, timeout = str(contestant.nranks), str(seconds)
     if contestant.scheme == "ps":
         flags = ["--nranks", nranks, "--servers", str(contestant.servers), "--timeout", timeout, "--log-dir", str(log)]
-        return ["-m", "ps.run", "--data-plane", contestant.backend, *flags]
+        return ["-m", "ps.run", "--no-install", "--data-plane", contestant.backend, *flags]
     if contestant.scheme in ("ring", OTHER_ORDER):
         flags = ["--nranks", nranks, "--backend", contestant.backend, "--timeout", timeout, "--log-dir", str(log)]
-        return ["-m", "collective.run", *flags]
+        return ["-m", "collective.run", "--no-install", *flags]
     flags = ["--nproc_per_node", nranks, "--backend", "gloo", "--log_dir", str(log)]
     return ["-m", "paddle.distributed.launch", *flags]
 

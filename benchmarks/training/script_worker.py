@@ -7,7 +7,6 @@ before it starts. A step is what lies between the ends of two backwards, which i
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import runpy
 import sys
@@ -17,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import GradSyncError, UsageError
+from common.errors import GradSyncError
 from common.system.process import die_with_parent, prepare_process
 from common.system.process_memory import pss_bytes
 
-__all__ = ["main", "redirect"]
+__all__ = ["main"]
 
 MEMORY_STEPS = 3  # memory is looked at in the first steps, which are warm-up: reading it takes milliseconds
 SNAPSHOTS = (1, 5, 20)  # after so many backwards, or at the end if it comes sooner, rank 0 writes the parameters down
@@ -52,34 +51,6 @@ class StepClock:
         for steps in SNAPSHOTS:
             if steps >= len(self.times):
                 self._keep(steps)
-
-
-def redirect(module: str) -> None:
-    """Give Paddle's distributed modules the functions of a scheme: of its package, or of the `surface` in a module."""
-    import paddle
-    from paddle.distributed import fleet
-
-    from common.paddle_api.names import PUBLIC, SERVER_SIDE
-
-    found = importlib.import_module(module)
-    surface = getattr(found, "surface", found)
-    for name in PUBLIC:
-        for target in (paddle.distributed, fleet):
-            setattr(target, name, getattr(surface, name))
-    for name in SERVER_SIDE:
-        if not name.endswith("RoleMaker"):  # those `init` takes as they are
-            setattr(fleet, name, getattr(surface, name, None) or without_servers(name))
-    paddle.DataParallel = surface.DataParallel
-
-
-def without_servers(name: str) -> Callable[..., bool]:
-    """What a Fleet function about servers does in a ring: all are workers there, and nobody can serve."""
-
-    def refuse(*_: Any, **__: Any) -> bool:
-        raise UsageError(f"fleet.{name}: a parameter-server program cannot run as a ring; run it with ps")
-
-    answers: dict[str, Callable[..., bool]] = {"is_server": lambda: False, "is_worker": lambda: True}
-    return answers.get(name, refuse)
 
 
 def leave_one_rank_alone() -> None:
@@ -137,9 +108,11 @@ def main() -> int:
         prepare_process()
     from common.launch.settings import placement_from
     from common.paddle_api.backward import listen_to_backward
+    from common.program.install import install
 
     if not scheme.startswith("paddle"):
-        redirect(scheme)
+        scheme, _, module = scheme.rpartition("=")
+        install(scheme or module, module if scheme else "")
     elif (nranks := placement_from().nranks) == 1:
         leave_one_rank_alone()
     else:

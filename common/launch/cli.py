@@ -248,9 +248,13 @@ def check_writable(flag: str, path: Path | None, *, make_folder: bool = False) -
         raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
 
 
-def split_script(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(our flags, the user's script and its arguments): the script is the first argument that ends in .py."""
+def split_script(args: Sequence[str], *, modules: bool = False) -> tuple[list[str], list[str]]:
+    """(our flags, the user's program and its arguments): it begins at the first argument that ends in .py.
+
+    Args:
+        modules: or at `-m`, before the name of a module.
+    """
     for index, arg in enumerate(args):
-        if arg.endswith(".py") and not arg.startswith("-"):
+        if (arg.endswith(".py") and not arg.startswith("-")) or (modules and arg == "-m"):
             return list(args[:index]), list(args[index:])
     return list(args), []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from common.errors import UsageError, choose
+from common.launch.ranks import name_of
 from common.launch.settings import Settings
 from common.tensors.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 
@@ -86,8 +87,12 @@ class TrainingConfig(Settings, Training):
             flag = "--" + entry.name.replace("_", "-")
             if entry.name not in LAUNCHERS and flag in named:
                 raise UsageError(
-                    f"{flag} is for the built-in trainer; give {script[0]} its own arguments after its name"
+                    f"{flag} is for the built-in trainer; give {name_of(script)} its own arguments after its name"
                 )
+        if not script and "--no-install" in named:
+            raise UsageError("--no-install is for a program of your own; name one after the flags")
+        if script == ["-m"]:
+            raise UsageError("-m needs the name of a module, as in -m package.module")
 
     def for_ranks(self, nranks: int) -> TrainingConfig:  # noqa: ARG002 - of those that share a batch
         """What each of so many ranks is given: `batch_size` is a rank's own."""

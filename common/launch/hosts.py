@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -18,6 +19,7 @@ from common.system.addresses import address_after, address_of, is_ours, own_host
 
 __all__ = ["HostsConfig", "Node", "find_node", "start_ranks"]
 
+START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
 PORT = 8600  # of the first host, where no --master is given
 
@@ -198,7 +200,7 @@ def start_ranks(
     for rank in node.ranks:
         job.start(
             f"rank {rank}",
-            ["-m", "common.launch.script", *script] if script else [*trainer, "--rank", str(rank)],
+            [str(START), *script] if script else [*trainer, "--rank", str(rank)],
             log=f"workerlog.{rank}",
             environment={**node.environment(rank), **environment},
             on_terminal=rank == node.ranks[0],

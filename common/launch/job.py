@@ -191,7 +191,7 @@ class Job:
                 return
             raise UsageError(
                 "all ranks have ended, but the servers still wait for them: "
-                "the program never joined (does it import ps?)"
+                "the program never joined (does it call init_parallel_env() or fleet.init()?)"
             )
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from common.errors import RendezvousError, UsageError
 from common.launch.child import Child
+from common.launch.ranks import name_of
 
 __all__ = ["Joining"]
 
@@ -18,7 +19,7 @@ class Joining:
     Args:
         script: the user's program, and its arguments.
         flags: of the launcher.
-        package: what it should import, "ps" or "collective".
+        package: the launcher's, "ps" or "collective".
         nranks: of the job, on all hosts.
         timeout: in seconds; who has not joined by then is named, once. Nothing is ended for it: only a wait for another
             process has a limit, and a program may prepare as long as it likes before it joins.
@@ -27,9 +28,9 @@ class Joining:
     def __init__(
         self, script: Sequence[str], package: str, nranks: int, timeout: float, *, flags: Collection[str] = ()
     ) -> None:
-        given = (word.partition("=")[0].replace("_", "-") for word in script[1:])
+        given = (word.partition("=")[0].replace("_", "-") for word in script[1 + (script[0] == "-m") :])
         self._misplaced = [word for word in given if word in flags]
-        self._script, self._package, self._nranks, self._timeout = script[0], package, nranks, timeout
+        self._script, self._package, self._nranks, self._timeout = name_of(script), package, nranks, timeout
         self._deadline: float | None = time.monotonic() + timeout  # None: it has passed, and been spoken of
 
     def look(self, children: Sequence[Child]) -> None:
@@ -65,7 +66,7 @@ class Joining:
         )
 
     def _how(self) -> str:
-        return f"import {self._package} and call its init() or init_parallel_env()"
+        return f"call init_parallel_env() or fleet.init(), with --no-install those of {self._package}"
 
 
 def names(ranks: Sequence[Child]) -> str:

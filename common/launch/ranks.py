@@ -9,7 +9,7 @@ from typing import Any
 
 from common.system.addresses import address_of
 
-__all__ = ["abstract_address", "endpoints_of", "flags_of", "paddle_environment"]
+__all__ = ["abstract_address", "endpoints_of", "flags_of", "name_of", "paddle_environment"]
 
 FIRST_PORT = 6170  # in the names of ranks, as Paddle has it
 
@@ -27,6 +27,11 @@ def flags_of(config: Any, *, without: Sequence[str] = ()) -> list[str]:
         else:
             flags += [f"--{name}", str(value)]
     return flags
+
+
+def name_of(program: Sequence[str]) -> str:
+    """Of a user's program, `script.py ARGS` or `-m package.module ARGS`."""
+    return " ".join(program[: 1 + (program[0] == "-m")])
 
 
 def abstract_address(name: str) -> str:

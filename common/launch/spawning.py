@@ -13,6 +13,7 @@ from typing import Any
 
 from common.errors import PeerError
 from common.launch.child import ProcessFailed
+from common.launch.first_calls import Name
 from common.launch.job import Job
 from common.launch.ranks import abstract_address, endpoints_of, paddle_environment
 from common.launch.servers import start_servers
@@ -89,7 +90,7 @@ class Spawned:
             endpoints = endpoints_of(["127.0.0.1"], nranks)
             for rank in range(nranks):
                 mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_be_a_rank, args=(theirs, func, args), name=f"rank {rank}")
+                process = context.Process(target=_be_a_rank, args=(theirs, func, args), name=Name(f"rank {rank}"))
                 with added_to_environment({**shared, **paddle_environment(rank, endpoints)}):
                     process.start()  # the child reads its environment before it imports anything
                 theirs.close()

@@ -20,6 +20,7 @@ from common.errors import UsageError
 from common.launch.cli import check_writable
 from common.launch.hosts import Node
 from common.launch.job import FOLDER
+from common.launch.ranks import name_of
 from common.launch.trace_file import save_trace
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
@@ -98,7 +99,9 @@ def check_one_host(file: Path | None, script: Sequence[str], node: Node) -> None
         UsageError: a trace of a script is wanted from several hosts, between which scripts gather nothing.
     """
     if file is not None and script and node.nnodes > 1:
-        raise UsageError(f"--trace of {script[0]} works on one host so far (got {node.nnodes}); leave --trace out")
+        raise UsageError(
+            f"--trace of {name_of(script)} works on one host so far (got {node.nnodes}); leave --trace out"
+        )
 
 
 def parts_folder() -> Path | None:

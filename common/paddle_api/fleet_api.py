@@ -232,18 +232,28 @@ class FleetApi:
         **options: Any,
     ) -> Any:
         """Run `func(*args)` on `nprocs` ranks, each a new process; as paddle.distributed.spawn, whose other options
-        choose devices and back ends, and have no effect.
+        choose devices and back ends, and have no effect. Where a launcher has started this process as one of so many
+        ranks, `func` is run here, as this rank.
 
         Args:
             servers: number of parameter servers beside them, under `ps`.
 
         Raises:
             ValueError: an option that Paddle does not have either.
+            UsageError: this process is one of another number of ranks.
         """
         from common.launch.spawning import spawn
 
         if unknown := sorted(options.keys() - SPAWN_OPTIONS):
             raise ValueError(f"spawn: the option {unknown[0]} is not supported")
+        if (nranks := self.placement.nranks) > 1:
+            if nprocs not in (-1, nranks):
+                raise UsageError(
+                    f"spawn: the program asks for {nprocs} processes, but was started as {nranks} ranks; "
+                    f"start it with --nranks {nprocs}"
+                )
+            func(*args)
+            return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
         limits = settings_from(Settings)
         return spawn(
             self._scheme,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+
+from common.system.after_import import call_after_import
 
 __all__ = ["PARENT_VARIABLE", "end_in_order_on_sigterm", "end_quietly_on_sigterm", "quiet_once_paddle_is_there"]
 
@@ -38,27 +36,5 @@ def quiet_once_paddle_is_there() -> None:
     """Have `end_quietly_on_sigterm` called when this process imports Paddle, whoever does: at once, for the rest of the
     import takes a second, and Paddle's handler may hang, since it asks for memory that the signal may have interrupted.
     """
-    if not any(isinstance(finder, AfterPaddle) for finder in sys.meta_path):
-        sys.meta_path.insert(0, AfterPaddle())
-
-
-class AfterPaddle:
-    """Finds Paddle's modules as Python does, and calls `end_quietly_on_sigterm` after the two that install handlers."""
-
-    def __init__(self) -> None:
-        self._awaited = {"paddle.base", "paddle"}
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in self._awaited:
-            return None
-        self._awaited.remove(name)
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def then_quiet(module: ModuleType) -> None:
-                execute(module)
-                end_quietly_on_sigterm()
-
-            spec.loader.exec_module = then_quiet  # type: ignore[method-assign]
-        return spec
+    for name in ("paddle.base", "paddle"):  # the two that install handlers
+        call_after_import(name, end_quietly_on_sigterm)

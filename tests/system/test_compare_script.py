@@ -22,12 +22,10 @@ from benchmarks.contestants.training_contestants import OTHER_ORDER, PADDLE_SCHE
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.training.program import ProgramFailed, check_program, reason_in, run_once
 from benchmarks.training.program_certificate import PADDLE_BOUNDS, YARDSTICK_MULTIPLE, certify_programs, distance
-from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks, redirect
+from benchmarks.training.script_worker import leave_one_rank_alone, make_one_group_of_all_ranks
 from benchmarks.verbs.script import compare_script, summarise
 from common.errors import UsageError
-from common.paddle_api.names import PUBLIC, SERVER_SIDE
 from common.system import mkl
-from ps import fleet as fleet_over_servers
 from tests.support import warm
 from tests.support.groups import ROOT
 from tests.support.typed_results import load, program_record
@@ -297,26 +295,6 @@ def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
 
 def test_distance_is_relative() -> None:
     assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("scheme", ["ps", "collective"])
-def test_fleets_names_about_servers_are_given_to_the_program(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import paddle
-    from paddle.distributed import fleet
-
-    for target in (paddle, paddle.distributed, fleet):
-        for name in {*PUBLIC, *SERVER_SIDE} & vars(target).keys():
-            monkeypatch.setattr(target, name, getattr(target, name))  # to have them back afterwards
-    for target in (paddle.distributed, fleet):
-        for name in set(PUBLIC) - vars(target).keys():
-            monkeypatch.setattr(target, name, None, raising=False)
-    redirect(scheme)
-    assert (fleet.is_server(), fleet.is_worker()) == (False, True)
-    if scheme == "ps":
-        assert fleet.init_worker == fleet_over_servers.surface.init_worker
-    else:
-        with pytest.raises(UsageError, match=r"fleet\.init_worker: a parameter-server program cannot run as a ring"):
-            fleet.init_worker()
 
 
 def test_fleet_leaves_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:

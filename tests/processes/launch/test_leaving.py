@@ -189,7 +189,7 @@ def test_servers_that_nobody_joined_end_with_a_reason() -> None:
     with Job(idle=0.2) as job:
         job.start("server 0", ["-c", PAUSE], log="serverlog.0")
         job.start("rank 0", ["-c", ""], log="workerlog.0")
-        with pytest.raises(UsageError, match=r"the program never joined \(does it import ps\?\)"):
+        with pytest.raises(UsageError, match=r"the program never joined \(does it call init_parallel_env\(\)"):
             job.wait()
 
 

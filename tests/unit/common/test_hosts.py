@@ -17,7 +17,7 @@ from common.launch.cli import run_command
 from common.launch.hosts import HostsConfig, Node, find_node, start_ranks
 from common.launch.ranks import endpoints_of
 from ps.flags import RunConfig
-from tests.support.groups import free_port
+from tests.support.groups import ROOT, free_port
 
 LIMIT_S = 20.0
 TWO = "10.0.0.1,10.0.0.2"
@@ -262,7 +262,7 @@ class Recorder:
     ("script", "command"),
     [
         ([], ["-m", "a.trainer", "--rank", "RANK"]),
-        (["a.py", "--lr", "1"], ["-m", "common.launch.script", "a.py", "--lr", "1"]),
+        (["a.py", "--lr", "1"], [str(ROOT / "common" / "program" / "start.py"), "a.py", "--lr", "1"]),
     ],
 )
 def test_a_hosts_ranks_are_started(script: list[str], command: list[str]) -> None:

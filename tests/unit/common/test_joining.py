@@ -42,7 +42,7 @@ def test_who_has_not_joined_in_time_is_named_once_and_goes_on(rank: Any, capsys:
     joining.look(ranks)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ps.run: 0 s have passed (--timeout) without rank 1, 2 joining the group")
-    assert "import ps and call its init()" in line
+    assert "call init_parallel_env() or fleet.init(), with --no-install those of ps" in line
 
 
 def test_nothing_is_said_of_ranks_that_have_joined(rank: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from common.launch.script import hint_after_training, report
+from common.program.script import hint_after_training, report
 from common.system.process import PARENT_VARIABLE
 from tests.support.groups import ROOT
 
@@ -27,10 +27,10 @@ def test_the_hint_comes_after_the_traceback(capsys: pytest.CaptureFixture[str]) 
     assert report("mine.py", ValueError("no group")) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[-3:-1] == ["ValueError: no group", ""]
-    assert lines[-1].startswith("mine.py uses neither ps nor collective: change its import")
+    assert lines[-1].startswith("mine.py uses neither ps nor collective: leave out --no-install, or change its import")
 
 
-TOLD = "mine.py uses neither ps nor collective: its 4 ranks ran apart; change its import"
+TOLD = "mine.py uses neither ps nor collective: its 4 ranks ran apart; leave out --no-install"
 
 
 @pytest.mark.usefixtures("without_schemes")
@@ -92,7 +92,7 @@ def test_paddles_handler_of_sigterm_is_taken_away_as_soon_as_paddle_is_imported(
     script = tmp_path / "mine.py"
     script.write_text("import paddle, os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "common.launch.script", str(script)],
+        [sys.executable, str(ROOT / "common" / "program" / "start.py"), str(script)],
         cwd=ROOT,
         env={**os.environ, **({PARENT_VARIABLE: str(os.getpid())} if under_a_launcher else {})},
         capture_output=True,

@@ -36,7 +36,6 @@ NAMED_COMMON = "GradSync needs its own package 'common'"
         ),
         ("ps", ["-c", "import ps; ps.init()"], *["module 'ps' has no attribute 'init'"] * 2),
         ("ps", ["-m", "ps"], "", "No module named ps.__main__"),
-        ("common", ["-m", "ps.run"], *[NAMED_COMMON] * 2),
         ("common", ["-c", "import collective"], *[NAMED_COMMON] * 2),
         (
             "common",

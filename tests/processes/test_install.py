@@ -1,0 +1,152 @@
+"""Programs that know nothing of us, under our launchers: the bits of the changed import and of Paddle's own groups."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from tests.support import warm
+from tests.support.groups import ROOT
+
+PROGRAM = ROOT / "tests" / "programs" / "unchanged.py"
+LAUNCHERS = {
+    "ps": ["ps.run", "--nranks", "2", "--log-dir"],
+    "collective": ["collective.run", "--nranks", "2", "--log-dir"],
+    "paddle": ["paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo", "--log_dir"],
+}
+
+pytestmark = pytest.mark.processes
+
+
+def run(scheme: str, folder: Path, *program: object, cwd: Path = ROOT, code: int = 0) -> tuple[list[str], str]:
+    """(RESULT and EVALUATED lines, all that was said); under "paddle" Paddle computes as it does under us."""
+    log = folder / "log"
+    done = warm.run(
+        [sys.executable, "-m", *LAUNCHERS[scheme], str(log), *map(str, program)],
+        timeout=100,
+        cwd=cwd,
+        env={**os.environ, "PYTHONWARNINGS": "ignore", "MKL_DEBUG_CPU_TYPE": "5", "OMP_NUM_THREADS": "1"},
+    )
+    said = done.stderr + "".join(p.read_text(errors="replace") for p in sorted(log.glob("workerlog.*")))
+    assert done.returncode == code, said
+    return sorted(re.findall(r"^((?:RESULT|EVALUATED) .*)$", said, re.MULTILINE)), said
+
+
+@pytest.mark.parametrize("kind", ["data_parallel", "fleet"])
+def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_path: Path, kind: str) -> None:
+    unmodified = {scheme: run(scheme, tmp_path, PROGRAM, kind)[0] for scheme in ("ps", "collective")}
+    changed = {
+        scheme: run(scheme, tmp_path, "--no-install", PROGRAM, kind, scheme)[0] for scheme in ("ps", "collective")
+    }
+    assert len(unmodified["ps"]) == 2
+    assert unmodified["ps"] == unmodified["collective"] == changed["ps"] == changed["collective"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["fit", "fused", pytest.param("data_parallel", marks=pytest.mark.long)]
+)  # fleet: tests/system/test_examples.py
+def test_an_unmodified_program_gives_the_bits_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
+    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in LAUNCHERS}
+    assert len(found["ps"]) == (4 if kind == "fit" else 2)
+    assert found["ps"] == found["collective"] == found["paddle"]
+
+
+def test_a_program_that_spawns_its_ranks_is_run_by_the_launchers(tmp_path: Path) -> None:
+    spawned = run("ps", tmp_path, PROGRAM, "spawn")[0]
+    assert spawned == run("collective", tmp_path, PROGRAM, "data_parallel")[0]
+    words = "UsageError: spawn: the program asks for 2 processes, but was started as 3 ranks; start it with --nranks 2"
+    assert words in run("collective", tmp_path, "--nranks", "3", PROGRAM, "spawn", code=2)[1]
+
+
+def test_ranks_that_a_program_spawns_itself_have_the_scheme_before_its_imports(tmp_path: Path) -> None:
+    """One process of ours: its `spawn` starts the ranks, which import the program and its `from ... import ...`."""
+    one = run("collective", tmp_path / "one", "--nranks", "1", PROGRAM, "spawn")[1]
+    two = run("collective", tmp_path / "two", PROGRAM, "data_parallel")[0]
+    assert sorted(re.findall(r"RESULT . [0-9a-f]{64}", one)) == two  # both write to one log
+
+
+def test_a_program_given_as_a_module(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text(PROGRAM.read_text())
+    (package / "train.py").write_text("import sys\nfrom mine.helper import run\nrun(sys.argv[1], None)\n")
+    found = run("collective", tmp_path, "-m", "mine.train", "data_parallel", cwd=tmp_path)[0]
+    assert found == run("collective", tmp_path, PROGRAM, "data_parallel")[0]
+    said = run("collective", tmp_path, "-m", "mine.nothing", cwd=tmp_path, code=2)[1]
+    assert f"mine.nothing: UsageError: no such module: mine.nothing (in {tmp_path} or installed)" in said
+
+
+def test_a_program_that_uses_no_group_is_said_to_run_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(warm.COLD_VARIABLE, "1")  # what is forked from a launcher has the launcher's modules
+    apart = tmp_path / "apart.py"
+    apart.write_text("import paddle\n")
+    words = "uses nothing of paddle.distributed, fleet, paddle.DataParallel or paddle.Model: its 2 ranks ran apart"
+    assert f"{apart} {words}" in run("collective", tmp_path, apart)[1]
+    words = "uses neither ps nor collective: its 2 ranks ran apart; leave out --no-install, or change its import of"
+    assert f"{apart} {words} paddle.distributed" in run("collective", tmp_path, "--no-install", apart)[1]
+
+
+def test_what_a_scheme_has_not_is_refused_in_our_words(tmp_path: Path) -> None:
+    program = tmp_path / "scatters.py"
+    program.write_text("import paddle.distributed as dist\ndist.init_parallel_env()\ndist.gloo_barrier()\n")
+    said = run("collective", tmp_path, program, code=2)[1]
+    assert "scatters.py: UsageError: paddle.distributed.gloo_barrier is not supported by collective, which is" in said
+
+
+OWN = """
+import os, sys
+import common, tests.mine, benchmarks.mine
+from common.util import answer
+assert (answer, tests.mine.x, benchmarks.mine.x) == (42, 1, 1)
+folder = os.path.dirname(os.path.abspath(__file__))
+assert os.path.dirname(common.util.__file__) == os.path.join(folder, "common")
+if len(sys.argv) > 2:
+    import {other}
+    assert {other}.x == "theirs"
+sys.argv[2:] = []
+exec(open({program!r}).read())
+from common import util
+assert util.answer == 42
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "other", "way"),
+    [("ps", "collective", ["own.py"]), ("collective", "ps", ["-m", "own"]), ("collective", "", ["own.py"])],
+)
+def test_a_program_with_packages_of_our_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, other: str, way: list[str]
+) -> None:
+    """Started where they are; its own `ps` or `collective` only from another folder."""
+    for name in ("common", "tests", "benchmarks", *([other] if other else [])):
+        (tmp_path / name).mkdir()
+    (tmp_path / "common" / "util.py").write_text("answer = 42\n")  # a package without __init__.py
+    for name in ("tests", "benchmarks"):
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "mine.py").write_text("x = 1\n")
+    if other:
+        (tmp_path / other / "__init__.py").write_text("x = 'theirs'\n")
+    (tmp_path / "own.py").write_text(OWN.format(program=str(PROGRAM), other=other or "common"))
+    extra = ["with_other"] if other else []
+    expected = run(scheme, tmp_path, PROGRAM, "data_parallel")[0]
+    monkeypatch.setenv(warm.COLD_VARIABLE, "1")  # a warm interpreter has imported our `tests`
+    found = run(scheme, tmp_path, *way, "data_parallel", *extra, cwd=tmp_path)[0]
+    assert found == expected
+
+
+def test_a_program_with_its_own_common_may_still_name_its_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "common.py").write_text("answer = 42\n")
+    program = tmp_path / "own.py"
+    program.write_text(PROGRAM.read_text() + "\nfrom common import answer\nassert answer == 42\n")
+    expected = run("collective", tmp_path, PROGRAM, "data_parallel")[0]
+    monkeypatch.setenv(warm.COLD_VARIABLE, "1")  # what is forked from a launcher has the launcher's modules
+    assert run("collective", tmp_path, program, "data_parallel", "collective")[0] == expected
