@@ -101,4 +101,5 @@ class Meetings(ABC):
             sleep(SLICE_S)
             if arrived():
                 return
-            self._mesh.wait_on(late[0], "waiting for it", since)
+            if late:  # else all have come, and only this call isn't done
+                self._mesh.wait_on(late[0], "waiting for it", since)

@@ -73,6 +73,15 @@ def test_a_rank_that_failed_after_it_came_has_come(barriers, monkeypatch):
         meetings._wait_longer(lambda: False, pytest.fail)
 
 
+def test_a_meeting_that_all_have_come_to_is_looked_at_again(barriers, monkeypatch):
+    """Nobody is late, yet the call isn't done: it meets more than once, and the next meeting is about to begin."""
+    meetings = barrier_of(barriers[0]).meetings
+    monkeypatch.setattr(meetings, "_late", list)
+    looks = iter([False, False, False, True])
+    meetings._wait_longer(lambda: next(looks), lambda _: None)
+    assert not list(looks)
+
+
 def test_posts_of_earlier_meetings_do_not_keep_a_waiting_rank_awake(barriers, monkeypatch):
     """Who came just before a rank slept has posted to it nevertheless; thousands of calls leave thousands of posts."""
     compiled = barrier_of(barriers[0]).compiled

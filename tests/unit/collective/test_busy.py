@@ -71,6 +71,6 @@ def test_a_rank_that_was_stopped_itself_blames_nobody_before_it_has_asked(said):
         limit_waits(groups, LIMIT_S, wait_limit=3600.0)
         mesh, paused = barrier_of(groups[0])._mesh, time.monotonic() - 100
         mesh.wait_on(1, "waiting for it", paused)
-        while mesh.peers[1].heard_at == 0:
+        while mesh.peers[1].heard_at == 0 or not said[0]:  # it may just have waited itself, to join
             mesh.wait_on(1, "waiting for it", paused)
-        assert said[0] == ["rank 0 waits for rank 1, for 100 s; it is alive"]
+        assert re.fullmatch(r"rank 0 waits for rank 1, for 10\d s; it is alive", "".join(said[0]))
