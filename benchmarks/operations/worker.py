@@ -2,7 +2,8 @@
 
 Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k, "warmup": calls
 before those, "check": whether a first call is checked}; answers with the seconds of each iteration and the number of
-elements that the checked call got wrong. {"count": elements, "late": seconds}: the last rank comes that much later
+elements that the checked call got wrong. Ranks that never meet say {"ready": true} before what is timed, and begin when
+they are told to. {"count": elements, "late": seconds}: the last rank comes that much later
 than the others, who answer with the share of a core that each used while it waited. {"rest": true}: memory is given up.
 Between jobs it sleeps.
 """
@@ -14,6 +15,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -48,29 +51,50 @@ def main() -> int:
             elif "late" in job:
                 found = wait(member, operation, job, late=rank == int(nranks) - 1)
             else:
-                found = measure(member, operation, job, rank, int(nranks), checked=checked and job["check"])
+                begin = partial(begin_together, lines) if getattr(member, "apart", False) else None
+                found = measure(
+                    member, operation, job, rank, int(nranks), checked=checked and job["check"], begin=begin
+                )
             lines.write(json.dumps(found) + "\n")
     member.close()
     return 0
 
 
 def measure(
-    member: Any, operation: str, job: dict[str, Any], rank: int, nranks: int, *, checked: bool
+    member: Any,
+    operation: str,
+    job: dict[str, Any],
+    rank: int,
+    nranks: int,
+    *,
+    checked: bool,
+    begin: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
+    """
+    Args:
+        begin: of ranks that never meet: has them begin at the same time; None: their calls see to that.
+    """
     resize(member, job["count"])
     run = getattr(member, operation)
     wrong = CHECKS[operation](member, rank, nranks) if checked else 0
     member.array[...] = 0  # a sum that never grows
     for _ in range(job["warmup"]):
         run()
+    if begin:
+        begin()
     begins = [time.perf_counter()]
     for _ in range(job["iterations"]):
         run()
         begins.append(time.perf_counter())
     found = {"seconds": [end - begin for begin, end in pairwise(begins)], "wrong": wrong}
-    if getattr(member, "apart", False):
+    if begin:
         found["span"] = [begins[0], begins[-1]]
     return found
+
+
+def begin_together(lines: Any) -> None:
+    lines.write(json.dumps({"ready": True}) + "\n")
+    lines.readline()
 
 
 def wait(member: Any, operation: str, job: dict[str, Any], *, late: bool) -> dict[str, Any]:

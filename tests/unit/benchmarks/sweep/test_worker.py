@@ -52,8 +52,10 @@ def test_ranks_that_run_apart_tell_when_they_began_and_ended(monkeypatch: pytest
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     job, rank = {"count": 1, "iterations": 4, "warmup": 0}, FakePeer()
     assert measure(rank, "all_reduce", job, 0, 1, checked=False) == {"seconds": [1, 8, 1, 2], "wrong": 0}
-    rank.apart = True
-    assert measure(rank, "all_reduce", job, 0, 1, checked=False)["span"] == [0, 12]
+    begun: list[bool] = []
+    found = measure(rank, "all_reduce", job, 0, 1, checked=False, begin=lambda: begun.append(True))
+    assert found["span"] == [0, 12]
+    assert begun == [True]
 
 
 def test_ranks_that_run_apart_take_as_long_as_all_of_them() -> None:
