@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
 from collective.group import Group
 from common.errors import LayoutMismatch, UsageError
-from common.sync.overlap import BucketRunner
+from common.sync.overlap import BucketRunner, BucketThread
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
@@ -26,7 +27,11 @@ __all__ = ["RingSynchronizer"]
 class RingSynchronizer(Synchronizer):
     """All-reduces each bucket as it becomes final, then updates the whole arena with the rank's own optimizer.
 
+    All ranks must start the buckets of all models in one order. While there is one model, its buckets are reduced beside
+    backward, in the order that `launch_in` gave; with several, whose hooks may mingle, each model's when it finishes.
+
     Args:
+        first: of the same group, whose thread this one shares; None: this is the first one.
         shard_optimizer: each bucket is only reduce-scattered; a rank updates its chunk of every bucket, and then the
             chunks are gathered; ranks that can share one copy of the parameters need not gather them. The
             same bits; optimizer time and state divided by nranks.
@@ -34,11 +39,19 @@ class RingSynchronizer(Synchronizer):
 
     scheme = "ring"
 
-    def __init__(self, group: Group, *, overlap: bool = True, shard_optimizer: bool = False) -> None:
-        self._group = group
-        self._overlap = overlap
+    def __init__(
+        self,
+        group: Group,
+        *,
+        overlap: bool = True,
+        shard_optimizer: bool = False,
+        first: RingSynchronizer | None = None,
+    ) -> None:
+        self._group, self._first = group, first or self
         self._sharded = shard_optimizer
         self._runner: BucketRunner | None = None
+        self._models: WeakSet[RingSynchronizer] = WeakSet()  # of the group; kept by the first one
+        self._thread = first._thread if first else BucketThread() if overlap else None
         self.backend, self.rank, self.nranks = group.backend, group.rank, group.nranks
 
     def empty(self, count: int) -> FloatArray:
@@ -56,7 +69,14 @@ class RingSynchronizer(Synchronizer):
         parts = [(arena.parameters[s], arena.gradients[s]) for s in mine] if optimizer else []
         self._updaters = [make_updater(optimizer, *part) for part in parts]
         self._step = 0
-        self._runner = BucketRunner(len(arena.buckets), self._reduce, overlap=self._overlap)
+        self._first._models.add(self)
+        self._runner = BucketRunner(
+            len(arena.buckets),
+            self._reduce,
+            overlap=self._thread is not None,
+            thread=self._thread,
+            beside=self._first._has_one_model,
+        )
 
     def mark_ready(self, bucket: int) -> None:
         self.trace.moment("ready", bucket)
@@ -82,10 +102,19 @@ class RingSynchronizer(Synchronizer):
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._group.all_gather(values)
 
+    def another(self) -> RingSynchronizer:
+        return RingSynchronizer(self._group, shard_optimizer=self._sharded, first=self._first)
+
     def close(self, reason: str = "") -> None:
+        if self._first is not self:
+            self._first._models.discard(self)
+            return
         self._group.close(reason)
-        if self._runner:
-            self._runner.close()
+        if self._thread:
+            self._thread.close()
+
+    def _has_one_model(self) -> bool:
+        return len(self._models) == 1
 
     def _attached(self) -> BucketRunner:
         if self._runner is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import UsageError
 from common.sync.overlap import LaunchOrder
 from common.sync.synchronizer import ServerOptimizer, Synchronizer
 from common.sync.trace import FINISH
@@ -83,6 +84,9 @@ class ServerSynchronizer(Synchronizer):
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
+
+    def another(self) -> ServerSynchronizer:
+        raise UsageError("ps: servers keep the parameters of one model so far")
 
     def close(self, reason: str = "") -> None:
         self._client.close(reason)

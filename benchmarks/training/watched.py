@@ -120,6 +120,9 @@ class Watched(Synchronizer):
         self._computing_since = self._clock()
         return everyone
 
+    def another(self) -> Synchronizer:
+        return self._inner.another()
+
     def close(self, reason: str = "") -> None:
         self._inner.close(reason)
 

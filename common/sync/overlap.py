@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
-__all__ = ["BucketRunner", "LaunchOrder"]
+__all__ = ["BucketRunner", "BucketThread", "LaunchOrder"]
 
 
 class LaunchOrder:
@@ -54,56 +55,82 @@ class LaunchOrder:
         return self._order[first:]
 
 
+class BucketThread:
+    """One thread that works off what it is given, in turn, for all models of a group."""
+
+    def __init__(self) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gradsync-buckets", daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Call `work`, which raises nothing, when all that was put before is done."""
+        self._todo.put(work)
+
+    def close(self) -> None:
+        """End the thread; waits for what was put before."""
+        if self._thread.is_alive():
+            self._todo.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._todo.get()) is not None:
+            work()
+
+
 class BucketRunner:
-    """Calls `work(bucket)` for each bucket on a thread of its own (`overlap`), or all of them in `finish`.
+    """Calls `work(bucket)` for each bucket of one model on a thread, or all of them in `finish`.
 
     `work` must have deadlines of its own. Its first error is raised by `finish`, and the rest is skipped.
+
+    Args:
+        overlap: run `work` on a thread; otherwise who calls `finish` does.
+        thread: the one to share with other models; None: one of its own.
+        beside: whether buckets start beside backward, not when it is done. It may change between steps.
     """
 
-    def __init__(self, count: int, work: Callable[[int], None], *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        count: int,
+        work: Callable[[int], None],
+        *,
+        overlap: bool = True,
+        thread: BucketThread | None = None,
+        beside: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.order = LaunchOrder(count)
-        self._work = work
+        self._own = BucketThread() if overlap and thread is None else None
+        self._work, self._thread, self._beside = work, thread or self._own, beside
         self._error: BaseException | None = None
-        self._todo: queue.SimpleQueue[int | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="gradsync-buckets", daemon=True) if overlap else None
-        if self._thread:
-            self._thread.start()
 
     def mark_ready(self, bucket: int) -> None:
         ready = self.order.mark(bucket)
-        if self._thread:
+        if self._thread and self._beside():
             for index in ready:
-                self._todo.put(index)
+                self._thread.put(partial(self._guarded, index))
 
     def finish(self) -> None:
         """Block until every bucket of the step is done; then a new step may begin."""
+        if not (self._thread and self._beside()):
+            self.order.reset()
+        rest = self.order.rest()
         if self._thread:
             done = threading.Event()
-            for index in self.order.rest():
-                self._todo.put(index)
-            self._todo.put(done)
+            for index in rest:
+                self._thread.put(partial(self._guarded, index))
+            self._thread.put(done.set)
             done.wait()
         else:
-            self.order.reset()
-            for index in self.order.rest():
+            for index in rest:
                 self._guarded(index)
         self.order.reset()
         if self._error:
             raise self._error
 
     def close(self) -> None:
-        """End the thread; waits for a bucket under way."""
-        if self._thread:
-            self._todo.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (item := self._todo.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-            else:
-                self._guarded(item)
+        """End the thread, if it is its own; waits for a bucket under way."""
+        if self._own:
+            self._own.close()
 
     def _guarded(self, bucket: int) -> None:
         if self._error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from common.sync.messenger import ALONE, Messenger
 from common.sync.trace import NO_SERVERS, NO_TRACE, Trace, TracedServers
 from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
@@ -24,7 +25,7 @@ class Synchronizer(ABC):
     become final (in any order, from any one thread), then `finish`. From `mark_ready` on a bucket's gradients belong to
     the synchronizer; when `finish` returns, gradients and parameters belong to the caller again.
 
-    Five methods carry a scheme: `attach`, `mark_ready`, `finish`, `all_gather` and `close`. The others are hints and
+    Six methods carry a scheme: `attach`, `mark_ready`, `finish`, `all_gather`, `another` and `close`. The others are hints and
     services that do nothing special unless a scheme overrides them.
 
     A context manager: leaving it closes it, and after an exception tells the other ranks why. Every blocking
@@ -41,6 +42,7 @@ class Synchronizer(ABC):
     server_optimizer: ServerOptimizer | None = None  # where servers can make the update of a user's program
     traced_servers: TracedServers = NO_SERVERS  # who is asked for a trace, beside the ranks
     trace: Trace = NO_TRACE  # is told what is done when; may be set before `attach`
+    messenger: Messenger = ALONE  # to the other ranks, not within a step
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -88,6 +90,11 @@ class Synchronizer(ABC):
     @abstractmethod
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every rank's `values` (equal shape and dtype), stacked in rank order; not within a step."""
+
+    @abstractmethod
+    def another(self) -> Synchronizer:
+        """A synchronizer of the same group for a further model, with an arena of its own. Called by all ranks, in the
+        same order, not within a step. Closing it ends that model's synchronisation only; closing this one ends all."""
 
     @abstractmethod
     def close(self, reason: str = "") -> None:

@@ -136,6 +136,9 @@ class Pair(Synchronizer, ServerOptimizer):
     def all_gather(self, values: Any) -> Any:
         return np.stack([values, values])
 
+    def another(self) -> Any:
+        return Pair(serves_updates=self.server_optimizer is not None)
+
     def close(self, reason: str = "") -> None:
         pass
 
