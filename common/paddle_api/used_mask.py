@@ -40,7 +40,9 @@ class UsedMask:
                 self.has[index] = bool(self._binding.arena.gradients[slot.start : slot.stop].any())
 
     def tell(self) -> None:
-        """Write it into the arena, to be sent."""
+        """Write it into the arena, to be sent. What is frozen now is not to be updated, whatever gradient it has."""
+        for index, (_, p) in enumerate(self._binding.named):
+            self.has[index] &= not p.stop_gradient
         self._slot()[...] = self.has
 
     def take_all(self) -> list[bool]:
@@ -51,7 +53,7 @@ class UsedMask:
     def drop_unused(self) -> None:
         """What is not used has no gradient, which an optimizer leaves alone."""
         for has, (_, p) in zip(self.has, self._binding.named, strict=True):
-            if not has:
+            if not has and not p.stop_gradient:
                 p.clear_gradient(False)
 
     def of_slots(self) -> bytes:

@@ -12,7 +12,7 @@ from paddle import nn  # noqa: E402
 
 from common.errors import PeerLost, UsageError  # noqa: E402
 from common.paddle_api import backward  # noqa: E402
-from common.paddle_api.data_parallel import share_buffers  # noqa: E402
+from common.paddle_api.wrapped_models import share_buffers  # noqa: E402
 from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from tests.support.paddle_models import Branches, batch, gradients  # noqa: E402
@@ -136,7 +136,7 @@ def test_buckets_start_in_the_order_of_the_first_backward(wrapped: Any) -> None:
             return self.last(self.first(x))
 
     model = Reversed()
-    other = GradientAverage(model, synchronizer, first_bytes=64, bucket_bytes=64)
+    other = GradientAverage(trainable(model), synchronizer, first_bytes=64, bucket_bytes=64)
     other.share_parameters()
     backward.forget(average)
     backward.listen_to_backward(other)
@@ -162,28 +162,6 @@ def test_an_error_of_the_scheme_reaches_the_caller_of_backward_as_itself(wrapped
         model(batch()).sum().backward()
 
 
-def test_freezing_a_wrapped_parameter_is_refused(wrapped: Any) -> None:
-    model, _, _ = wrapped
-    model.left.weight.stop_gradient = True
-    with pytest.raises(UsageError, match=r"left\.weight was frozen after the model was wrapped"):
-        model(batch()).sum().backward()
-
-
-def test_unfreezing_a_parameter_of_a_wrapped_model_is_refused() -> None:
-    model = Branches()
-    model.left.weight.stop_gradient = True
-    average = GradientAverage(model, LocalSynchronizer(), first_bytes=64, bucket_bytes=64)
-    average.share_parameters()
-    backward.listen_to_backward(average)
-    try:
-        model(batch()).sum().backward()
-        model.left.weight.stop_gradient = False
-        with pytest.raises(UsageError, match=r"left\.weight was unfrozen after the model was wrapped"):
-            model(batch()).sum().backward()
-    finally:
-        average.stop()
-
-
 def test_buffers_without_dimensions_are_shared() -> None:
     class Counting(nn.Linear):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -191,13 +169,5 @@ def test_buffers_without_dimensions_are_shared() -> None:
             self.register_buffer("count", paddle.to_tensor(3))
 
     model = Counting()
-    share_buffers(model, LocalSynchronizer())
+    share_buffers(model, LocalSynchronizer(), set())
     assert (tuple(model.count.shape), int(model.count)) == ((), 3)
-
-
-def test_what_cannot_be_synchronised_is_refused() -> None:
-    synchronizer = LocalSynchronizer()
-    with pytest.raises(UsageError, match="no trainable parameter"):
-        GradientAverage(nn.ReLU(), synchronizer, first_bytes=1, bucket_bytes=1)
-    with pytest.raises(UsageError, match=r"bfloat16: only float32 and float64 .*auto_cast\(level='O1'\)"):
-        GradientAverage(nn.Linear(2, 2).to(dtype="bfloat16"), synchronizer, first_bytes=1, bucket_bytes=1)
