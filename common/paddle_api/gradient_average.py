@@ -83,7 +83,6 @@ class GradientAverage:
         self._used.drop_unused()
 
     def _synchronise(self) -> None:
-        self._used.drop_cleared(self.binding.reached)
         self._used.tell()
         if self.pushed_step and self.pushed_step.servers_update:
             self.pushed_step.push()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("paddle")
 
+from tests.support import warm
 from tests.support.groups import ROOT
 from tests.support.unmodified import LAUNCHERS, run
 

@@ -1,9 +1,10 @@
-"""Programs with several models, with parameters that are frozen for a while, and with sparse embeddings, for Paddle's own
-groups. Prints its rank and its parameters' digest.
+"""Programs with several models, with parameters that are frozen for a while, and with sparse embeddings, for Paddle's
+own groups. Prints its rank and its parameters' digest.
 """
 
 import hashlib
 import sys
+from itertools import pairwise
 
 import numpy as np
 import paddle
@@ -19,7 +20,7 @@ def batch(step, width=6):
 
 
 def net_of(*widths):
-    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:])]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     return nn.Sequential(*[each for layer in layers for each in (layer, nn.LeakyReLU())][:-1])
 
 
@@ -95,7 +96,7 @@ class Words(nn.Layer):
 
 
 def sparse(kind=paddle.optimizer.Adam, **settings):
-    """Tables whose gradients are rows; some words come twice, and one table is read by the first rank only, sometimes."""
+    """Tables whose gradients are rows; some words come twice, and ranks read unequally many."""
     net = Words()
     model = paddle.DataParallel(net, find_unused_parameters=True)
     optimizer = kind(0.01, parameters=model.parameters(), **settings)

@@ -10,10 +10,11 @@ import pytest
 paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
-from common.errors import PeerLost, UsageError  # noqa: E402
+from common.errors import PeerLost  # noqa: E402
 from common.paddle_api import backward  # noqa: E402
-from common.paddle_api.wrapped_models import share_buffers  # noqa: E402
+from common.paddle_api.arena_binding import trainable  # noqa: E402
 from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
+from common.paddle_api.wrapped_models import share_buffers  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from tests.support.paddle_models import Branches, batch, gradients  # noqa: E402
 
@@ -73,15 +74,17 @@ def test_a_gradient_cleared_between_forward_and_backward(wrapped: Any) -> None:
     np.testing.assert_array_equal(gradients(model)["body.bias"], 2 * gradients(reference)["body.bias"])
 
 
-def test_an_unused_parameter_is_not_updated(wrapped: Any) -> None:
+@pytest.mark.parametrize("to_zero", [True, False])
+def test_an_unused_parameter_is_updated_only_by_a_gradient_that_was_set_to_zero(wrapped: Any, to_zero: bool) -> None:
+    """As by Paddle alone: `clear_grad` leaves zeros, unless it is told to drop them."""
     model, _, _ = wrapped
     optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters(), weight_decay=0.1)
     for seed, left in enumerate([False, True, True]):
         before = model.right.weight.numpy().copy()
         model(batch(seed), left).sum().backward()
         optimizer.step()
-        optimizer.clear_grad()
-        assert np.array_equal(before, model.right.weight.numpy()) == left
+        optimizer.clear_grad(set_to_zero=to_zero)
+        assert np.array_equal(before, model.right.weight.numpy()) == (left and not to_zero)
 
 
 def test_no_sync_accumulates_and_the_next_backward_synchronises_the_sum(wrapped: Any) -> None:
