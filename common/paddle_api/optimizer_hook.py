@@ -37,6 +37,7 @@ class OptimizerHook:
         self._servers, self._rank = synchronizer.server_optimizer, synchronizer.rank
         self._pushed_step = average.pushed_step
         named, slots = average.binding.named, average.binding.arena.layout.slots
+        self._parameters = {id(p) for _, p in named}  # another model's may have the same names
         paddle_names = {name: p.name for name, p in named}
         self._paddle_names = [paddle_names.get(slot.name, "") for slot in slots]  # which may differ between ranks
         self._slot_names = ["" if slot.name == USED else slot.name for slot in slots]
@@ -97,8 +98,7 @@ class OptimizerHook:
         return renamed(key, self._slot_names, self._paddle_names)
 
     def _concerns(self, optimizer: Any) -> bool:
-        mine = set(self._paddle_names)
-        return any(getattr(p, "name", None) in mine for p in parameters_of(optimizer))
+        return any(id(p) in self._parameters for p in parameters_of(optimizer))
 
     def _decide(self, optimizer: Any) -> bool:
         found = describe_optimizer(optimizer, self._paddle_names)

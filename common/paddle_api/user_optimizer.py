@@ -108,5 +108,6 @@ def renamed(key: str, names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The accumulators in an optimizer's state_dict, without the scheduler's state."""
-    return {k: v for k, v in state.items() if k not in ("LR_Scheduler", "master_weights")}
+    """The accumulators in an optimizer's state_dict, without the scheduler's state and the names that a file has."""
+    others = ("LR_Scheduler", "master_weights", "StructuredToParameterName@@")
+    return {k: v for k, v in state.items() if k not in others}

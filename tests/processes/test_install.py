@@ -28,11 +28,15 @@ def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_p
 
 
 @pytest.mark.parametrize(
-    "kind", ["fit", "fused", pytest.param("data_parallel", marks=pytest.mark.long)]
+    "kind", ["fit resume", "fused", pytest.param("data_parallel", marks=pytest.mark.long)]
 )  # fleet: tests/system/test_examples.py
 def test_an_unmodified_program_gives_the_bits_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
-    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in LAUNCHERS}
-    assert len(found["ps"]) == (4 if kind == "fit" else 2)
+    found: dict[str, list[str]] = {scheme: [] for scheme in LAUNCHERS}
+    for scheme in LAUNCHERS:
+        (tmp_path / scheme).mkdir()
+        for part in kind.split():
+            found[scheme] += run(scheme, tmp_path / scheme / part, PROGRAM, part, cwd=tmp_path / scheme)[0]
+    assert len(found["ps"]) == (6 if "fit" in kind else 2)
     assert found["ps"] == found["collective"] == found["paddle"]
 
 
