@@ -154,6 +154,11 @@ def _cells_won(by: int) -> str:
     return str([_won(cell) for cell in read(CROSSOVER)["cells"]].count(by))
 
 
+def _servers_of_limit(link: str) -> float:
+    """Of the crossover map: the most that servers reach over such links."""
+    return max(float(cell["ps"]["of_bound"]) for cell in read(CROSSOVER)["cells"] if cell["link"] == link)
+
+
 def _resnet(ours: str, theirs: str) -> Callable[[], str]:
     def ratio() -> str:
         results = part(TRAINING, "resnet18")
@@ -192,6 +197,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "ring-wins": lambda: _cells_won(-1),
     "servers-win": lambda: _cells_won(1),
     "nobody-wins": lambda: _cells_won(0),
+    "servers-of-limit-10gbit": lambda: f"{_servers_of_limit('10gbit') * 100:.0f}",
     "crossover-cells": lambda: str(len(read(CROSSOVER)["cells"])),
     "memory-of-limit-2": _of_memory("100 MB", 2),
     "memory-of-limit-4": _of_memory("100 MB", 4),
