@@ -30,7 +30,7 @@ from tests.support.synchronizer_steps import (
     run,
 )
 
-__all__ = ["CHECKS", "name_of"]
+__all__ = ["CHECKS", "Check", "name_of"]
 
 MIB = 1 << 20
 LARGE = 3_000_001
@@ -104,7 +104,7 @@ def check_all_send_what_is_large_at_once(make: Make, nranks: int) -> None:
 
 
 def check_many_small_messages_wait_to_be_asked_for(make: Make, nranks: int) -> None:
-    count = 1000
+    count = 200
 
     def body(synchronizer: Synchronizer) -> None:
         messenger = synchronizer.messenger
