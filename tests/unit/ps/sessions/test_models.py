@@ -20,6 +20,7 @@ from common.tensors.arena import Arena
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.coordinator import groups
+from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.methods import JOIN
 from tests.support.groups import on_threads
@@ -201,17 +202,12 @@ def test_a_model_may_come_later_on_one_rank_than_the_timeout_allows() -> None:
 
 
 def test_who_never_comes_to_a_model_is_named_at_the_limit() -> None:
-    left = threading.Event()
-
     def body(client: Client, arena: Arena) -> None:
         if client.rank == 0:
-            left.wait(DEADLINE_S)
+            until(lambda: client._servers.error, "the other one to give up")
             client.check()
         else:
-            try:
-                attached(client.another())
-            finally:
-                left.set()
+            attached(client.another())
 
     with serving(2, timeout=0.5) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
@@ -222,29 +218,25 @@ def test_a_server_that_is_told_to_stop_ends_no_models_step_halfway() -> None:
     """It is told so within a step of the second one."""
     pushed = threading.Event()
 
-    def go_on(*pairs: tuple[Client, Arena]) -> None:
-        while True:
-            for each, arena in pairs:
-                take_step(each, arena)
-
-    def body(client: Client, arena: Arena) -> tuple[bytes, bytes]:
+    def body(client: Client, arena: Arena) -> None:
         further = client.another()
-        other = attached(further)
+        other, second = attached(further), server._groups._further[1].coordinator
         if client.rank == 1:
             pushed.wait(DEADLINE_S)
-            until(lambda: server._groups._further[1].coordinator._registration.store.within_step(), "the step to begin")
+            until(second._registration.store_for(1).within_step, "the step to begin")
             threading.Thread(target=server.stop, args=("was told to stop",), daemon=True).start()
-            until(lambda: server._groups._stopping, "it to be told")
+            until(lambda: second._stepping._stop, "it to be told")
         pushed.set()
-        take_step(further, other)
-        with pytest.raises(PeerLost, match="was told to stop"):
-            go_on((client, arena), (further, other))
-        return other.parameters.tobytes(), expected_after(1, 2, other).tobytes()
+        seconds.append(second)
+        for _ in range(100):
+            take_step(further, other)
+            take_step(client, arena)
 
+    seconds: list[Coordinator] = []
     with serving(2) as (server,):
-        for found, right in on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body)):
-            assert found == right
-        assert "was told to stop" in str(failure_of(server))
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
+        assert_all([*errors, failure_of(server)], PeerLost, "was told to stop")
+    assert [second.steps for second in seconds] == [1, 1]
 
 
 def test_clients_of_further_models_end_with_the_first_one() -> None:
