@@ -173,10 +173,16 @@ def test_what_fails_one_model_fails_all_by_the_same_error(model: int) -> None:
         assert_all([*errors, failure_of(server)], LayoutMismatch, "learning rate")
 
 
-def test_who_leaves_is_missed_in_a_model_that_he_never_came_to() -> None:
+@pytest.mark.parametrize("first", ["leaves", "comes"])
+def test_who_leaves_is_missed_in_a_model_that_he_never_came_to(first: str) -> None:
     def body(client: Client, arena: Arena) -> None:
         if client.rank == 1:
+            if first == "leaves":
+                until(lambda: server._groups.first.coordinator.gone, "the other one to leave")
             attached(client.another())
+        elif first == "comes":
+            further = server._groups._further
+            until(lambda: 1 in further and further[1].coordinator.silence.somebody_waits, "the other one to wait")
 
     with serving(2) as (server,):
         first, second = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
