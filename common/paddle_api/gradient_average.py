@@ -58,9 +58,9 @@ class GradientAverage:
     def before_backward(self) -> None:
         """Put lost views back; what was cleared is zero again."""
         self._began = time.monotonic()
-        kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.binding.named]
-        if self.pushed_step and self.pushed_step.pushed:  # an earlier backward since the last step
-            self.pushed_step.take_average(kept)
+        kept = self.binding.kept()
+        if self.pushed_step:
+            self.pushed_step.before_backward(kept)
         self._buckets.begin(synchronise=self.enabled)
         self.binding.begin(kept)
         self._used.keep(kept)

@@ -85,6 +85,10 @@ class GradientHooks:
             p._copy_gradient_from(as_tensor(self.arena.gradient(self.slots[index]).copy()))
         self.arena.gradients[self.slots[index].start : self.slots[index].stop] = 0
 
+    def kept(self) -> list[bool]:
+        """Which parameters have a gradient, perhaps zero."""
+        return [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.named]
+
     def has_view(self, index: int) -> bool:
         """Whether a parameter's gradient is its view of the arena."""
         grad = self.named[index][1].grad
