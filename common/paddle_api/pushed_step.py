@@ -35,6 +35,7 @@ class PushedStep:
         self.pushed = False  # the last backward's gradients are with the servers
         self._averaged = False  # and their mean is in the arena
         self._left = False  # after an update, and until they are cleared
+        self._void = False  # they were cleared when the servers had them
         self._gradients = self._parameters = 0  # fingerprints
 
     def push(self) -> None:
@@ -44,7 +45,7 @@ class PushedStep:
 
     def after_backward(self, *, synchronised: bool) -> None:
         """Take note of what the program finds: its own gradients, or the mean."""
-        self._averaged, self._left = synchronised and not self.pushed, False
+        self._averaged, self._left, self._void = synchronised and not self.pushed, False, False
         self._gradients = fingerprint(self._binding.arena.gradients)
 
     def before_backward(self, kept: list[bool]) -> None:
@@ -60,7 +61,7 @@ class PushedStep:
 
     def cleared(self) -> None:
         """The program has cleared all gradients."""
-        self._left = False
+        self._left, self._void = False, self.pushed
 
     def _take_average(self, kept: list[bool]) -> None:
         """End the step that the last backward has pushed with the average, as if its backward had waited for it. What
@@ -86,6 +87,10 @@ class PushedStep:
 
     def update(self, learning_rate: float) -> None:
         """Have the servers end the step with an update: blocks until the parameters are the new ones."""
+        if self._void:  # the step that they belong to ends without an update
+            self._synchronizer.finish(0.0)
+            self._binding.arena.gradients.fill(0)
+            self.pushed = self._void = False
         if not self.pushed and (not self._averaged or self.gradients_changed()):  # no_sync, a second step, or cleared
             self._push_anew(self._binding.kept())
         self._servers.update(
@@ -109,7 +114,13 @@ class PushedStep:
 
     def can_change(self) -> bool:
         """Whether servers need not have what the program has made of the gradients since backward."""
-        return not self.pushed and (not self._averaged or not self._binding.arena.gradients[self._used.words :].any())
+        return self._has_none() if self._void or self._averaged else not self.pushed
+
+    def _has_none(self) -> bool:
+        """Whether all gradients are zero, or not there."""
+        gradients = self._binding.arena.gradients
+        slots = zip(self._binding.slots, self._binding.kept(), strict=True)
+        return not any(has and gradients[slot.start : slot.stop].any() for slot, has in slots)
 
     def _push_anew(self, kept: Sequence[bool]) -> None:
         """Push the gradients as they are now."""

@@ -23,7 +23,6 @@ class UsedMask:
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
         self.has = [False] * len(binding.named)
-        self.words = min((slot.start for slot in binding.slots), default=0)  # of the arena, before the first gradient
 
     def keep(self, kept: Sequence[bool]) -> None:
         """Other gradients have been dropped. One that was set to zero, as `clear_grad` does unless it is told not to,
