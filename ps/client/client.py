@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import UsageError, choose
+from common.errors import GradSyncError, UsageError, choose
 from common.launch.settings import check_rank
 from common.network import rpc
 from common.network.gradsync_pb2 import Goodbye, TrainerMessage
@@ -269,12 +269,19 @@ class Client:
         """Leave the group, of the first model with all others; idempotent. In a forked child it does nothing."""
         if os.getpid() != self._process:
             return
-        for other in list(self._further):
-            other.close(reason)
-        if self in self._first._further:
-            self._first._further.remove(self)
+        first = self._first
+        errors = [client._servers.error for client in (first, *first._further)]
+        heard = next(filter(None, errors), None) if reason else None
+        for each in (*self._further, self):
+            each._leave(reason, heard)
+        if self in first._further:
+            first._further.remove(self)
+        self._further.clear()
+
+    def _leave(self, reason: str, heard: GradSyncError | None) -> None:
+        """Say goodbye, and which failure was heard of in whichever model."""
         goodbye = TrainerMessage(goodbye=Goodbye(epoch=self.epoch, reason=reason))
-        if reason and (heard := self._servers.error):
+        if heard:
             goodbye.goodbye.because.kind, goodbye.goodbye.because.message = type(heard).__name__, str(heard)
         self._planes.part()
         self._servers.close(goodbye)

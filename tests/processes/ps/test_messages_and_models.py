@@ -20,7 +20,7 @@ from tests.support.groups import DEADLINE_S, ROOT, environment
 
 pytestmark = pytest.mark.processes
 
-LIMIT_S = 1.0  # the timeout
+LIMIT_S = 2.0  # the timeout
 NOTICE_S = 1.0
 MIB = 1 << 20
 
@@ -98,19 +98,21 @@ def test_a_trainer_that_dies_is_named_at_once(waits):
         assert time.monotonic() - began < NOTICE_S
 
 
-@pytest.mark.parametrize("waits", [waits_for_a_message, waits_for_room, waits_in_model_1])
+@pytest.mark.parametrize(
+    "waits", [waits_for_a_message, waits_for_room, pytest.param(waits_in_model_1, marks=pytest.mark.long)]
+)
 def test_a_trainer_that_is_stopped_is_named_at_the_timeout(waits):
     with beside("nothing") as (client, further, process):
         process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(PeerStalled, match=r"^rank 1 did not take part.* for 1 s; it gives no sign of life"):
+        with pytest.raises(PeerStalled, match=r"^rank 1 did not take part.* for 2 s; it gives no sign of life"):
             waits(client, further)
         assert LIMIT_S - 0.5 < time.monotonic() - began < LIMIT_S + 5.0
 
 
 def test_a_trainer_that_is_busy_for_longer_than_the_timeout_is_waited_for(capfd):
-    with beside("busy", 2.5 * LIMIT_S) as (client, _, process):
+    with beside("busy", 1.25 * LIMIT_S) as (client, _, process):
         assert client.messenger.receive(1, 1) == b"there"
         client.messenger.send(1, 0, b"")
         assert process.wait(DEADLINE_S) == 0
-    assert "rank 0 waits for rank 1, for 1 s; it is alive" in capfd.readouterr().err
+    assert "rank 0 waits for rank 1, for 2 s; it is alive" in capfd.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from common import __version__
 from common.errors import LayoutMismatch, PeerLost, PeerStalled, ProtocolError, UsageError
 from common.network import rpc
-from common.network.gradsync_pb2 import JoinReply, JoinRequest
+from common.network.gradsync_pb2 import Gather, JoinReply, JoinRequest, TrainerMessage
 from common.system.memory import SegmentPool
 from common.tensors.arena import Arena
 from common.tensors.optimizers import SGD
@@ -171,6 +171,24 @@ def test_what_fails_one_model_fails_all_by_the_same_error(model: int) -> None:
     with serving(3) as (server,):
         errors = errors_of(3, lambda rank: as_trainer([server.address], rank, 3, body))
         assert_all([*errors, failure_of(server)], LayoutMismatch, "learning rate")
+
+
+def test_what_fails_a_model_at_one_server_fails_it_at_all() -> None:
+    """Rank 1 gathers out of turn in the second model, which only the first server sees."""
+
+    def body(client: Client, arena: Arena) -> None:
+        further = client.another()
+        other = attached(further)
+        if client.rank == 1:
+            further._servers.sessions[0].send([TrainerMessage(gather=Gather(sequence=5))])
+        take_step(client, arena)
+        take_step(further, other)
+        take_step(further, other)
+
+    with serving(2, 2) as group:
+        errors = errors_of(2, lambda rank: as_trainer(addresses(group), rank, 2, body))
+        everyone = [*errors, *map(failure_of, group)]
+        assert_all(everyone, ProtocolError, "rank 1 called gather number 5 out of turn")
 
 
 @pytest.mark.parametrize("first", ["leaves", "comes"])
