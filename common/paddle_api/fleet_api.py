@@ -15,22 +15,25 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
 
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.data_parallel import DataParallel
+from common.paddle_api.fleet_places import FleetPlaces
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.optimizer_hook import stop_listening
 from common.paddle_api.roles import refuse_servers
+from common.paddle_api.strategy import check_strategy
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
 from common.system.process import note_joining
 from common.system.sigterm import end_in_order_on_sigterm, end_quietly_on_sigterm
 
-__all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
+__all__ = ["FleetApi", "ReduceOp"]
 
 
 class ReduceOp:
@@ -52,10 +55,6 @@ SPAWN_OPTIONS = {"start_method", "gpus", "xpus", "ips", "backend", "print_config
 SPAWN_OPTIONS |= {"selected_devices", "started_port", "cluster_node_ips", "node_ip", "use_paddlecloud"}
 
 
-class DistributedStrategy(SimpleNamespace):
-    """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
-
-
 class Unwrapped:
     """Says at the first backward of a rank that has wrapped no model that nobody synchronises its gradients."""
 
@@ -74,7 +73,7 @@ class Unwrapped:
         """Nothing to do."""
 
 
-class FleetApi:
+class FleetApi(FleetPlaces):
     """The functions of one scheme in this process.
 
     Args:
@@ -96,6 +95,7 @@ class FleetApi:
         self._average: GradientAverage | None = None
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
+        super().__init__()
         api = self
 
         class BoundDataParallel(DataParallel):
@@ -117,14 +117,20 @@ class FleetApi:
         """Join the group that the launcher started; blocks until all ranks have. As fleet.init.
 
         Raises:
-            UsageError: the role maker is one for parameter servers.
+            UsageError: the role maker is one for parameter servers, or the strategy asks for more than data
+                parallelism.
         """
         refuse_servers(role_maker)
+        self._begin(role_maker, strategy, log_level, is_collective=is_collective)
         self.init_parallel_env()
         return self
 
-    def init_parallel_env(self) -> Any:
-        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
+    def init_parallel_env(self, backend: Any = None) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv.
+
+        Args:
+            backend: "gloo" or "nccl", or Paddle's settings of NCCL; without effect, for the launcher has chosen.
+        """
         if self._synchronizer is None:
             self._process = os.getpid()
             note_joining(self.placement.nranks)
@@ -149,8 +155,10 @@ class FleetApi:
         """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
 
         Raises:
-            UsageError: it updates nothing of the model that was wrapped before.
+            UsageError: it updates nothing of the model that was wrapped before, or the strategy asks for more.
         """
+        check_strategy(strategy, self.placement.nranks)
+        self._minimised = optimizer
         if self._wrapped is not None:
             mine = {id(p) for p in self._wrapped.parameters()}
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
@@ -170,12 +178,6 @@ class FleetApi:
 
     def get_world_size(self, group: Any = None) -> int:
         return self.placement.nranks
-
-    worker_index = get_rank
-    worker_num = get_world_size
-
-    def is_first_worker(self) -> bool:
-        return self.get_rank() == 0
 
     def barrier(self, group: Any = None) -> None:
         """Block until every rank has called it."""
@@ -205,20 +207,6 @@ class FleetApi:
             raise ValueError(f"all_gather: tensor_list must {expected} (it holds {len(tensor_list)})")
         for each, row in zip(tensor_list, gathered, strict=True):
             each.set_value(np.asarray(row))
-
-    def ParallelEnv(self) -> Any:  # noqa: N802  (Paddle's name)
-        """This rank's place, as paddle.distributed.ParallelEnv tells it."""
-        placement = self.placement
-        return SimpleNamespace(
-            rank=placement.rank,
-            local_rank=placement.rank,
-            world_size=placement.nranks,
-            nranks=placement.nranks,
-            dev_id=0,
-            device_id=0,
-            trainer_endpoints=list(placement.endpoints),
-            current_endpoint=placement.endpoints[min(placement.rank, len(placement.endpoints) - 1)],
-        )
 
     def spawn(
         self,
