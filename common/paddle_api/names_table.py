@@ -69,7 +69,7 @@ TABLE = (
     works(DISTRIBUTED, "alltoall all_to_all alltoall_single send recv isend irecv P2POp batch_isend_irecv stream"),
     works(DISTRIBUTED, "broadcast_object_list scatter_object_list all_gather_object"),
     works(DISTRIBUTED, "ParallelMode ReduceType Placement Shard Replicate Partial ProcessMesh DistAttr", PADDLE),
-    works(DISTRIBUTED, "create_nccl_config get_mesh in_auto_parallel_align_mode fleet", PADDLE),
+    works(DISTRIBUTED, "create_nccl_config get_mesh in_auto_parallel_align_mode", PADDLE),
     # ---- paddle.distributed: what works differently -------------------------------------------------------------
     differs(
         DISTRIBUTED,

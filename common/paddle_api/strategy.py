@@ -1,7 +1,7 @@
 """Which settings of Paddle's `DistributedStrategy` are refused, because they ask for another training than this one.
 
-What is not refused changes nothing here: how gradients are packed and sent is the scheme's business, and Paddle's own
-`distributed_model` reads neither `recompute` nor, for one model as a whole, `amp` at level O1.
+What is not refused changes nothing here: how gradients are packed and sent is the scheme's business, and of `recompute`
+and of `amp` at level O1 Paddle's own `distributed_model` makes nothing that a data-parallel program uses.
 """
 
 from __future__ import annotations

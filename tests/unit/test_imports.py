@@ -30,6 +30,10 @@ PADDLE_AT_THE_TOP = {
     "common/paddle_api/arena_binding.py",
     "common/trainer/models.py",
     "common/paddle_api/fleet_api.py",
+    "common/paddle_api/fleet_places.py",
+    "common/paddle_api/fleet_util.py",
+    "common/paddle_api/hybrid_groups.py",
+    "common/paddle_api/parallel_env.py",
     "common/trainer/training.py",
     "ps/optimizer.py",
 }

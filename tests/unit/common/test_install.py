@@ -102,7 +102,7 @@ def test_what_needs_no_group_stays_paddles_and_what_we_have_not_is_refused() -> 
         "surface = __import__('collective.fleet').fleet.surface\n"
         "for module, own in zip((paddle.distributed, fleet), kept):\n"
         "    places = type(module).__dict__\n"
-        "    assert not any(n in places for n in PASSED_ON if n not in ('fleet',))\n"
+        "    assert not any(n in places for n in PASSED_ON)\n"
         "    for name in put_in_place_in(module.__name__):\n"
         "        if name in own and name not in places:\n"
         "            assert isinstance(own[name], type) or name == 'metrics', name\n"
