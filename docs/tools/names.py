@@ -46,11 +46,11 @@ ENGLISH = Words(
     paddles="These need no group and stay Paddle's own:",
     differs=("Works differently", "names", "how"),
     refused=("Not supported", "names", "why, and what instead"),
-    strategy="It is Paddle's own type, with Paddle's defaults. `fleet.init` and `distributed_optimizer` refuse one that "
-    "asks for another training than this. Everything else in it is accepted and changes nothing: how gradients travel "
-    "is the scheme's business, and `recompute` and, without pure half precision, `amp` switch nothing on in Paddle's "
-    "own `distributed_model` either. Call `paddle.distributed.fleet.utils.recompute` and `paddle.amp.auto_cast` in the "
-    "program, as with Paddle.",
+    strategy="It is Paddle's own type, with Paddle's defaults. `fleet.init` and `distributed_optimizer` refuse one that"
+    " asks for another training than this. Everything else in it is accepted and changes nothing: how "
+    "gradients travel is the scheme's business, and `recompute` and, without pure half precision, `amp` switch"
+    " nothing on in Paddle's own `distributed_model` either. Call `paddle.distributed.fleet.utils.recompute` "
+    "and `paddle.amp.auto_cast` in the program, as with Paddle.",
     fields=("refused", "what to do"),
     degrees="each rank trains the whole model: leave it at 1, and `dp_degree` at -1 or the number of ranks",
     amp="parameters stay float32 or float64: use `paddle.amp.auto_cast(level='O1')`",
@@ -61,7 +61,8 @@ CHINESE = Words(
     file="names.zh.md",
     title="飞桨的名称",
     begin="飞桨 3.3 的 `paddle.distributed` 和 `paddle.distributed.fleet` 的每个公开名称"
-    "在 `collective` 和 `ps` 下会怎样，两者相同。在[启动器](own-program.md)之下，调用不支持的名称会抛出 `UsageError`，说的就是本页的话；"
+    "在 `collective` 和 `ps` 下会怎样，两者相同。在[启动器](own-program.md)之下，"
+    "调用不支持的名称会抛出 `UsageError`，说的就是本页的话；"
     "改 import 之后，取这个名称时就会以 `AttributeError` 抛出。"
     "在启动器之下，飞桨的类型保持不变，库仍可使用 `isinstance`。",
     ours="以下各项经由方案：",
