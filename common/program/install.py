@@ -21,13 +21,17 @@ from common.system.after_import import call_after_import
 __all__ = ["found_in", "install", "installed"]
 
 APART = __name__.removesuffix("common.program.install")  # where our packages are loaded; "" as usual
-WHERE = {  # a module of Paddle's: where the table has its names
-    "paddle.distributed": DISTRIBUTED,
-    "paddle.distributed.parallel": DISTRIBUTED,
-    "paddle.distributed.sharding": DISTRIBUTED,
+PARTS = ("collective", "communication", "parallel", "sharding")  # of paddle.distributed; programs import from them, too
+CALLS = (  # of paddle.distributed.communication
+    *("all_gather", "all_reduce", "all_to_all", "batch_isend_irecv", "broadcast", "gather", "group", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "send"),
+)
+WHERE = {  # a module of Paddle's: that of which the table has its names
+    DISTRIBUTED: DISTRIBUTED,
+    **{f"{DISTRIBUTED}.{part}": DISTRIBUTED for part in PARTS},
+    **{f"{DISTRIBUTED}.communication.{call}": DISTRIBUTED for call in CALLS},
     FLEET: FLEET,
 }
-STAY = ("metrics",)  # Paddle's own find our `fleet.util`
 
 _scheme = _module = ""  # installed, and where its functions are; "": none
 
@@ -67,8 +71,9 @@ def installed() -> str:
 def put_in_place() -> None:
     replace(sys.modules["paddle"], {"DataParallel": replacement("paddle", "DataParallel")})
     for where, table in WHERE.items():
-        module = sys.modules[where]
-        there = {name: v for name, v in vars(module).items() if name not in STAY}
+        if (module := sys.modules.get(where)) is None:  # not in every Paddle
+            continue
+        there = {name: v for name, v in vars(module).items() if not isinstance(v, ModuleType)}
         names = {name for name in put_in_place_in(table) if name in there and replaceable(there[name], table, name)}
         if where == FLEET:  # also what the table does not know: every function of Paddle's one Fleet
             fleet = there["fleet"]
