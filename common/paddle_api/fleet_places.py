@@ -132,9 +132,12 @@ class FleetPlaces:
         self._joined()
         rank, nranks = self.placement.rank, self.placement.nranks
         if self._hybrid is None or self._hybrid.nranks != nranks:
-            everyone = Group(rank, 0, list(range(nranks)), name="_default_pg")
-            self._hybrid = DataParallelGroups(rank, nranks, everyone, Group(0, -1, [rank], name="alone"))
+            self._hybrid = DataParallelGroups(rank, nranks, self._everyone(), Group(0, -1, [rank], name="alone"))
         return self._hybrid
+
+    def _everyone(self) -> Any:
+        """The group of all ranks."""
+        return Group(self.placement.rank, 0, list(range(self.placement.nranks)), name="_default_pg")
 
     def get_hybrid_parallel_topology(self) -> Any:
         return self.get_hybrid_communicate_group().topology()

@@ -67,7 +67,7 @@ TABLE = (
     works(DISTRIBUTED, "is_initialized is_available get_backend new_group get_group wait barrier spawn"),
     works(DISTRIBUTED, "ReduceOp all_reduce reduce broadcast all_gather gather scatter reduce_scatter"),
     works(DISTRIBUTED, "alltoall all_to_all alltoall_single send recv isend irecv P2POp batch_isend_irecv stream"),
-    works(DISTRIBUTED, "broadcast_object_list scatter_object_list all_gather_object"),
+    works(DISTRIBUTED, "broadcast_object_list scatter_object_list all_gather_object send_object_list recv_object_list"),
     works(DISTRIBUTED, "ParallelMode ReduceType Placement Shard Replicate Partial ProcessMesh DistAttr", PADDLE),
     works(DISTRIBUTED, "create_nccl_config get_mesh in_auto_parallel_align_mode", PADDLE),
     # ---- paddle.distributed: what works differently -------------------------------------------------------------
@@ -145,12 +145,6 @@ TABLE = (
         "rank 0, `paddle.load` on all.",
         "它保存各 rank 的分片；这里每个 rank 都有全部：在 rank 0 上 `paddle.save(model.state_dict(), path)`，"
         "各 rank `paddle.load`。",
-    ),
-    refused(
-        DISTRIBUTED,
-        "send_object_list recv_object_list",
-        "Objects go to all ranks: use `all_gather_object`, `broadcast_object_list` or `scatter_object_list`.",
-        "对象只能在全体 rank 之间传送：请使用 `all_gather_object`、`broadcast_object_list` 或 `scatter_object_list`。",
     ),
     refused(
         DISTRIBUTED,

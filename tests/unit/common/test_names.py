@@ -15,7 +15,8 @@ from common.paddle_api.names_table import DISTRIBUTED, FLEET, TABLE, Source, Sta
 COMING = (  # the communication interface, which is being added; this list goes when it is there
     *("P2POp", "all_gather_object", "all_to_all", "alltoall", "alltoall_single", "batch_isend_irecv"),
     *("broadcast_object_list", "gather", "get_backend", "get_group", "irecv", "is_available", "isend", "new_group"),
-    *("recv", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send", "stream", "wait"),
+    *("recv", "recv_object_list", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send"),
+    *("send_object_list", "stream", "wait"),
 )
 NOT_IN_PADDLE_3_3 = {"all_to_all"}  # another name of `alltoall`
 INTERNAL = {"monkey_patch_value_in_dist"}  # public by its name only
