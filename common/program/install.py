@@ -22,14 +22,17 @@ __all__ = ["found_in", "install", "installed"]
 
 APART = __name__.removesuffix("common.program.install")  # where our packages are loaded; "" as usual
 PARTS = ("collective", "communication", "parallel", "sharding")  # of paddle.distributed; programs import from them, too
-CALLS = (  # of paddle.distributed.communication
+COMMUNICATION = f"{DISTRIBUTED}.communication"
+STREAM = f"{COMMUNICATION}.stream"
+CALLS = (  # modules of these two
     *("all_gather", "all_reduce", "all_to_all", "batch_isend_irecv", "broadcast", "gather", "group", "recv", "reduce"),
     *("reduce_scatter", "scatter", "send"),
 )
 WHERE = {  # a module of Paddle's: that of which the table has its names
     DISTRIBUTED: DISTRIBUTED,
     **{f"{DISTRIBUTED}.{part}": DISTRIBUTED for part in PARTS},
-    **{f"{DISTRIBUTED}.communication.{call}": DISTRIBUTED for call in CALLS},
+    STREAM: DISTRIBUTED,
+    **{f"{part}.{call}": DISTRIBUTED for part in (COMMUNICATION, STREAM) for call in CALLS},
     FLEET: FLEET,
 }
 
@@ -119,8 +122,9 @@ def found_in(surface: Any, where: str, name: str) -> Any:
     """
     if where == FLEET and name in ("fleet", "all_reduce"):  # its all_reduce is of arrays, not of tensors
         return surface if name == "fleet" else surface.util.all_reduce
-    if hasattr(surface, name):
-        return getattr(surface, name)
+    ours = getattr(surface, "stream", None) if where.startswith(STREAM) else surface
+    if hasattr(ours, name):
+        return getattr(ours, name)
     words = refusal(where, name)
 
     def refuse(*_: Any, **__: Any) -> Any:

@@ -73,6 +73,12 @@ def test_fleets_names_about_servers() -> None:
     assert found_in(servers, FLEET, "fleet") is servers
 
 
+def test_calls_of_the_stream_modules_are_those_of_stream() -> None:
+    surface = SimpleNamespace(all_reduce=int, stream=SimpleNamespace(all_reduce=bool))
+    for where, expected in (("stream", bool), ("stream.all_reduce", bool), ("all_reduce", int)):
+        assert found_in(surface, f"{DISTRIBUTED}.communication.{where}", "all_reduce") is expected
+
+
 @pytest.mark.parametrize(
     ("where", "name", "words"),
     [
