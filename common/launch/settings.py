@@ -30,6 +30,9 @@ class Settings:
     """How long to wait for one that is alive but busy, in seconds."""
     overlap: bool = True
     """Synchronise buckets while backward goes on."""
+    allow_pickle: bool = False
+    """Let all_gather_object and its like send any object, among the processes of one host: what is unpickled can run
+    anything."""
 
     def __post_init__(self) -> None:
         check_limits(self.timeout, self.wait_limit)

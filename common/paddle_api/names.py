@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from common.paddle_api.communication import COMMUNICATION
+
 __all__ = ["PUBLIC", "SERVER_SIDE", "missing_name"]
 
 PUBLIC = (
+    *COMMUNICATION,
     "DataParallel",
     "DistributedStrategy",
     "ParallelEnv",
     "ReduceOp",
-    "all_gather",
-    "all_reduce",
-    "barrier",
-    "broadcast",
     "destroy_process_group",
     "distributed_model",
     "distributed_optimizer",

@@ -14,6 +14,7 @@ from typing import Any
 
 from common.errors import UsageError
 from common.launch.first_calls import call_in_ranks
+from common.paddle_api.communication import STREAM
 from common.paddle_api.names import PUBLIC, SERVER_SIDE
 from common.system.after_import import call_after_import
 
@@ -21,15 +22,22 @@ __all__ = ["found_in", "install", "installed"]
 
 APART = __name__.removesuffix("common.program.install")  # where our packages are loaded; "" as usual
 FLEET = "paddle.distributed.fleet"
-COMMUNICATION = (  # of paddle.distributed; what a scheme has not of these works on Paddle's groups, which nobody joins
-    *("all_gather_object", "alltoall", "alltoall_single", "batch_isend_irecv", "broadcast_object_list", "gather"),
-    *("get_group", "gloo_barrier", "gloo_init_parallel_env", "irecv", "isend", "new_group", "recv", "reduce"),
-    *("reduce_scatter", "scatter", "scatter_object_list", "send", "wait"),
+COMMUNICATION_MODULE = "paddle.distributed.communication"
+STREAM_MODULE = f"{COMMUNICATION_MODULE}.stream"
+REFUSED = ("gloo_barrier", "gloo_init_parallel_env")  # of paddle.distributed; they work on groups that nobody joins
+MODULES = (  # of COMMUNICATION_MODULE, from which a program may import, too
+    *("all_gather", "all_reduce", "all_to_all", "batch_isend_irecv", "broadcast", "gather", "group", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "send"),
 )
 WHERE = {
     "paddle": ("DataParallel",),
-    "paddle.distributed": (*PUBLIC, *COMMUNICATION),
+    "paddle.distributed": (*PUBLIC, *REFUSED),
+    "paddle.distributed.collective": PUBLIC,
     "paddle.distributed.parallel": PUBLIC,
+    COMMUNICATION_MODULE: PUBLIC,
+    **{f"{COMMUNICATION_MODULE}.{name}": PUBLIC for name in MODULES},
+    STREAM_MODULE: STREAM,
+    **{f"{STREAM_MODULE}.{name}": STREAM for name in MODULES},
     FLEET: (*PUBLIC, *(n for n in SERVER_SIDE if not n.endswith("RoleMaker")), "fleet"),  # `init` takes Paddle's own
 }
 WITHOUT_SERVERS: dict[str, Callable[[], bool]] = {"is_server": lambda: False, "is_worker": lambda: True}
@@ -71,8 +79,10 @@ def installed() -> str:
 
 def put_in_place() -> None:
     for where, names in WHERE.items():
+        if where not in sys.modules:  # of another Paddle
+            continue
         module = sys.modules[where]
-        found = {name: name for name in names if name in vars(module)}
+        found = {name: name for name in names if not isinstance(vars(module).get(name, module), ModuleType)}
         if where == FLEET:  # its functions are methods of one Fleet, some under two names
             methods = {name: v for name, v in vars(module).items() if isinstance(v, MethodType)}
             found |= {name: v.__name__ for name, v in methods.items() if v.__self__ is module.fleet}
@@ -112,6 +122,8 @@ def found_in(surface: Any, where: str, name: str) -> Any:
     """
     if where == FLEET and name == "fleet":
         return surface
+    if where.startswith(STREAM_MODULE):
+        return getattr(surface.stream, name)
     if hasattr(surface, name):
         return getattr(surface, name)
     if name in WITHOUT_SERVERS:
