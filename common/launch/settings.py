@@ -31,8 +31,7 @@ class Settings:
     overlap: bool = True
     """Synchronise buckets while backward goes on."""
     allow_pickle: bool = False
-    """Let all_gather_object and its like send any object, among the processes of one host: what is unpickled can run
-    anything."""
+    """Let all_gather_object and its like pickle what is no plain type; on one host only."""
 
     def __post_init__(self) -> None:
         check_limits(self.timeout, self.wait_limit)

@@ -34,8 +34,8 @@ def is_of_gradients(dtype: np.dtype[Any], op: str) -> bool:
 def reduce_in_order(sources: Sequence[Values], out: Values, op: str, *, start: int, total: int) -> None:
     """Write to `out` the reduction over ranks of elements start..start+out.size of an array of `total` elements.
 
-    Sums of integers wrap; of bool, max and sum are "or", min and prod "and". float16 and bfloat16 are combined in
-    float32 and rounded once.
+    Sums of integers wrap, and their mean is the sum's, rounded towards zero; of bool, max and sum are "or", min and
+    prod "and". float16 and bfloat16 are combined in float32 and rounded once.
 
     Args:
         sources: of each rank these elements, 1-D.
@@ -62,8 +62,8 @@ def reduce_in_order(sources: Sequence[Values], out: Values, op: str, *, start: i
 def check(op: str, dtype: np.dtype[Any]) -> None:
     if op not in MORE_OPS:
         raise ValueError(f"op must be one of {', '.join(MORE_OPS)} (got {op!r})")
-    if op == "mean" and dtype.kind in "iub" and dtype != BFLOAT16:
-        raise ValueError(f"the mean of integers is not an integer (got {dtype.name}); use the sum")
+    if op == "mean" and dtype.kind == "b":
+        raise ValueError(f"there is no mean of truth values (got {dtype.name}); use max or min")
     if op in ("max", "min") and dtype.kind == "c":
         raise ValueError(f"complex numbers have no {op}imum (got {dtype.name}); they can be summed and multiplied")
 
@@ -72,7 +72,9 @@ def combined(ordered: Sequence[Values], op: str) -> Values:
     combine, total = COMBINE[op], wide(ordered[0])
     for values in ordered[1:]:
         total = combine(total, wide(values))
-    if op == "mean":
+    if op == "mean" and total.dtype.kind in "iu":
+        total = total // len(ordered) + ((total % len(ordered) != 0) & (total < 0))
+    elif op == "mean":
         total = total * mean_scale(len(ordered), total.real.dtype)
     return narrow(total, ordered[0].dtype)
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from common.errors import PeerLost
+from common.errors import PeerLost, ProtocolError
 from common.paddle_api.communication.communication import Communication
 from common.sync.local import LocalSynchronizer
 from common.sync.messenger import Messenger
 from tests.support.groups import DEADLINE_S, Outcome, on_threads, outcomes_of
 
-__all__ = ["ThreadMessenger", "ThreadRank", "communicating", "errors_communicating"]
+__all__ = ["ThreadMessenger", "ThreadRank", "communicating", "errors_communicating", "thread_ranks"]
 
 T = TypeVar("T")
 GONE = b"gone"
@@ -77,7 +77,8 @@ class ThreadRank(LocalSynchronizer):
         return np.stack([rows[rank] for rank in range(self.nranks)])
 
     def _row(self, data: bytearray, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        assert len(data) == like.nbytes
+        if len(data) != like.nbytes:
+            raise ProtocolError(f"all_gather: {len(data)} bytes, expected {like.nbytes}")
         return np.frombuffer(data, like.dtype).reshape(like.shape) if data else like
 
 
@@ -89,6 +90,11 @@ def communicating(nranks: int, body: Callable[[Communication], T], *, pickles: b
 def errors_communicating(nranks: int, body: Callable[[Communication], object]) -> Sequence[BaseException | None]:
     outcomes: list[Outcome[object]] = outcomes_of(nranks, ranks_with(nranks, body, False))
     return [outcome.error for outcome in outcomes]
+
+
+def thread_ranks(nranks: int) -> list[ThreadRank]:
+    boxes = Boxes()
+    return [ThreadRank(ThreadMessenger(rank, nranks, boxes)) for rank in range(nranks)]
 
 
 def ranks_with(nranks: int, body: Callable[[Communication], T], pickles: bool) -> Callable[[int], T]:

@@ -114,8 +114,8 @@ class Writer:
     def _of_numbers(self, value: Any) -> list[Any] | None:
         if type(value) is np.ndarray and DTYPE.fullmatch(value.dtype.str) and value.ndim <= MOST_DIMENSIONS:
             return ["a", value.dtype.str, list(value.shape), self._blob(value.tobytes())]
-        if isinstance(value, np.generic) and DTYPE.fullmatch(value.dtype.str):
-            return ["n", value.dtype.str, self._blob(value.tobytes())]
+        if isinstance(value, np.generic) and DTYPE.fullmatch((array := np.asarray(value)).dtype.str):
+            return ["n", array.dtype.str, self._blob(array.tobytes())]
         if isinstance(value, paddle.Tensor) and value.dtype in DTYPES:
             blob = self._blob(array_of(value).tobytes())
             return ["p", str(value.dtype), list(value.shape), blob, value.stop_gradient]
