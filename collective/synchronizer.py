@@ -14,7 +14,7 @@ import numpy.typing as npt
 from collective.group import Group
 from common.errors import LayoutMismatch, UsageError
 from common.sync.overlap import BucketRunner, BucketThread
-from common.sync.synchronizer import Synchronizer
+from common.sync.synchronizer import Synchronizer, kind_of
 from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket, chunk_bounds, words
@@ -53,6 +53,7 @@ class RingSynchronizer(Synchronizer):
         self._models: WeakSet[RingSynchronizer] = WeakSet()  # of the group; kept by the first one
         self._thread = first._thread if first else BucketThread() if overlap else None
         self.backend, self.rank, self.nranks = group.backend, group.rank, group.nranks
+        self.messenger = group.messenger
 
     def empty(self, count: int) -> FloatArray:
         return self._group.empty(count)
@@ -101,6 +102,9 @@ class RingSynchronizer(Synchronizer):
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._group.all_gather(values)
+
+    def all_reduce(self, array: npt.NDArray[Any], op: str) -> None:
+        self._group.all_reduce(array, op, bucket=kind_of(array, op))
 
     def another(self) -> RingSynchronizer:
         return RingSynchronizer(self._group, shard_optimizer=self._sharded, first=self._first)

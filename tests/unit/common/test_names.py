@@ -12,12 +12,7 @@ import ps
 from common.paddle_api.names import PASSED_ON, PUBLIC, SERVER_SIDE, entry_of, groups_of, why_refused
 from common.paddle_api.names_table import DISTRIBUTED, FLEET, TABLE, Source, State
 
-COMING = (  # the communication interface, which is being added; this list goes when it is there
-    *("P2POp", "all_gather_object", "all_to_all", "alltoall", "alltoall_single", "batch_isend_irecv"),
-    *("broadcast_object_list", "gather", "get_backend", "get_group", "irecv", "is_available", "isend", "new_group"),
-    *("recv", "recv_object_list", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send"),
-    *("send_object_list", "stream", "wait"),
-)
+COMING: tuple[str, ...] = ()
 NOT_IN_PADDLE_3_3 = {"all_to_all"}  # another name of `alltoall`
 INTERNAL = {"monkey_patch_value_in_dist"}  # public by its name only
 
