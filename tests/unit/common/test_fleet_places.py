@@ -31,6 +31,7 @@ def fleet_at(place: Placement = PLACE) -> Any:
     fleet = FleetApi("test", lambda _: ThreeRanks())
     fleet.placement = place
     fleet._synchronizer = ThreeRanks()
+    fleet._synchronizer.rank, fleet._synchronizer.nranks = place.rank, place.nranks
     return fleet
 
 
