@@ -119,7 +119,7 @@ class FleetApi(FleetPlaces):
         return self
 
     def init_parallel_env(self, backend: Any = None) -> Any:
-        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv.
+        """Join the group that the launcher started; blocks until all ranks have. Returns the group of all ranks.
 
         Args:
             backend: "gloo" or "nccl", or Paddle's settings of NCCL; without effect, for the launcher has chosen.
@@ -135,7 +135,7 @@ class FleetApi(FleetPlaces):
             if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and self._wrapped is None:
                 listen_to_backward(self._unwrapped)
             atexit.register(self.leave)
-        return self.ParallelEnv()
+        return self.get_group()
 
     def is_initialized(self) -> bool:
         return self._synchronizer is not None

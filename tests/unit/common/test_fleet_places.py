@@ -112,7 +112,10 @@ def test_parallel_env_is_a_type_with_paddles_fields(monkeypatch: pytest.MonkeyPa
 
 def test_a_back_end_may_be_named() -> None:
     fleet = fleet_at()
-    assert type(fleet.init_parallel_env("gloo")) is type(fleet.init_parallel_env())
+    group = fleet.init_parallel_env("gloo")
+    assert group is fleet.init_parallel_env() is fleet.get_group()
+    assert (group.rank, group.ranks, group.nranks, group.id, group.process_group.size()) == (2, [0, 1, 2], 3, 0, 3)
+    assert fleet.get_hybrid_communicate_group().get_data_parallel_group() is group
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3,), (2, 3)])
@@ -213,6 +216,10 @@ def test_the_hybrid_group_is_parallel_in_its_data_only(nranks: int) -> None:
     assert groups.get_pipe_parallel_group().nranks == groups.get_check_parallel_group().nranks == 1
     assert groups.topology().get_dim("data") == nranks
     assert groups.get_rank_from_stage(0) == nranks - 1
+    tensor = paddle.ones([2])
+    with pytest.warns(UserWarning, match="is not in group"):  # as Paddle has it in a group of one
+        fleet.all_reduce(tensor, group=groups.get_model_parallel_group())
+    assert tensor.numpy().tolist() == [1.0, 1.0]
 
 
 def test_minimize_is_that_of_the_last_optimizer() -> None:
