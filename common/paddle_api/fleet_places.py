@@ -66,9 +66,12 @@ class FleetPlaces:
         return self.is_worker() and self.worker_index() == 0
 
     def is_worker(self) -> bool:
-        return not self.is_server()
+        return not self._serves()
 
     def is_server(self) -> bool:
+        return self._serves()
+
+    def _serves(self) -> bool:
         return False
 
     def is_coordinator(self) -> bool:

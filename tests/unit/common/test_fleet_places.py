@@ -90,7 +90,8 @@ def test_a_parameter_server_programs_workers_differ_without_is_collective() -> N
     fleet._synchronizer = ThreeRanks()
     fleet.init()
     fleet.placement = PLACE
-    assert fleet.worker_index() == 0
+    assert (fleet.worker_index(), fleet.is_first_worker(), fleet.is_worker()) == (0, True, True)
+    assert fleet.worker_num() == 1
     assert not fleet.is_server()  # asked by a program that has servers
     assert (fleet.worker_index(), fleet.worker_num()) == (2, 3)
 
