@@ -214,6 +214,8 @@ def test_the_hybrid_group_is_parallel_in_its_data_only(nranks: int) -> None:
     assert groups.get_pipe_parallel_group().nranks == groups.get_check_parallel_group().nranks == 1
     assert groups.topology().get_dim("data") == nranks
     assert groups.get_rank_from_stage(0) == nranks - 1
+    fleet._synchronizer = LocalSynchronizer()  # left, and joined anew
+    assert fleet.get_hybrid_communicate_group() is not groups
 
 
 def test_minimize_is_that_of_the_last_optimizer() -> None:
