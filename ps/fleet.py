@@ -96,7 +96,10 @@ class ServerFleetApi(FleetApi):
         return self
 
     def is_server(self) -> bool:
-        self._each_is_first = False  # a program that asks has servers, and workers that differ
+        self._each_is_first = False  # a program that asks is one with servers, whose workers differ
+        return self._serves()
+
+    def _serves(self) -> bool:
         return self._role is not None and bool(self._role.is_server)
 
     def server_index(self) -> int:
@@ -143,6 +146,7 @@ class ServerFleetApi(FleetApi):
 
     def init_worker(self, *_: Any, **__: Any) -> None:
         """Join the group; blocks until all workers and servers are there."""
+        self._each_is_first = False
         self.init_parallel_env()
 
     def stop_worker(self) -> None:

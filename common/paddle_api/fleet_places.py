@@ -30,7 +30,7 @@ class FleetPlaces:
 
     def __init__(self) -> None:
         self._minimised: Any = None  # the optimizer that was given to distributed_optimizer
-        self._hybrid: DataParallelGroups | None = None
+        self._hybrid: tuple[Synchronizer, DataParallelGroups] | None = None
         self._each_is_first = False
         self.ParallelEnv = parallel_env_of(lambda: self.placement)
         self.Fleet = fleet_type(self)
@@ -66,9 +66,12 @@ class FleetPlaces:
         return self.is_worker() and self.worker_index() == 0
 
     def is_worker(self) -> bool:
-        return not self.is_server()
+        return not self._serves()
 
     def is_server(self) -> bool:
+        return self._serves()
+
+    def _serves(self) -> bool:
         return False
 
     def is_coordinator(self) -> bool:
@@ -129,11 +132,11 @@ class FleetPlaces:
 
     def get_hybrid_communicate_group(self) -> DataParallelGroups:
         """The degrees, ranks and groups of a job that is parallel in its data only."""
-        self._joined()
-        rank, nranks = self.placement.rank, self.placement.nranks
-        if self._hybrid is None or self._hybrid.nranks != nranks:
-            self._hybrid = DataParallelGroups(rank, nranks, self._everyone(), Group(0, -1, [rank], name="alone"))
-        return self._hybrid
+        joined, rank = self._joined(), self.placement.rank
+        if self._hybrid is None or self._hybrid[0] is not joined:  # it may have been left, and joined anew
+            alone = Group(0, -1, [rank], name="alone")
+            self._hybrid = joined, DataParallelGroups(rank, self.placement.nranks, self._everyone(), alone)
+        return self._hybrid[1]
 
     def _everyone(self) -> Any:
         """The group of all ranks."""

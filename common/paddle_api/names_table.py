@@ -162,7 +162,7 @@ TABLE = (
     works(FLEET, "init fleet Fleet distributed_model distributed_optimizer distributed_scaler minimize"),
     works(FLEET, "DistributedStrategy worker_index worker_num is_first_worker rank nranks world_size node_num"),
     works(FLEET, "local_rank rank_in_node local_device_ids world_device_ids worker_endpoints server_num server_index"),
-    works(FLEET, "server_endpoints is_server is_worker is_coordinator barrier_worker util metrics"),
+    works(FLEET, "server_endpoints is_server is_worker is_coordinator"),
     works(FLEET, "get_hybrid_communicate_group"),
     works(FLEET, "UtilBase Role CommunicateTopology HybridCommunicateGroup utils auto log_util set_log_level", PADDLE),
     works(FLEET, "PaddleCloudRoleMaker UserDefinedRoleMaker get_log_level_code get_log_level_name", PADDLE),
@@ -170,12 +170,12 @@ TABLE = (
     # ---- fleet: what works differently --------------------------------------------------------------------------
     differs(
         FLEET,
-        "all_reduce",
+        "all_reduce barrier_worker metrics util",
         OURS,
-        "It sums an array of NumPy's over all ranks also where Paddle, without its `init_gloo`, hands back this rank's "
-        "own. After a changed import it is `paddle.distributed`'s: take `fleet.util.all_reduce`.",
-        "它总是对所有 rank 的 NumPy 数组求和；飞桨未加 `init_gloo` 时只返回本 rank 的数组。"
-        "改 import 之后它是 `paddle.distributed` 的那个：请用 `fleet.util.all_reduce`。",
+        "They reach all ranks, also where Paddle's, without its `init_gloo`, keep to one. After a changed import "
+        "`all_reduce` is that of `paddle.distributed`: take `fleet.util.all_reduce`.",
+        "它们总是涉及所有 rank；飞桨的未加 `init_gloo` 时只涉及本 rank。改 import 之后，`all_reduce` 是 "
+        "`paddle.distributed` 的那个：请用 `fleet.util.all_reduce`。",
     ),
     differs(
         FLEET,

@@ -90,7 +90,8 @@ def test_a_parameter_server_programs_workers_differ_without_is_collective() -> N
     fleet._synchronizer = ThreeRanks()
     fleet.init()
     fleet.placement = PLACE
-    assert fleet.worker_index() == 0
+    assert (fleet.worker_index(), fleet.is_first_worker(), fleet.is_worker()) == (0, True, True)
+    assert fleet.worker_num() == 1
     assert not fleet.is_server()  # asked by a program that has servers
     assert (fleet.worker_index(), fleet.worker_num()) == (2, 3)
 
@@ -220,6 +221,8 @@ def test_the_hybrid_group_is_parallel_in_its_data_only(nranks: int) -> None:
     with pytest.warns(UserWarning, match="is not in group"):  # as Paddle has it in a group of one
         fleet.all_reduce(tensor, group=groups.get_model_parallel_group())
     assert tensor.numpy().tolist() == [1.0, 1.0]
+    fleet._synchronizer = LocalSynchronizer()  # left, and joined anew
+    assert fleet.get_hybrid_communicate_group() is not groups
 
 
 def test_minimize_is_that_of_the_last_optimizer() -> None:
