@@ -19,6 +19,7 @@ from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket, chunk_bounds, words
 from common.tensors.optimizers import Optimizer
+from common.tensors.reduction import WORTH_PREPARING
 from common.tensors.updater import make_updater
 
 __all__ = ["RingSynchronizer"]
@@ -104,7 +105,10 @@ class RingSynchronizer(Synchronizer):
         return self._group.all_gather(values)
 
     def all_reduce(self, array: npt.NDArray[Any], op: str) -> None:
-        self._group.all_reduce(array, op, bucket=kind_of(array, op))
+        if array.nbytes < WORTH_PREPARING:  # a loop for each dtype and op of a program's is not worth compiling
+            super().all_reduce(array, op)
+        else:
+            self._group.all_reduce(array, op, bucket=kind_of(array, op))
 
     def another(self) -> RingSynchronizer:
         return RingSynchronizer(self._group, shard_optimizer=self._sharded, first=self._first)
