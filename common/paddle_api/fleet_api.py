@@ -23,10 +23,9 @@ from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
-from common.paddle_api.gradient_average import GradientAverage
-from common.paddle_api.optimizer_hook import stop_listening
 from common.paddle_api.roles import refuse_servers
 from common.paddle_api.strategy import check_strategy
+from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
@@ -91,8 +90,7 @@ class FleetApi(FleetPlaces):
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
         self._process = os.getpid()  # which has joined
-        self._wrapped: Any = None
-        self._average: GradientAverage | None = None
+        self._models = WrappedModels(self._joined)
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
         super().__init__()
@@ -102,11 +100,8 @@ class FleetApi(FleetPlaces):
             __doc__ = DataParallel.__doc__
 
             def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
-                api._claim(layers)
-                synchronizer = api._joined()
-                super().__init__(layers, *args, synchronizer=synchronizer, **kwargs)
+                super().__init__(layers, *args, models=api._models, **kwargs)
                 forget(api._unwrapped)
-                api._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel
@@ -139,7 +134,7 @@ class FleetApi(FleetPlaces):
             if parts_folder():
                 self._synchronizer.trace = recorder_for(self._synchronizer)
                 end_in_order_on_sigterm()
-            if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and self._wrapped is None:
+            if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and not self._models:
                 listen_to_backward(self._unwrapped)
             atexit.register(self.leave)
         return self.ParallelEnv()
@@ -155,12 +150,12 @@ class FleetApi(FleetPlaces):
         """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
 
         Raises:
-            UsageError: it updates nothing of the model that was wrapped before, or the strategy asks for more.
+            UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
         """
         check_strategy(strategy, self.placement.nranks)
         self._minimised = optimizer
-        if self._wrapped is not None:
-            mine = {id(p) for p in self._wrapped.parameters()}
+        if self._models:
+            mine = self._models.owned()
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
             if theirs and not any(id(p) in mine for p in theirs):
                 raise UsageError(
@@ -260,14 +255,6 @@ class FleetApi(FleetPlaces):
         assert self._synchronizer is not None
         return self._synchronizer
 
-    def _claim(self, model: Any) -> None:
-        if self._wrapped is not None:
-            raise UsageError(
-                f"{self._scheme}: a second model was given to DataParallel, but a group synchronises one; "
-                "put both into one paddle.nn.Layer and wrap that"
-            )
-        self._wrapped = model
-
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave the group."""
         self.leave()
@@ -283,7 +270,4 @@ class FleetApi(FleetPlaces):
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
         forget(self._unwrapped)
-        if self._average is not None:
-            self._average.stop()
-            stop_listening()
-        self._wrapped = self._average = None
+        self._models.stop()
