@@ -20,7 +20,7 @@ from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
 
-__all__ = ["OptimizerHook", "listen_to_steps", "stop_listening"]
+__all__ = ["OptimizerHook", "forget_steps", "listen_to_steps"]
 
 
 class OptimizerHook:
@@ -43,6 +43,16 @@ class OptimizerHook:
         self._optimizer: Any = None  # the one whose updates servers make
         self._by_trainers = self._servers.choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
+        self._inherited: dict[str, Any] = {}
+
+    def inherit(self, by_trainers: bool, state: dict[str, Any]) -> None:
+        """Go on from the decision and the optimizer's state of the one before, whose model has had other parameters."""
+        self._by_trainers, self._inherited = by_trainers, state
+
+    def estate(self) -> tuple[bool, dict[str, Any]]:
+        """For `inherit`; between steps."""
+        state = self.state(self._optimizer) if self._optimizer is not None else None
+        return self._by_trainers, state or {}
 
     def step(self, optimizer: Any) -> bool:
         """Called instead of an update; False: Paddle is to make it."""
@@ -101,7 +111,7 @@ class OptimizerHook:
                 print(f"gradsync: the trainers update, not the servers: {found}", file=sys.stderr, flush=True)
             self._by_trainers = True
             return False
-        state = tensors_of(optimizer.state_dict())
+        state = self._inherited or tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
         self._servers.configure(found, self._slot_names)
         self._pushed_step.servers_update = True
@@ -112,32 +122,31 @@ class OptimizerHook:
         return True
 
 
-_listener: OptimizerHook | None = None
+_hooks: list[OptimizerHook] = []
 _originals: dict[str, Any] = {}
 
 
-def listen_to_steps(listener: OptimizerHook) -> None:
-    """Ask `listener` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
-    global _listener
-    _listener = listener
+def listen_to_steps(hook: OptimizerHook) -> None:
+    """Ask `hook` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
+    _hooks.append(hook)
     if _originals:
         return
     for name in ("_apply_optimize", "state_dict", "set_state_dict"):
         _originals[name] = getattr(PaddleOptimizer, name)
 
     def apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0) -> Any:
-        if _listener and _listener.step(self):
+        if any(hook.step(self) for hook in _hooks):
             return []
         return _originals["_apply_optimize"](self, loss, startup_program, params_grads, param_group_idx)
 
     def state_dict(self: Any) -> dict[str, Any]:
         found: dict[str, Any] = _originals["state_dict"](self)
-        served = _listener.state(self) if _listener else None
+        served = next((state for hook in _hooks if (state := hook.state(self)) is not None), None)
         return found if served is None else {**served, **{k: v for k, v in found.items() if k == "LR_Scheduler"}}
 
     def set_state_dict(self: Any, state: dict[str, Any]) -> None:
         _originals["set_state_dict"](self, state)
-        if _listener and _listener.load(self, state):
+        if any(hook.load(self, state) for hook in _hooks):
             self._accumulators_holder = {}
 
     PaddleOptimizer._apply_optimize = apply_optimize
@@ -145,10 +154,12 @@ def listen_to_steps(listener: OptimizerHook) -> None:
     PaddleOptimizer.set_state_dict = PaddleOptimizer.load_state_dict = set_state_dict
 
 
-def stop_listening() -> None:
-    """Give Paddle's optimizers their own methods back."""
-    global _listener
-    _listener = None
+def forget_steps(hook: OptimizerHook) -> None:
+    """Ask it no more; after the last one Paddle's optimizers have their own methods back."""
+    if hook in _hooks:
+        _hooks.remove(hook)
+    if _hooks:
+        return
     for name, original in _originals.items():
         setattr(PaddleOptimizer, name, original)
     if _originals:
