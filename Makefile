@@ -47,6 +47,7 @@ check: setup         ## formatting, lint, types, which way imports point, figure
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_lengths.py tests/unit/docs/test_architecture.py
 	$(BIN)/python -m docs.tools.figures
 	$(BIN)/python -m docs.tools.charts --check
+	$(BIN)/python -m docs.tools.names --check
 	@$(MAKE) --no-print-directory proto PROTO_OUT=$$(mktemp -d) CHECK=1
 
 PROTO_OUT ?= common/network
@@ -67,6 +68,7 @@ docs: .venv/docs     ## the pages in English and Chinese, as a site with search 
 
 figures: setup       ## draw the charts of docs/ from the committed results, and print every figure that pages may quote
 	$(BIN)/python -m docs.tools.charts
+	$(BIN)/python -m docs.tools.names
 	$(BIN)/python -m docs.tools.figures --list
 
 dist: setup          ## wheel and sdist in dist/

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 if sys.argv[:1] == ["-m"]:  # a command of ours: a folder `common` where it is started is not meant
@@ -19,7 +20,7 @@ if getattr(common, "__version__", None) is None:
     )
 
 from collective.group import Group, connect
-from common.paddle_api.names import PUBLIC, missing_name
+from common.paddle_api.names import PASSED_ON, PUBLIC, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
 
@@ -42,11 +43,10 @@ def install() -> None:
 def __getattr__(name: str) -> Any:
     """The names for Paddle programs, loaded with Paddle when first used."""
     if name not in PUBLIC:
-        raise missing_name(__name__, name, __all__)
-    from collective.fleet import surface
-
-    return getattr(surface, name)
+        return own_of_paddle(__name__, name, __all__)
+    fleet = import_module(f"{__name__}.fleet")
+    return fleet if name == "fleet" else getattr(fleet, name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *PASSED_ON})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from collective.settings import RingSettings, connect_with
 from collective.synchronizer import RingSynchronizer
 from common.errors import UsageError
 from common.launch.settings import Placement, settings_from
 from common.paddle_api.fleet_api import FleetApi
+from common.paddle_api.names import PUBLIC, own_of_paddle
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["join", "surface"]
@@ -24,3 +27,10 @@ def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchroniz
 
 
 surface = FleetApi("collective", join)
+
+
+def __getattr__(name: str) -> Any:
+    """So that `from collective import fleet` has Fleet's names."""
+    if name not in PUBLIC:
+        return own_of_paddle(__name__, name, PUBLIC)
+    return getattr(surface, name)

@@ -15,11 +15,13 @@ from collective.calls import Array, Label
 from collective.choice import MeetingPlace, choose_backend, topology_of
 from collective.membership.liveness import Mesh
 from collective.membership.meeting import Meeting
+from collective.membership.messenger import MeshMessenger
 from collective.nccl.seat import NcclSeat, check_device
 from common.errors import UsageError, choose
 from common.launch.settings import check_rank
 from common.network.links import CHECKSUMS
 from common.network.patience import WAIT_LIMIT_S
+from common.sync.messenger import ALONE, Messenger
 from common.system.addresses import own_host, parse_address
 from common.system.process import forget_in_children, note_joining
 from common.tensors.buckets import chunk_bounds
@@ -40,8 +42,8 @@ class Group:
         RuntimeError: the group is closed, or another thread is in a call.
     """
 
-    def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0, messenger: Messenger = ALONE) -> None:
+        self._algorithm, self.messenger = algorithm, messenger
         self.algorithm, self.backend = algorithm.name, backend
         self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
@@ -257,10 +259,12 @@ def connect(
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
         topology = topology_of(backend, algorithm, rank, met.hosts)
         mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked, wait_limit=wait_limit)
+    algorithm_of_all: Algorithm
     if seat:
-        group = Group(seat.join(mesh, met.notes, ring=topology.algorithm == "ring"), backend=backend)
+        algorithm_of_all = seat.join(mesh, met.notes, ring=topology.algorithm == "ring")
     else:
-        group = Group(build(backend, topology, mesh, connections, checksum=checksum), backend=backend)
+        algorithm_of_all = build(backend, topology, mesh, connections, checksum=checksum)
+    group = Group(algorithm_of_all, backend=backend, messenger=MeshMessenger(mesh))
     mesh.step = lambda: group.step
     return group
 

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from collective.group import Group
 from common.errors import LayoutMismatch, UsageError
 from common.sync.overlap import BucketRunner, BucketThread
-from common.sync.synchronizer import Synchronizer
+from common.sync.synchronizer import Synchronizer, kind_of
 from common.sync.trace import FINISH
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket, chunk_bounds, words
 from common.tensors.optimizers import Optimizer
+from common.tensors.reduction import WORTH_PREPARING
 from common.tensors.updater import make_updater
 
 __all__ = ["RingSynchronizer"]
@@ -54,6 +55,7 @@ class RingSynchronizer(Synchronizer):
         self._models: WeakSet[RingSynchronizer] = WeakSet()  # of the group; kept by the first one
         self._thread: BucketThread | None = first._thread if first else BucketThread() if overlap else None
         self.backend, self.rank, self.nranks = group.backend, group.rank, group.nranks
+        self.messenger = group.messenger
 
     def empty(self, count: int) -> FloatArray:
         return self._group.empty(count)
@@ -102,6 +104,12 @@ class RingSynchronizer(Synchronizer):
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._group.all_gather(values)
+
+    def all_reduce(self, array: npt.NDArray[Any], op: str) -> None:
+        if array.nbytes < WORTH_PREPARING:  # a loop for each dtype and op of a program's is not worth compiling
+            super().all_reduce(array, op)
+        else:
+            self._group.all_reduce(array, op, bucket=kind_of(array, op))
 
     def another(self) -> RingSynchronizer:
         return RingSynchronizer(self._group, shard_optimizer=self._sharded, first=self._first)

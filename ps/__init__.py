@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if sys.argv[:1] == ["-m"]:  # a command of ours: a folder `common` where it is started is not meant
@@ -18,7 +19,7 @@ if getattr(common, "__version__", None) is None:
         f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
     )
 
-from common.paddle_api.names import PUBLIC, SERVER_SIDE, missing_name
+from common.paddle_api.names import PASSED_ON, PUBLIC, SERVER_SIDE, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
@@ -57,15 +58,14 @@ def install() -> None:
 def __getattr__(name: str) -> Any:
     """Loaded when first used: the names for NumPy users with gRPC, those for Paddle programs with Paddle."""
     if name not in __all__:
-        raise missing_name(__name__, name, __all__)
+        return own_of_paddle(__name__, name, __all__)
     if name in ("Connection", "connect"):
         from ps import connection
 
         return getattr(connection, name)
-    from ps import fleet
-
-    return getattr(fleet, name, None) or getattr(fleet.surface, name)
+    fleet = import_module(f"{__name__}.fleet")
+    return fleet if name == "fleet" else getattr(fleet, name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *PASSED_ON})

@@ -13,6 +13,7 @@ from common.launch.settings import Placement, Settings, placement_from, settings
 from common.launch.tracing import parts_folder
 from common.network.rpc import check_bind_host, host_of
 from common.paddle_api.fleet_api import FleetApi
+from common.paddle_api.names import PUBLIC, SERVER_SIDE, own_of_paddle
 from common.paddle_api.roles import arguments_of, is_user_defined
 from common.sync.synchronizer import Synchronizer
 from common.system.memory import limit_malloc_arenas
@@ -87,6 +88,7 @@ class ServerFleetApi(FleetApi):
         """As fleet.init. A server, and a worker that calls `init_worker`, joins its group then and not here."""
         self._role = role_from(role_maker, is_collective=is_collective)
         self.placement = self._role.placement
+        self._begin(role_maker, strategy, log_level, is_collective=is_collective)
         if is_collective or role_maker is None or self._role.is_collective:
             if self._role.is_server:
                 return self
@@ -94,10 +96,15 @@ class ServerFleetApi(FleetApi):
         return self
 
     def is_server(self) -> bool:
+        self._each_is_first = False  # a program that asks is one with servers, whose workers differ
+        return self._serves()
+
+    def _serves(self) -> bool:
         return self._role is not None and bool(self._role.is_server)
 
-    def is_worker(self) -> bool:
-        return not self.is_server()
+    def server_index(self) -> int:
+        servers, endpoint = self.placement.servers, getattr(self._role, "endpoint", "")
+        return servers.index(endpoint) if endpoint in servers else super().server_index()
 
     def init_server(self, *_: Any, **__: Any) -> None:
         """Prepare to serve. Parameters come from trainer 0, so a model folder is not needed and not read."""
@@ -139,6 +146,7 @@ class ServerFleetApi(FleetApi):
 
     def init_worker(self, *_: Any, **__: Any) -> None:
         """Join the group; blocks until all workers and servers are there."""
+        self._each_is_first = False
         self.init_parallel_env()
 
     def stop_worker(self) -> None:
@@ -158,3 +166,10 @@ def join(place: Placement) -> Synchronizer:
 
 
 surface = ServerFleetApi()
+
+
+def __getattr__(name: str) -> Any:
+    """So that `from ps import fleet` has Fleet's names."""
+    if name not in PUBLIC and name not in SERVER_SIDE:
+        return own_of_paddle(__name__, name, (*PUBLIC, *SERVER_SIDE))
+    return getattr(surface, name)

@@ -1,8 +1,9 @@
 """Who is alive, why a rank left, and who is stuck: told by one socket from every rank to every other.
 
-Data does not pass here. A socket that closes without a `leave` (messages.py) is a process that died: everyone who
-waits learns it at once, and which. Who waits for long asks all others for a sign of life, which a thread of theirs
-gives whatever their training does; how long it then waits says common/network/patience.py.
+A group's data does not pass here, only what its messenger carries (messenger.py). A socket that closes without a
+`leave` (messages.py) is a process that died: everyone who waits learns it at once, and which. Who waits for long asks
+all others for a sign of life, which a thread of theirs gives whatever their training does; how long it then waits says
+common/network/patience.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from collective.membership.messages import Peer
@@ -27,6 +29,7 @@ __all__ = ["Mesh"]
 WAITS_S = 0.5  # a rank that looked for others so recently waits
 ABSENT_S = 1.0  # one that has not looked for so long, though it waits, was stopped itself
 PAUSE_S = 0.05  # between two answers: notes that come with every call must not wake the thread for each
+MOST_READS = 64  # of one rank's large message at a time
 
 
 class Mesh:
@@ -56,6 +59,7 @@ class Mesh:
         self._lock = threading.RLock()  # over all but the mere waiting
         self._wait = (0.0, 0.0)  # the last wait: since when, and when this rank last looked (monotonic seconds)
         self._awake_since = 0.0  # no rank can be called silent for longer
+        self._attended = False  # somebody reads and answers without the thread
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._answer, name="gradsync-alive", daemon=True)
         if self.peers:
@@ -176,7 +180,8 @@ class Mesh:
             with self._lock:
                 if self._closed.is_set():
                     return
-                self._hear()
+                if not self._attended:
+                    self._hear()
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.poll(PAUSE_S * 1000)
@@ -214,6 +219,46 @@ class Mesh:
             poll_readable(self.sockets, 0.05)
         return peer.segments.pop(number)
 
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While the caller reads again and again, so that the thread, which would only be in its way, need not.
+
+        Raises:
+            RuntimeError: the mesh is closed.
+        """
+        if self._closed.is_set():  # also in a forked child, where another thread may hold the lock for ever
+            raise RuntimeError("the group is closed")
+        with self._lock:
+            self._attended = True
+        try:
+            yield
+        finally:
+            self._attended = False
+
+    def put_piece(self, rank: int, channel: int, piece: memoryview, *, last: bool) -> None:
+        """A piece of a message to `rank`, for it to `take`; to be pushed."""
+        with self._lock:
+            self.peers[rank].put_piece(channel, piece, last=last)
+
+    def push(self, rank: int) -> tuple[bool, bool]:
+        """(whether anything of what waits to be sent to `rank` went off; whether all has). Never blocks, and raises as
+        `check` if it is gone."""
+        peer = self.peers[rank]
+        with self._lock:
+            moved = peer.push()
+            if peer.left or not moved:
+                self.check(rank, "sending")
+            return moved, not (peer.unsent or peer.gone)
+
+    def take(self, rank: int, channel: int, doing: str) -> bytearray | None:
+        """The next message of `rank` on this channel, None if there is none yet; raises as `check` then."""
+        with self._lock:
+            self._hear()
+            if queue := self.peers[rank].messages.get(channel):
+                return queue.popleft()
+            self.check(rank, doing)
+        return None
+
     def forget(self) -> None:
         """Close this process's ends without a word: for a forked child, with whose ends open nobody would notice that
         the rank died."""
@@ -242,7 +287,9 @@ class Mesh:
         os.close(self._wake)
 
     def _read(self, peer: Peer) -> None:
-        peer.read(timeout=self.timeout)
+        for _ in range(MOST_READS):
+            if not peer.read(timeout=self.timeout):
+                break
         if peer.failure:
             self._fail(*peer.failure)
 

@@ -8,6 +8,9 @@ These are the messages:
     {"say": line}                        write this to your stderr
     {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a segment of my memory; its descriptor comes with the message (Unix sockets)
+    {"piece": [channel, n, last]}        n bytes follow: the next piece, perhaps the last, of what MeshMessenger sends
+
+Only pieces are large. What is to be sent while one is under way waits for the rest of it, and nobody waits for that.
 """
 
 from __future__ import annotations
@@ -21,15 +24,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, error_from_name
 from common.system.handover import receive
 
-__all__ = ["Peer"]
+__all__ = ["PIECE_BYTES", "Peer"]
 
 LENGTH = struct.Struct("<I")
 READ_BYTES = 65_536
+PIECE_BYTES = 262_144  # of a large message, between which a sign of life may pass
+MOST_PARTS = 16  # in one system call
+LEAVE_S = 1.0  # for what a failed rank has not sent yet, before its last word
 
 
 class Peer:
@@ -43,6 +50,10 @@ class Peer:
         failure: the first reason for which the group cannot go on that was heard from it, and the rank at fault.
         heard_at: when anything was heard last, monotonic seconds.
         waited: for how many seconds, as it said last.
+        messages: those for `MeshMessenger` that are whole, by channel.
+        carried: how many bytes of them have come.
+        unsent: what the socket has not taken yet.
+        gone: it takes no more.
     """
 
     def __init__(self, rank: int, connection: socket.socket, waits: Callable[[], float]) -> None:
@@ -52,51 +63,135 @@ class Peer:
         self.failure: tuple[GradSyncError, int] | None = None
         self.notes: deque[list[int]] = deque()  # received, not yet taken
         self.segments: dict[int, tuple[int, int]] = {}  # number -> (descriptor, bytes), likewise
+        self.messages: dict[int, deque[bytearray]] = {}
+        self.carried = 0
+        self.unsent: deque[memoryview] = deque()
+        self.gone = False
         self._descriptors: deque[int] = deque()  # of messages that are to come
         self._unread = bytearray()
+        self._message, self._channel = bytearray(), 0  # that comes in pieces
+        self._missing, self._last = 0, False  # bytes of the piece under way; whether it ends the message
+        self._scratch = memoryview(b"")  # made when the first large piece comes
         connection.setblocking(False)
 
     def send(self, message: dict[str, Any], *, timeout: float, descriptors: Sequence[int] = ()) -> None:
-        """Blocks at most `timeout` seconds, while the socket is full. Never raises: reading says who is gone."""
-        data = json.dumps(message).encode()
-        framed = LENGTH.pack(len(data)) + data
+        """Blocks at most `timeout` seconds, while the socket is full, and not at all while a piece is under way, unless
+        this is the last word. Never raises: reading says who is gone."""
+        framed = frame(message)
+        leaves = "leave" in message
+        if self.unsent and not (leaves or descriptors):
+            self.unsent.append(memoryview(framed))
+            self.push()
+            return
         with suppress(OSError):
             sent = 0
-            with suppress(BlockingIOError):
-                sent = self.connection.send(framed) if not descriptors else 0
+            if not (descriptors or self.unsent):
+                with suppress(BlockingIOError):
+                    sent = self.connection.send(framed)
             if sent == len(framed):
                 return
-            self.connection.settimeout(timeout)
+            self.connection.settimeout(min(timeout, LEAVE_S) if leaves and self.unsent else timeout)
+            while self.unsent:
+                self.connection.sendall(self.unsent[0])
+                self.unsent.popleft()
             if descriptors:
                 sent = socket.send_fds(self.connection, [framed], descriptors)
             self.connection.sendall(framed[sent:])
         with suppress(OSError):
             self.connection.setblocking(False)
 
-    def read(self, *, timeout: float) -> None:
-        """Take in what has arrived, and answer it (see `send` for the timeout)."""
+    def put_piece(self, channel: int, piece: memoryview, *, last: bool) -> None:
+        """To be pushed; it must keep its contents until then."""
+        self.unsent.append(memoryview(frame({"piece": [channel, len(piece), last]})))
+        if piece:
+            self.unsent.append(piece)
+
+    def push(self) -> bool:
+        """Give the socket as much as it takes at once; whether it took anything."""
+        moved = False
+        while self.unsent:
+            try:
+                sent = self.connection.sendmsg(list(islice(self.unsent, MOST_PARTS)))
+            except BlockingIOError:
+                return moved
+            except OSError:  # reading says why
+                self.unsent.clear()
+                self.gone = True
+                return False
+            moved = True
+            while self.unsent and sent >= len(self.unsent[0]):
+                sent -= len(self.unsent.popleft())
+            if sent:
+                self.unsent[0] = self.unsent[0][sent:]
+        return moved
+
+    def read(self, *, timeout: float) -> bool:
+        """Take in what has arrived, and answer it (see `send` for the timeout); whether more of a message is to come
+        that has begun."""
         try:
-            if self.connection.family == socket.AF_UNIX:
-                data, descriptors = receive(self.connection, READ_BYTES, 16)
-                self._descriptors.extend(descriptors)
-            else:
-                data = self.connection.recv(READ_BYTES)
+            if self._missing and not self._unread:
+                self._read_piece()
+                return self._missing > 0 or bool(self._message)
+            data = self._received()
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         self._unread += data
         self.heard_at = time.monotonic()
-        while len(self._unread) >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._unread)
-            if len(self._unread) < LENGTH.size + size:
+        while self._unread:
+            if self._missing:
+                part = min(self._missing, len(self._unread))
+                self._carry(self._unread[:part])
+                del self._unread[:part]
+            elif (message := self._next()) is None:
                 break
-            message = json.loads(self._unread[LENGTH.size : LENGTH.size + size])
-            del self._unread[: LENGTH.size + size]
-            self._take(message, timeout)
+            else:
+                self._take(message, timeout)
         if not data and not self.left:
             self._fail(PeerLost(f"rank {self.rank} died: its connection closed without a goodbye"), self.rank)
             self.left = True
+        return self._missing > 0 or bool(self._message)
+
+    def _received(self) -> bytes:
+        """As much as is read at once, but of a piece; raises as `recv`."""
+        if self.connection.family != socket.AF_UNIX:
+            return self.connection.recv(READ_BYTES)
+        data, descriptors = receive(self.connection, READ_BYTES, 16)
+        self._descriptors.extend(descriptors)
+        return data
+
+    def _read_piece(self) -> None:
+        """Of the piece under way no more than belongs to it: a descriptor may come with what follows."""
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(PIECE_BYTES))
+        count = self.connection.recv_into(self._scratch[: self._missing])
+        if not count:
+            raise ConnectionResetError
+        self.heard_at = time.monotonic()
+        self._carry(self._scratch[:count])
+
+    def _carry(self, part: bytearray | memoryview) -> None:
+        self._message += part
+        self._missing -= len(part)
+        self.carried += len(part)
+        self._end_piece()
+
+    def _end_piece(self) -> None:
+        if not self._missing and self._last:
+            self.messages.setdefault(self._channel, deque()).append(self._message)
+            self._message = bytearray()
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next message, if it is whole."""
+        if len(self._unread) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self._unread)
+        if len(self._unread) < LENGTH.size + size:
+            return None
+        message: dict[str, Any] = json.loads(self._unread[LENGTH.size : LENGTH.size + size])
+        del self._unread[: LENGTH.size + size]
+        return message
 
     def close(self) -> None:
         """Give back the socket and the descriptors that nobody took."""
@@ -107,6 +202,9 @@ class Peer:
     def _take(self, message: dict[str, Any], timeout: float) -> None:
         if "note" in message:
             self.notes.append(message["note"])
+        elif "piece" in message:
+            self._channel, self._missing, self._last = message["piece"]
+            self._end_piece()
         elif "segment" in message:
             self.segments[message["segment"]] = (self._descriptors.popleft(), message["nbytes"])
         elif "waiting?" in message:
@@ -127,3 +225,8 @@ class Peer:
 
     def _fail(self, error: GradSyncError, culprit: int) -> None:
         self.failure = self.failure or (error, culprit)
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data

@@ -159,7 +159,8 @@ class Job:
         return process
 
     def wait(self) -> None:
-        """Wait until every process has ended well. A training has no time limit; its waits inside have.
+        """Wait until every process has ended well, or every rank of a program that makes no group. A training has no
+        time limit; its waits inside have.
 
         Raises:
             ProcessFailed: for the process that failed first and not only because another had.
@@ -171,6 +172,8 @@ class Job:
                 raise self.failure()
             if self.joining is not None:
                 self.joining.look(self.children)
+                if self.all_ranks_here and self.joining.needless(self.children):
+                    break
             self._check_servers_were_used()
             time.sleep(POLL_S)
         if self.log_dir is not None:

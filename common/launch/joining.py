@@ -55,6 +55,19 @@ class Joining:
                     file=sys.stderr,
                 )
 
+    def needless(self, children: Sequence[Child]) -> bool:
+        """Whether all ranks have ended well and none has joined, so that servers need not wait: the program has only
+        asked for its rank, say. A line says so."""
+        ranks = [child for child in children if child.name.startswith("rank")]
+        if not ranks or any(rank.code != 0 or rank.has_joined() for rank in ranks):
+            return False
+        print(
+            f"{self._package}.run: no rank of {self._script} joined the group: they ran apart, and servers had nothing "
+            f"to do; where they should train together, {self._script} must {self._how()}",
+            file=sys.stderr,
+        )
+        return True
+
     def note_on(self, code: int, children: Sequence[Child]) -> str:
         """A line about flags of the launcher's among the script's arguments, if the script ended before it joined, as
         Python's do that do not understand theirs; else "", for a script may have flags of these names itself."""

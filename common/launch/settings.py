@@ -30,6 +30,8 @@ class Settings:
     """How long to wait for one that is alive but busy, in seconds."""
     overlap: bool = True
     """Synchronise buckets while backward goes on."""
+    allow_pickle: bool = False
+    """Let all_gather_object and its like pickle what is no plain type; on one host only."""
 
     def __post_init__(self) -> None:
         check_limits(self.timeout, self.wait_limit)

@@ -30,6 +30,7 @@ __all__ = [
     "check_bind_host",
     "connect",
     "host_of",
+    "is_loopback",
     "let_go",
     "serve",
     "translate",

@@ -13,15 +13,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import paddle
+from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
 
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
+from common.network.rpc import host_of, is_loopback
 from common.paddle_api.backward import forget, listen_to_backward
+from common.paddle_api.communication import COMMUNICATION
+from common.paddle_api.communication.communication import Communication
+from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
+from common.paddle_api.fleet_places import FleetPlaces
 from common.paddle_api.roles import refuse_servers
+from common.paddle_api.strategy import check_strategy
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
@@ -29,30 +34,11 @@ from common.system.mkl import set_cpu_type
 from common.system.process import note_joining
 from common.system.sigterm import end_in_order_on_sigterm, end_quietly_on_sigterm
 
-__all__ = ["DistributedStrategy", "FleetApi", "ReduceOp"]
-
-
-class ReduceOp:
-    """What `all_reduce` computes."""
-
-    SUM, MAX, MIN, PROD, AVG = range(5)
-
-
-REDUCTIONS: dict[int, Callable[[Any], Any]] = {
-    ReduceOp.SUM: lambda a: a.sum(0, dtype=a.dtype),
-    ReduceOp.MAX: lambda a: a.max(0),
-    ReduceOp.MIN: lambda a: a.min(0),
-    ReduceOp.PROD: lambda a: a.prod(0, dtype=a.dtype),
-    ReduceOp.AVG: lambda a: a.mean(0, dtype=a.dtype),
-}
+__all__ = ["FleetApi", "ReduceOp"]
 
 
 SPAWN_OPTIONS = {"start_method", "gpus", "xpus", "ips", "backend", "print_config"}  # of Paddle's spawn
 SPAWN_OPTIONS |= {"selected_devices", "started_port", "cluster_node_ips", "node_ip", "use_paddlecloud"}
-
-
-class DistributedStrategy(SimpleNamespace):
-    """Fleet's settings. Data parallelism needs none; they are kept, and have no effect."""
 
 
 class Unwrapped:
@@ -73,7 +59,7 @@ class Unwrapped:
         """Nothing to do."""
 
 
-class FleetApi:
+class FleetApi(FleetPlaces):
     """The functions of one scheme in this process.
 
     Args:
@@ -94,6 +80,8 @@ class FleetApi:
         self._models = WrappedModels(self._joined)
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
+        super().__init__()
+        self._communication = Communication(self._joined, self._may_pickle)
         api = self
 
         class BoundDataParallel(DataParallel):
@@ -106,20 +94,31 @@ class FleetApi:
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel
 
+    def __getattr__(self, name: str) -> Any:
+        if name in COMMUNICATION:
+            return getattr(self._communication, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def init(
         self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"
     ) -> Any:
         """Join the group that the launcher started; blocks until all ranks have. As fleet.init.
 
         Raises:
-            UsageError: the role maker is one for parameter servers.
+            UsageError: the role maker is one for parameter servers, or the strategy asks for more than data
+                parallelism.
         """
         refuse_servers(role_maker)
+        self._begin(role_maker, strategy, log_level, is_collective=is_collective)
         self.init_parallel_env()
         return self
 
-    def init_parallel_env(self) -> Any:
-        """Join the group that the launcher started; blocks until all ranks have. Returns a ParallelEnv."""
+    def init_parallel_env(self, backend: Any = None) -> Any:
+        """Join the group that the launcher started; blocks until all ranks have. Returns the group of all ranks.
+
+        Args:
+            backend: "gloo" or "nccl", or Paddle's settings of NCCL; without effect, for the launcher has chosen.
+        """
         if self._synchronizer is None:
             self._process = os.getpid()
             note_joining(self.placement.nranks)
@@ -131,7 +130,7 @@ class FleetApi:
             if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and not self._models:
                 listen_to_backward(self._unwrapped)
             atexit.register(self.leave)
-        return self.ParallelEnv()
+        return self.get_group()
 
     def is_initialized(self) -> bool:
         return self._synchronizer is not None
@@ -144,8 +143,10 @@ class FleetApi:
         """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
 
         Raises:
-            UsageError: it updates nothing of the models that were wrapped before.
+            UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
         """
+        check_strategy(strategy, self.placement.nranks)
+        self._minimised = optimizer
         if self._models:
             mine = self._models.owned()
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
@@ -160,60 +161,14 @@ class FleetApi:
         """The scaler as it is: all ranks see the same averaged gradients, and so the same overflows."""
         return scaler
 
+    def _everyone(self) -> Any:
+        return self.get_group()
+
     def get_rank(self, group: Any = None) -> int:
-        return self.placement.rank
+        return self.placement.rank if group is None else int(group.rank)
 
     def get_world_size(self, group: Any = None) -> int:
-        return self.placement.nranks
-
-    worker_index = get_rank
-    worker_num = get_world_size
-
-    def is_first_worker(self) -> bool:
-        return self.get_rank() == 0
-
-    def barrier(self, group: Any = None) -> None:
-        """Block until every rank has called it."""
-        self._joined().all_gather(np.zeros(1, np.uint8))
-
-    def all_reduce(self, tensor: Any, op: int = ReduceOp.SUM, group: Any = None, sync_op: bool = True) -> None:
-        """Replace a Paddle tensor by its sum (or max, min, product, mean) over ranks; for metrics, not for bulk."""
-        if op not in REDUCTIONS:
-            raise ValueError(f"op must be one of ReduceOp's (got {op!r})")
-        narrow = tensor.dtype == paddle.bfloat16  # of which NumPy has only the bits
-        gathered = self._joined().all_gather((tensor.astype("float32") if narrow else tensor).numpy())
-        found = np.asarray(REDUCTIONS[op](gathered))  # of a tensor without dimensions NumPy makes a number
-        tensor.set_value(paddle.to_tensor(found).astype("bfloat16") if narrow else found)
-
-    def broadcast(self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True) -> None:
-        """Replace a Paddle tensor by rank `src`'s."""
-        tensor.set_value(np.asarray(self._joined().all_gather(tensor.numpy())[src]))
-
-    def all_gather(self, tensor_list: list[Any], tensor: Any, group: Any = None, sync_op: bool = True) -> None:
-        """Every rank's tensor, in rank order, becomes the content of `tensor_list`: of the tensors in it, or, if it is
-        empty, of new ones."""
-        gathered = self._joined().all_gather(tensor.numpy())
-        if not tensor_list:
-            tensor_list.extend(paddle.empty_like(tensor) for _ in gathered)
-        if len(tensor_list) != len(gathered):
-            expected = f"be empty or hold a tensor for each of {len(gathered)} ranks"
-            raise ValueError(f"all_gather: tensor_list must {expected} (it holds {len(tensor_list)})")
-        for each, row in zip(tensor_list, gathered, strict=True):
-            each.set_value(np.asarray(row))
-
-    def ParallelEnv(self) -> Any:  # noqa: N802  (Paddle's name)
-        """This rank's place, as paddle.distributed.ParallelEnv tells it."""
-        placement = self.placement
-        return SimpleNamespace(
-            rank=placement.rank,
-            local_rank=placement.rank,
-            world_size=placement.nranks,
-            nranks=placement.nranks,
-            dev_id=0,
-            device_id=0,
-            trainer_endpoints=list(placement.endpoints),
-            current_endpoint=placement.endpoints[min(placement.rank, len(placement.endpoints) - 1)],
-        )
+        return self.placement.nranks if group is None else int(group.world_size)
 
     def spawn(
         self,
@@ -267,9 +222,24 @@ class FleetApi:
         assert self._synchronizer is not None
         return self._synchronizer
 
+    def _may_pickle(self) -> bool:
+        """
+        Raises:
+            UsageError: that is asked for, but ranks may be on other hosts.
+        """
+        if not settings_from(Settings).allow_pickle:
+            return False
+        places = [p for p in (self.placement.rendezvous, *self.placement.servers) if p]
+        if self.placement.insecure or not all(p.startswith("unix") or is_loopback(host_of(p)) for p in places):
+            raise UsageError("--allow-pickle works among the processes of one host only: leave it out, or --insecure")
+        return True
+
     def destroy_process_group(self, group: Any = None) -> None:
-        """Leave the group."""
-        self.leave()
+        """Forget a group of new_group's; without one, or with that of all ranks, leave."""
+        if group is None or group.id == 0:
+            self.leave()
+        else:
+            self._communication.destroy(group)
 
     def leave(self) -> None:
         """Leave the group, which `atexit` does otherwise; after an exception the others learn of it. A forked child has

@@ -14,25 +14,27 @@ from typing import Any
 
 from common.errors import UsageError
 from common.launch.first_calls import call_in_ranks
-from common.paddle_api.names import PUBLIC, SERVER_SIDE
+from common.paddle_api.names import entry_of, put_in_place_in, why_refused
+from common.paddle_api.names_table import DISTRIBUTED, FLEET, Source
 from common.system.after_import import call_after_import
 
 __all__ = ["found_in", "install", "installed"]
 
 APART = __name__.removesuffix("common.program.install")  # where our packages are loaded; "" as usual
-FLEET = "paddle.distributed.fleet"
-COMMUNICATION = (  # of paddle.distributed; what a scheme has not of these works on Paddle's groups, which nobody joins
-    *("all_gather_object", "alltoall", "alltoall_single", "batch_isend_irecv", "broadcast_object_list", "gather"),
-    *("get_group", "gloo_barrier", "gloo_init_parallel_env", "irecv", "isend", "new_group", "recv", "reduce"),
-    *("reduce_scatter", "scatter", "scatter_object_list", "send", "wait"),
+PARTS = ("collective", "communication", "parallel", "sharding")  # of paddle.distributed; programs import from them, too
+COMMUNICATION = f"{DISTRIBUTED}.communication"
+STREAM = f"{COMMUNICATION}.stream"
+CALLS = (  # modules of these two
+    *("all_gather", "all_reduce", "all_to_all", "batch_isend_irecv", "broadcast", "gather", "group", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "send"),
 )
-WHERE = {
-    "paddle": ("DataParallel",),
-    "paddle.distributed": (*PUBLIC, *COMMUNICATION),
-    "paddle.distributed.parallel": PUBLIC,
-    FLEET: (*PUBLIC, *(n for n in SERVER_SIDE if not n.endswith("RoleMaker")), "fleet"),  # `init` takes Paddle's own
+WHERE = {  # a module of Paddle's: that of which the table has its names
+    DISTRIBUTED: DISTRIBUTED,
+    **{f"{DISTRIBUTED}.{part}": DISTRIBUTED for part in PARTS},
+    STREAM: DISTRIBUTED,
+    **{f"{part}.{call}": DISTRIBUTED for part in (COMMUNICATION, STREAM) for call in CALLS},
+    FLEET: FLEET,
 }
-WITHOUT_SERVERS: dict[str, Callable[[], bool]] = {"is_server": lambda: False, "is_worker": lambda: True}
 
 _scheme = _module = ""  # installed, and where its functions are; "": none
 
@@ -70,13 +72,21 @@ def installed() -> str:
 
 
 def put_in_place() -> None:
-    for where, names in WHERE.items():
-        module = sys.modules[where]
-        found = {name: name for name in names if name in vars(module)}
-        if where == FLEET:  # its functions are methods of one Fleet, some under two names
-            methods = {name: v for name, v in vars(module).items() if isinstance(v, MethodType)}
-            found |= {name: v.__name__ for name, v in methods.items() if v.__self__ is module.fleet}
-        replace(module, {name: replacement(where, ours) for name, ours in found.items()})
+    replace(sys.modules["paddle"], {"DataParallel": replacement("paddle", "DataParallel")})
+    for where, table in WHERE.items():
+        if (module := sys.modules.get(where)) is None:  # not in every Paddle
+            continue
+        there = {name: v for name, v in vars(module).items() if not isinstance(v, ModuleType)}
+        names = {name for name in put_in_place_in(table) if name in there and replaceable(there[name], table, name)}
+        if where == FLEET:  # also what the table does not know: every function of Paddle's one Fleet
+            fleet = there["fleet"]
+            names |= {name for name, v in there.items() if isinstance(v, MethodType) and v.__self__ is fleet}
+        replace(module, {name: replacement(where, name) for name in names})
+
+
+def replaceable(own: Any, table: str, name: str) -> bool:
+    """Types that we do not have stay, so that a library may still ask whether something is of them."""
+    return not (isinstance(own, type) and why_refused(name, table))
 
 
 def replacement(where: str, name: str) -> Callable[[], Any]:
@@ -110,21 +120,23 @@ def found_in(surface: Any, where: str, name: str) -> Any:
     Returns:
         For a name that it has not: a function that raises UsageError when it is called.
     """
-    if where == FLEET and name == "fleet":
-        return surface
-    if hasattr(surface, name):
-        return getattr(surface, name)
-    if name in WITHOUT_SERVERS:
-        return WITHOUT_SERVERS[name]
-    if name in SERVER_SIDE:
-        words = f"fleet.{name}: a parameter-server program cannot run as a ring; run it with ps"
-    else:
-        words = (
-            f"{where}.{name} is not supported by {_scheme}, which is installed in the place of Paddle's groups; "
-            "leave it out, or run the program without install() under Paddle's own launcher"
-        )
+    if where == FLEET and name in ("fleet", "all_reduce"):  # its all_reduce is of arrays, not of tensors
+        return surface if name == "fleet" else surface.util.all_reduce
+    ours = getattr(surface, "stream", None) if where.startswith(STREAM) else surface
+    if hasattr(ours, name):
+        return getattr(ours, name)
+    words = refusal(where, name)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise UsageError(words)
 
     return refuse
+
+
+def refusal(where: str, name: str) -> str:
+    """What is said to a program that calls a name which the scheme has not."""
+    entry = entry_of(name, WHERE.get(where, where))
+    if entry is not None and entry.source is Source.SERVERS:
+        return f"{where}.{name}: {entry.words}"
+    begin = f"{where}.{name} is not supported by {_scheme}, which is installed in the place of Paddle's groups. "
+    return begin + ("Leave it out, or start with --no-install." if entry is None else entry.words)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from common.errors import ProtocolError
 from common.sync.messenger import ALONE, Messenger
 from common.sync.trace import NO_SERVERS, NO_TRACE, Trace, TracedServers
 from common.system.memory import aligned_empty
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
+from common.tensors.reduction_of_any import reduce_in_order
 
-__all__ = ["ServerOptimizer", "Synchronizer"]
+__all__ = ["ServerOptimizer", "Synchronizer", "kind_of"]
+
+WORDS_OF_KIND = 16  # before an array that is gathered to be reduced, which is aligned then
 
 
 class Synchronizer(ABC):
@@ -91,6 +97,32 @@ class Synchronizer(ABC):
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Every rank's `values` (equal shape and dtype), stacked in rank order; not within a step."""
 
+    def all_reduce(self, array: npt.NDArray[Any], op: str) -> None:
+        """Replace `array` (contiguous), on every rank, by the "sum", "mean" or "max" over ranks, in the canonical
+        order; not within a step.
+
+        Raises:
+            ProtocolError: the ranks' ops, dtypes or shapes differ.
+        """
+        rows = self.gather_alike(array, f"all_reduce ({op})")
+        reduce_in_order(rows, array.reshape(-1), op, start=0, total=array.size)
+
+    def gather_alike(self, array: npt.NDArray[Any], call: str) -> list[npt.NDArray[Any]]:
+        """As `all_gather`, of an array (contiguous) whose dtype, shape and call must be the same on all ranks; 1-D.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        mine = np.full(WORDS_OF_KIND, kind_of(array, call), np.uint32)
+        everyone = self.all_gather(np.concatenate([mine.view(np.uint8), array.reshape(-1).view(np.uint8)]))
+        for rank, kind in enumerate(everyone[:, : mine.nbytes].view(np.uint32)[:, 0]):
+            if kind != mine[0]:
+                raise ProtocolError(
+                    f"rank {rank} made another call than this rank, {call} of {array.dtype} {list(array.shape)}, or "
+                    "gave another dtype or shape; all ranks must make the same calls in the same order"
+                )
+        return [row[mine.nbytes :].view(array.dtype) for row in everyone]
+
     @abstractmethod
     def another(self) -> Synchronizer:
         """A synchronizer of the same group for a further model, with an arena of its own. Called by all ranks, in the
@@ -108,6 +140,11 @@ class Synchronizer(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close("" if kind is None else f"{kind.__name__}: {error}")
+
+
+def kind_of(array: npt.NDArray[Any], call: str) -> int:
+    """A number, 0..2^32-1, that is another one for another call, dtype or shape (apart from dimensions of 1)."""
+    return zlib.crc32(f"{call} {array.dtype.name} {[n for n in array.shape if n != 1]}".encode())
 
 
 class ServerOptimizer(ABC):

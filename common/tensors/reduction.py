@@ -20,6 +20,7 @@ __all__ = [
     "DTYPES",
     "MOST_INPUTS",
     "OPS",
+    "WORTH_PREPARING",
     "Reduction",
     "mean_scale",
     "reduce_bucket",

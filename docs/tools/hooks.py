@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
-from docs.tools import charts, figures
+from docs.tools import charts, figures, names
 
 __all__ = ["on_page_content", "on_page_markdown", "on_post_build", "on_post_page", "on_pre_build"]
 
@@ -22,9 +22,9 @@ STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
 def on_pre_build(config: Any) -> None:
-    """Stop if a figure or a picture is not what the committed results make."""
-    if figures.main([]) or charts.main(["--check"]):
-        raise PluginError("pages and committed results differ")
+    """Stop if a figure, a picture or a table of names is not what it is made from."""
+    if figures.main([]) or charts.main(["--check"]) or names.main(["--check"]):
+        raise PluginError("pages and what they are made from differ")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -28,6 +28,7 @@ from collective.build import build
 from collective.choice import topology_of
 from collective.group import Group, connect
 from collective.membership.connections import Listener, build_mesh
+from collective.membership.messenger import MeshMessenger
 from collective.nccl.algorithm import NcclAlgorithm
 from collective.transports.threads import connect_threads
 from common.launch.ranks import abstract_address
@@ -186,7 +187,8 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
             mesh, connections = build_mesh(
                 rank, addresses, listeners[rank], token, data=topology.linked, timeout=timeout
             )
-            return Group(build(kind, topology, mesh, connections), backend=kind)
+            built = build(kind, topology, mesh, connections)
+            return Group(built, backend=kind, messenger=MeshMessenger(mesh))
 
         return on_threads(nranks, join)
 

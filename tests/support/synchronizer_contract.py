@@ -15,10 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from common.errors import PeerLost, ProtocolError
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 from common.tensors.optimizers import SGD, Momentum
-from tests.support.groups import assert_same_bits
+from tests.support.groups import assert_same_bits, reduced, sample
 from tests.support.synchronizer_failures import (
     check_a_missing_parameter_is_named,
     check_a_name_that_differs_is_named,
@@ -45,6 +46,7 @@ from tests.support.synchronizer_steps import (
     after_sgd,
     assert_all_equal,
     buckets_of,
+    errors_of,
     gradients,
     initial,
     layout_of,
@@ -222,6 +224,48 @@ def check_all_gather_stacks_in_rank_order(make: Make, nranks: int) -> None:
             assert_same_bits(got, right)
 
 
+def check_all_reduce_adds_in_the_canonical_order(make: Make, nranks: int) -> None:
+    """Arrays of the program's own, between steps."""
+    kinds = [("float32", (5, 7)), ("float64", (1001,)), ("float16", ()), ("int32", (0, 3)), ("int64", (33,))]
+    kinds.append(("float32", (20_011, 2)))
+    cases = [(op, *kind) for kind in kinds for op in ("sum", "mean", "max") if op != "mean" or "float" in kind[0]]
+
+    def body(synchronizer: Synchronizer) -> list[np.ndarray]:
+        arena = new_arena(synchronizer)
+        synchronizer.attach(arena, SGD())
+        reduced_ones = []
+        for op, dtype, shape in cases:
+            array = np.asarray(sample(synchronizer.rank, shape, dtype))
+            synchronizer.all_reduce(array, op)
+            reduced_ones.append(array)
+        one_step(synchronizer, arena, 0, 0.5, range(BUCKETS))
+        return reduced_ones
+
+    for found in run(make, nranks, body):
+        for (op, dtype, shape), got in zip(cases, found, strict=True):
+            inputs = [np.asarray(sample(rank, shape, dtype)) for rank in range(nranks)]
+            assert_same_bits(got, reduced(inputs, op) if nranks > 1 else inputs[0])
+
+
+def check_all_reduce_of_other_shapes_is_refused(make: Make, nranks: int) -> None:
+    """Also of as many elements."""
+    refuse_other_shapes(make, nranks, (2, 3), (3, 2))
+
+
+def check_all_reduce_of_large_arrays_of_other_shapes_is_refused(make: Make, nranks: int) -> None:
+    refuse_other_shapes(make, nranks, (20_000, 2), (2, 20_000))
+
+
+def refuse_other_shapes(make: Make, nranks: int, of_rank_0: tuple[int, ...], others: tuple[int, ...]) -> None:
+    def body(synchronizer: Synchronizer) -> None:
+        synchronizer.all_reduce(np.ones(of_rank_0 if synchronizer.rank == 0 else others, np.float32), "mean")
+        synchronizer.all_gather(np.ones(1))
+
+    errors = errors_of(make, nranks, body)
+    assert ProtocolError in map(type, errors)
+    assert all(isinstance(error, (ProtocolError, PeerLost)) for error in errors)
+
+
 def check_close_is_idempotent(make: Make, nranks: int) -> None:
     def body(synchronizer: Synchronizer) -> None:
         arena = new_arena(synchronizer)
@@ -263,6 +307,7 @@ CHECKS: list[Check] = [
     check_private_memory_serves_as_well,
     check_one_large_bucket,
     check_all_gather_stacks_in_rank_order,
+    check_all_reduce_adds_in_the_canonical_order,
     check_close_is_idempotent,
     check_leaving_without_attaching_is_fine,
     check_two_models_are_stepped_in_turn,
@@ -272,6 +317,8 @@ CHECKS: list[Check] = [
     check_without_an_optimizer_each_model_has_its_mean,
 ]
 BETWEEN_RANKS: list[Check] = [  # for two ranks or more
+    check_all_reduce_of_other_shapes_is_refused,
+    check_all_reduce_of_large_arrays_of_other_shapes_is_refused,
     check_a_shape_that_differs_is_named,
     check_a_name_that_differs_is_named,
     check_a_missing_parameter_is_named,

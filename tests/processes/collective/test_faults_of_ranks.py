@@ -60,6 +60,18 @@ def reduces_for_ever_with_a_short_limit(group):
     reduces_for_ever(group)
 
 
+def passes_messages_for_ever(group):
+    """Of many pieces, round the ring; each rank sends before it receives."""
+    data, step = bytes(3_000_000), 0
+    limit_waits([group], LIMIT_S, wait_limit=WAIT_LIMIT_S)
+    while True:
+        group.messenger.send((group.rank + 1) % group.nranks, 0, data)
+        assert len(group.messenger.receive((group.rank - 1) % group.nranks, 0)) == len(data)
+        step += 1
+        if step == 5:
+            say(under_way=True)
+
+
 def raises_on_rank_1(group):
     array = group.empty(SIZE)
     array.fill(1)
@@ -163,7 +175,11 @@ def test_processes_compute_what_numpy_computes(backend):
         assert_nothing_left(ranks)
 
 
-ONE_EACH = [("shm", 1, reduces_its_own_memory_for_ever), ("tcp", 0, reduces_for_ever)]
+ONE_EACH = [
+    ("shm", 1, reduces_its_own_memory_for_ever),
+    ("tcp", 0, reduces_for_ever),
+    ("tcp", 1, passes_messages_for_ever),
+]
 ALL = [*product(PROCESSES, (0, 1), (reduces_for_ever, reduces_its_own_memory_for_ever))]
 
 
@@ -213,10 +229,16 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "victim"), [("shm", 1), pytest.param("tcp-ring", 1, marks=pytest.mark.long), ("tcp", 0)]
+    ("backend", "victim", "body"),
+    [
+        ("shm", 1, reduces_for_ever_with_a_short_limit),
+        pytest.param("tcp-ring", 1, reduces_for_ever_with_a_short_limit, marks=pytest.mark.long),
+        ("tcp", 0, reduces_for_ever_with_a_short_limit),
+        ("shm", 1, passes_messages_for_ever),
+    ],
 )
-def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim):
-    with RankProcesses(reduces_for_ever_with_a_short_limit, 3, backend) as ranks:
+def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim, body):
+    with RankProcesses(body, 3, backend) as ranks:
         for rank in range(3):
             ranks.hear(rank, "under_way")
         frozen = ranks.signal(victim, signal.SIGSTOP)

@@ -100,3 +100,15 @@ def test_all_ways_to_join_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_process_of_no_launcher_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(JOINED_VARIABLE, raising=False)
     note_joining(2)
+
+
+def test_servers_are_needless_where_every_rank_has_ended_well_without_joining(
+    rank: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joining = Joining(["mine.py"], "ps", 2, 600.0)
+    joined, failed, running, well = rank(0, 0, 2), rank(1, 1), rank(2, None), rank(3, 0)
+    assert [joining.needless([well, other]) for other in (joined, failed, running)] == [False] * 3
+    assert not joining.needless([])
+    assert capsys.readouterr().err == ""
+    assert joining.needless([well, rank(4, 0)])
+    assert capsys.readouterr().err.startswith("ps.run: no rank of mine.py joined the group: they ran apart")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collective
@@ -15,37 +14,10 @@ from collective.settings import RingSettings
 from common.errors import UsageError
 from common.launch.cli import split_script
 from common.launch.settings import Placement, Settings, placement_from, settings_from, variables_of
-from common.paddle_api.names import PUBLIC, SERVER_SIDE
+from common.paddle_api.names import SERVER_SIDE
 from common.sync.local import LocalSynchronizer
 from ps.settings import ScriptSettings
-
-EXPECTED = {
-    *("DataParallel", "DistributedStrategy", "ParallelEnv", "ReduceOp", "all_gather", "all_reduce", "barrier"),
-    *(
-        "broadcast",
-        "destroy_process_group",
-        "distributed_model",
-        "distributed_optimizer",
-        "distributed_scaler",
-        "get_rank",
-        "get_world_size",
-    ),
-    *("init", "init_parallel_env", "is_first_worker", "is_initialized", "spawn", "worker_index", "worker_num"),
-}
-
-
-def test_the_public_names_are_pinned_and_equal() -> None:
-    assert set(PUBLIC) == EXPECTED
-    assert set(collective.__all__) >= EXPECTED
-    assert set(ps.__all__) >= EXPECTED | set(SERVER_SIDE)
-    assert not set(SERVER_SIDE) & set(collective.__all__)
-
-
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_every_name_is_there(name: str) -> None:
-    pytest.importorskip("paddle")
-    assert getattr(collective, name) is not None
-    assert getattr(ps, name) is not None
+from tests.support.groups import on_threads
 
 
 @pytest.mark.parametrize("name", SERVER_SIDE)
@@ -67,10 +39,9 @@ def test_a_missing_name_points_to_the_nearest(module: object, name: str, nearest
         getattr(module, name)
 
 
-@pytest.mark.parametrize("name", ["shard_tensor", "shard_optimizer", "server_num"])
-def test_a_name_that_nothing_is_near_gets_no_misleading_one(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; dir\(ps\) lists what it has$"):
-        getattr(ps, name)
+def test_a_name_that_nothing_is_near_gets_no_misleading_one() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'shard_optimizers'; dir\(ps\) lists what it has$"):
+        _ = ps.shard_optimizers
 
 
 @pytest.mark.parametrize("module", ["ps", "collective"])
@@ -200,63 +171,33 @@ def test_the_script_is_the_first_python_file(args: list[str], expected: tuple[li
 # ---- metrics ----------------------------------------------------------------------------------------------------
 
 
-class TwoRanks(LocalSynchronizer):
-    """The other rank has three times this one's values."""
-
-    def all_gather(self, values: Any) -> Any:
-        return np.stack([values, 3 * values])
-
-
 def surface() -> Any:
     from common.paddle_api.fleet_api import FleetApi
 
-    return FleetApi("test", lambda placement: TwoRanks())
+    return FleetApi("test", lambda placement: LocalSynchronizer())
 
 
-SHAPES = [(), (1,), (4,), (2, 3)]  # a loss has none: []
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16"])
-@pytest.mark.parametrize(("op", "factor"), [("SUM", 4), ("MAX", 3), ("MIN", 1), ("PROD", 6), ("AVG", 2)])
-def test_all_reduce_keeps_shape_and_type(op: str, factor: int, dtype: str, shape: tuple[int, ...]) -> None:
+def test_calls_of_programs_go_through_the_group_that_was_joined() -> None:
     paddle = pytest.importorskip("paddle")
-    tensor = paddle.full(shape, 2, dtype)
-    dist = surface()
-    dist._synchronizer = TwoRanks()
-    assert dist.all_reduce(tensor, getattr(dist.ReduceOp, op)) is None
-    assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"paddle.{dtype}")
-    assert (tensor.astype("float64").numpy() == 2 * factor).all()
+    from tests.support.thread_messenger import thread_ranks
 
+    ranks, surfaces = thread_ranks(2), [surface() for _ in range(2)]
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_broadcast_and_all_gather_keep_the_shape(shape: tuple[int, ...]) -> None:
-    paddle = pytest.importorskip("paddle")
-    dist = surface()
-    dist._synchronizer = TwoRanks()
-    tensor, everyone = paddle.full(shape, 2.0), []
-    dist.all_gather(everyone, tensor)
-    assert [(tuple(each.shape), float(each.sum())) for each in everyone] == [
-        (shape, 2.0 * factor * max(1, int(np.prod(shape)))) for factor in (1, 3)
-    ]
-    dist.broadcast(tensor, src=1)
-    assert tuple(tensor.shape) == shape
-    assert (tensor.numpy() == 6).all()
+    def body(rank: int) -> list[Any]:
+        dist = surfaces[rank]
+        dist._synchronizer = ranks[rank]
+        total, everyone, one = paddle.full([2], rank + 1.0), [], dist.new_group([1])
+        dist.all_reduce(total, dist.ReduceOp.AVG)
+        dist.barrier()
+        dist.all_gather(everyone, total + rank)
+        dist.broadcast(total, src=1)
+        found = [total.tolist(), [t.tolist() for t in everyone], dist.get_rank(one), dist.get_world_size(one)]
+        dist.destroy_process_group(one)
+        assert dist.is_initialized()
+        dist._synchronizer = None
+        return found
 
-
-def test_all_gather_fills_the_tensors_that_it_is_given() -> None:
-    """As Paddle does: a list may be used in every step."""
-    paddle = pytest.importorskip("paddle")
-    dist = surface()
-    dist._synchronizer = TwoRanks()
-    given = [paddle.zeros([2]) for _ in range(2)]
-    everyone = list(given)
-    for value in (1.0, 5.0):
-        dist.all_gather(everyone, paddle.full([2], value))
-        assert [each is mine for each, mine in zip(everyone, given, strict=True)] == [True, True]
-        assert [each.numpy().tolist() for each in given] == [[value, value], [3 * value, 3 * value]]
-    with pytest.raises(ValueError, match=r"must be empty or hold a tensor for each of 2 ranks \(it holds 3\)"):
-        dist.all_gather([*given, paddle.zeros([2])], paddle.zeros([2]))
+    assert on_threads(2, body) == [[[1.5, 1.5], [[1.5, 1.5], [2.5, 2.5]], -1, -1]] * 2
 
 
 def test_options_that_paddles_spawn_does_not_have_are_refused() -> None:

@@ -1,0 +1,135 @@
+"""The groups of a process: Paddle's own class of a group, with our exchange behind each."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paddle.distributed.communication.group import Group
+
+from common.paddle_api.communication.exchange import Exchange
+from common.paddle_api.communication.post import Post
+from common.sync.synchronizer import Synchronizer
+
+__all__ = ["Groups", "ProcessGroup"]
+
+FIRST_CHANNEL = 1 << 16  # lower ones are free for others; two for each group
+BETWEEN_TWO = 1  # the second one, for send and recv, which need no order with what all members do
+
+
+class ProcessGroup:
+    """What carries a group's calls; not Paddle's own, so that it has few of its functions."""
+
+    def __init__(self, synchronizer: Synchronizer, ranks: Sequence[int], number: int) -> None:
+        me, messenger = synchronizer.rank, synchronizer.messenger
+        self._name, self._size, self._rank = synchronizer.backend, len(ranks), ranks.index(me)
+        channel = FIRST_CHANNEL + 2 * number
+        whole = synchronizer if len(ranks) == synchronizer.nranks else None
+        self.exchange = Exchange(Post(messenger, ranks, channel), ranks, self._rank, whole)
+        self.between_two = Post(messenger, ranks, channel + BETWEEN_TWO)
+
+    def name(self) -> str:
+        return self._name
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+class Groups:
+    """By their numbers; 0 is that of all ranks.
+
+    Args:
+        joined: gives the synchronizer, and joins the group first if need be.
+    """
+
+    def __init__(self, joined: Callable[[], Synchronizer]) -> None:
+        self._joined = joined
+        self._of: Synchronizer | None = None  # the groups
+        self._groups: dict[int, Any] = {}
+        self._made = 0
+
+    def new(
+        self,
+        ranks: list[int] | None = None,
+        backend: str | None = None,
+        timeout: datetime.timedelta = datetime.timedelta(seconds=1800),
+        nccl_comm_init_option: int = 0,
+        nccl_config: Any = None,
+    ) -> Any:
+        """As paddle.distributed.new_group: called by all ranks, in the same order. Who carries the calls, and how long
+        it waits, is the launcher's affair.
+
+        Raises:
+            ValueError: they are not different ranks of the world.
+        """
+        nranks = self.world.nranks
+        chosen = sorted(range(nranks) if ranks is None else ranks)
+        if len({*chosen}) != len(chosen) or not {*chosen} <= {*range(nranks)}:
+            raise ValueError(f"new_group: ranks must be different ones of 0..{nranks - 1} (got {ranks})")
+        self._made += 1
+        return self._add(chosen, self._made)
+
+    def get(self, id: int = 0) -> Any:  # Paddle's name
+        """The group of that number; None, with a warning, if there is none."""
+        found = self.world if id == 0 else self._groups.get(id)
+        if found is None:
+            warnings.warn(f"Group {id} is not initialized.", stacklevel=3)
+        return found
+
+    def destroy(self, group: Any) -> None:
+        """Forget a group but that of all ranks.
+
+        Raises:
+            ValueError: it is not one of these.
+        """
+        if not self._knows(group):
+            raise ValueError(f"destroy_process_group: no such group (got {group!r}, expected one of new_group's)")
+        del self._groups[group.id]
+
+    @property
+    def world(self) -> Any:
+        """Of all ranks."""
+        synchronizer = self._joined()
+        if synchronizer is not self._of:  # joined anew, after it was left
+            self._of, self._made = synchronizer, 0
+            self._groups.clear()
+            self._add([*range(synchronizer.nranks)], 0)
+        return self._groups[0]
+
+    def member_of(self, call: str, group: Any) -> Any:
+        """The group that a call is made on; None, with a warning, if this rank is no member.
+
+        Raises:
+            ValueError: it is no group of ours, or destroyed.
+        """
+        world = self.world
+        if group is None:
+            return world
+        alone = getattr(group, "nranks", 0) == 1  # has no members, whoever made it
+        if not alone and not self._knows(group):
+            raise ValueError(
+                f"{call}: no such group (got {group!r}, expected one of new_group, not destroyed, or None)"
+            )
+        if group.process_group is None or (not group.is_member() and group is not world):
+            warnings.warn(f"Current global rank {world.rank} is not in group {group.name}", stacklevel=4)
+            return None
+        return group
+
+    def _knows(self, group: Any) -> bool:
+        return any(group is each for each in self._groups.values())
+
+    def _add(self, ranks: list[int], number: int) -> Any:
+        synchronizer = self._of
+        assert synchronizer is not None
+        alone = len(ranks) == 1 and number > 0  # in Paddle a group of one has no members
+        is_member = synchronizer.rank in ranks and not alone
+        carrier = ProcessGroup(synchronizer, ranks, number) if is_member else None
+        rank = ranks.index(synchronizer.rank) if is_member else -1
+        group = Group(rank, number, ranks, pg=carrier, name=f"_default_pg{number}")
+        self._groups[number] = group
+        return group
