@@ -28,8 +28,9 @@ __all__ = ["RingSynchronizer"]
 class RingSynchronizer(Synchronizer):
     """All-reduces each bucket as it becomes final, then updates the whole arena with the rank's own optimizer.
 
-    All ranks must start the buckets of all models in one order. While there is one model, its buckets are reduced beside
-    backward, in the order that `launch_in` gave; with several, whose hooks may mingle, each model's when it finishes.
+    All ranks must start the buckets of all models in one order. While there is one model, its buckets are reduced
+    beside backward, in the order that `launch_in` gave; with several, whose hooks may mingle, each model's when it
+    finishes.
 
     Args:
         first: of the same group, whose thread this one shares; None: this is the first one.
@@ -52,7 +53,7 @@ class RingSynchronizer(Synchronizer):
         self._sharded = shard_optimizer
         self._runner: BucketRunner | None = None
         self._models: WeakSet[RingSynchronizer] = WeakSet()  # of the group; kept by the first one
-        self._thread = first._thread if first else BucketThread() if overlap else None
+        self._thread: BucketThread | None = first._thread if first else BucketThread() if overlap else None
         self.backend, self.rank, self.nranks = group.backend, group.rank, group.nranks
         self.messenger = group.messenger
 
