@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import UsageError
 from common.sync.overlap import LaunchOrder
 from common.sync.synchronizer import ServerOptimizer, Synchronizer
 from common.sync.trace import FINISH
@@ -40,6 +39,7 @@ class ServerSynchronizer(Synchronizer):
 
     def __init__(self, client: Client, *, overlap: bool = True, update: str = "auto") -> None:
         self._client = self.traced_servers = client
+        self.messenger = client.messenger
         self.server_optimizer = OptimizerByClient(self, client, update)
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
@@ -86,7 +86,10 @@ class ServerSynchronizer(Synchronizer):
         return self._client.all_gather(values)
 
     def another(self) -> ServerSynchronizer:
-        raise UsageError("ps: servers keep the parameters of one model so far")
+        further = type(self)(self._client.another(), overlap=self._overlap)
+        if self.server_optimizer is not None and further.server_optimizer is not None:
+            further.server_optimizer.choice = self.server_optimizer.choice
+        return further
 
     def close(self, reason: str = "") -> None:
         self._client.close(reason)

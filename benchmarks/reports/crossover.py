@@ -97,7 +97,7 @@ def _panel_verdict(cells: Panel, limited: Collection[str]) -> str:
     Args:
         limited: links at which nobody comes near their limit.
     """
-    held_up = _held_up([cell for cell in cells if cell.link not in limited])
+    held_up = _held_up(cells, limited)
     return say("{wins} {bytes}{held_up}", wins=_who_wins(cells), bytes=_busiest(cells), held_up=held_up)
 
 
@@ -161,23 +161,42 @@ def _busiest(cells: Panel) -> str:
     )
 
 
-def _held_up(cells: Sequence[Cell]) -> str:
+def _held_up(cells: Panel, limited: Collection[str]) -> str:
     """Where a scheme loses that would win if it took half of its time or less, as its bytes allow."""
     found = ""
     for scheme, words in SCHEMES.items():
-        lost = [(cell, by_scheme(cell)[scheme]) for cell in cells if winner(cell) not in ("", scheme)]
-        far = [
-            cell for cell, mine in lost if mine.of_bound < FAR and mine.bound_ms < by_scheme(cell)[winner(cell)].time_ms
-        ]
+        far = [cell for cell in cells if cell.link not in limited and _waits(cell, scheme)]
         if far:
             found += say(
-                " At {links}, {scheme} loses with at most {most:.0%} of the link's limit: it waits for processors or "
+                " {where}, {scheme} loses with at most {most:.0%} of the link's limit: it waits for processors or "
                 "for others, not for bytes.",
-                links=say(", ").join(link for link, _ in _by_link(far)),
+                where=_where(far, cells),
                 scheme=known(words),
                 most=max(by_scheme(cell)[scheme].of_bound for cell in far),
             )
     return found
+
+
+def _waits(cell: Cell, scheme: str) -> bool:
+    """Whether this scheme loses here, far from its bound, and not by its bytes."""
+    won, mine = winner(cell), by_scheme(cell)[scheme]
+    return won not in ("", scheme) and mine.of_bound < FAR and mine.bound_ms < by_scheme(cell)[won].time_ms
+
+
+def _where(some: Sequence[Cell], cells: Panel) -> str:
+    """Links, and sizes too unless every size of the panel is there: else a sentence would seem to speak of all."""
+    links = {cell.link for cell in some}
+    if len(some) == sum(cell.link in links for cell in cells):
+        return say("At {links}", links=_links_in_words(some))
+    sizes = groupby(some, key=lambda cell: cell.bytes)
+    places = [
+        say("{size} at {links}", size=size_in_words(size), links=_links_in_words(list(same))) for size, same in sizes
+    ]
+    return say("With {places}", places=say(" and with ").join(places))
+
+
+def _links_in_words(cells: Iterable[Cell]) -> str:
+    return say(", ").join(link for link, _ in _by_link(cells))
 
 
 def _limited_elsewhere(cells: Sequence[Cell]) -> dict[str, str]:

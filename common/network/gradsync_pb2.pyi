@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note", "timeout", "proof")
+    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note", "timeout", "proof", "model", "seat")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class JoinRequest(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     nranks: int
@@ -26,7 +28,9 @@ class JoinRequest(_message.Message):
     note: bytes
     timeout: float
     proof: bytes
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    model: int
+    seat: bytes
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ..., proof: _Optional[bytes] = ..., model: _Optional[int] = ..., seat: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("addresses", "token", "shard", "shards", "notes", "desk", "data_port")
@@ -47,7 +51,7 @@ class JoinReply(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ..., data_port: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull", "alive")
+    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull", "alive", "parcel", "taken", "awaiting")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +65,9 @@ class TrainerMessage(_message.Message):
     GRADIENTS_AT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    PARCEL_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     parameters: Chunk
@@ -74,10 +81,13 @@ class TrainerMessage(_message.Message):
     gradients_at: Place
     pull: Pull
     alive: Alive
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+    parcel: Parcel
+    taken: Taken
+    awaiting: Awaiting
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., parcel: _Optional[_Union[Parcel, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., awaiting: _Optional[_Union[Awaiting, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("parameters", "served", "gathered", "failure", "state", "plane", "alive")
+    __slots__ = ("parameters", "served", "gathered", "failure", "state", "plane", "alive", "parcel", "taken")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +95,8 @@ class ServerMessage(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    PARCEL_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     parameters: Chunk
     served: Served
     gathered: Gather
@@ -92,7 +104,9 @@ class ServerMessage(_message.Message):
     state: StatePiece
     plane: Plane
     alive: Alive
-    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., plane: _Optional[_Union[Plane, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+    parcel: Parcel
+    taken: Taken
+    def __init__(self, parameters: _Optional[_Union[Chunk, _Mapping]] = ..., served: _Optional[_Union[Served, _Mapping]] = ..., gathered: _Optional[_Union[Gather, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., plane: _Optional[_Union[Plane, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., parcel: _Optional[_Union[Parcel, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ("say",)
@@ -101,14 +115,16 @@ class Alive(_message.Message):
     def __init__(self, say: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "rank", "token")
+    __slots__ = ("epoch", "rank", "token", "model")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     token: bytes
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+    model: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., token: _Optional[bytes] = ..., model: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "connected")
@@ -307,6 +323,44 @@ class Gather(_message.Message):
     data: bytes
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class Parcel(_message.Message):
+    __slots__ = ("epoch", "rank", "channel", "size", "data")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    channel: int
+    size: int
+    data: bytes
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., channel: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("epoch", "rank", "bytes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Awaiting(_message.Message):
+    __slots__ = ("epoch", "rank", "parcels", "room", "over")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PARCELS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    parcels: int
+    room: bool
+    over: bool
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., parcels: _Optional[int] = ..., room: bool = ..., over: bool = ...) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ("epoch", "reason", "because")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -330,7 +384,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("shard", "shards", "nranks", "steps", "state", "parameters", "trainers")
+    __slots__ = ("shard", "shards", "nranks", "steps", "state", "parameters", "trainers", "models")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +392,7 @@ class StatusReply(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     shards: int
     nranks: int
@@ -345,7 +400,8 @@ class StatusReply(_message.Message):
     state: str
     parameters: int
     trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
-    def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ...) -> None: ...
+    models: int
+    def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., models: _Optional[int] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     __slots__ = ("rank", "data_plane", "steps", "times_last", "lag", "bytes_pushed", "bytes_served", "left", "waiting")

@@ -11,16 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import paddle
 from paddle import nn
 
 from common.errors import UsageError
-from common.paddle_api.arena_binding import trainable
-from common.paddle_api.backward import listen_to_backward
-from common.paddle_api.gradient_average import GradientAverage
-from common.paddle_api.optimizer_hook import OptimizerHook, listen_to_steps
-from common.sync.synchronizer import Synchronizer
+from common.paddle_api.wrapped_models import WrappedModels
 
 __all__ = ["DataParallel"]
 
@@ -33,7 +27,8 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         comm_buffer_size: size of a bucket, MB.
         last_comm_buffer_size: size of the first bucket to be ready, MB.
         find_unused_parameters: accepted; unused parameters are always found.
-        strategy, group: accepted for compatibility; only the default group exists.
+        strategy: accepted for compatibility.
+        group: the one of all ranks, or None.
     """
 
     def __init__(
@@ -45,24 +40,18 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         find_unused_parameters: bool = False,
         group: Any = None,
         *,
-        synchronizer: Synchronizer,
+        models: WrappedModels,
     ) -> None:
         super().__init__(layers.full_name() + "_data_parallel")
-        if group is not None:
+        if group is not None and getattr(group, "id", None) != 0:
             raise UsageError("DataParallel: sub-groups are not supported; leave out group=")
         self._layers = layers
         self.find_unused_parameters = find_unused_parameters
-        self._average = GradientAverage(
+        self._wrapped = models.wrap(
             layers,
-            synchronizer,
             first_bytes=int(last_comm_buffer_size * 1_000_000),
             bucket_bytes=int(comm_buffer_size * 1_000_000),
         )
-        self._average.share_parameters()
-        share_buffers(layers, synchronizer)
-        listen_to_backward(self._average)
-        if synchronizer.server_optimizer:
-            listen_to_steps(OptimizerHook(synchronizer, self._average))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self._layers(*inputs, **kwargs)
@@ -70,11 +59,11 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward accumulates this rank's gradients only; the next one outside synchronises their sum."""
-        before, self._average.enabled = self._average.enabled, False
+        before, self._wrapped.enabled = self._wrapped.enabled, False
         try:
             yield
         finally:
-            self._average.enabled = before
+            self._wrapped.enabled = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._layers.state_dict(*args, **kwargs)
@@ -99,12 +88,3 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
             if layers is None:
                 raise
             return getattr(layers, name)
-
-
-def share_buffers(model: Any, synchronizer: Synchronizer) -> None:
-    """BatchNorm's statistics and other buffers become rank 0's, once; later each rank keeps its own, as in Paddle."""
-    known = {id(p) for _, p in trainable(model)}
-    with paddle.no_grad():
-        for _, tensor in model.state_dict().items():
-            if id(tensor) not in known:
-                tensor.set_value(np.asarray(synchronizer.all_gather(tensor.numpy())[0]))  # as in FleetApi.all_reduce

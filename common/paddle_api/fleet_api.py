@@ -22,9 +22,8 @@ from common.paddle_api.communication import COMMUNICATION
 from common.paddle_api.communication.communication import Communication
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
-from common.paddle_api.gradient_average import GradientAverage
-from common.paddle_api.optimizer_hook import stop_listening
 from common.paddle_api.roles import refuse_servers
+from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
@@ -78,8 +77,7 @@ class FleetApi:
         self._scheme, self._connect = scheme, connect
         self._synchronizer: Synchronizer | None = None
         self._process = os.getpid()  # which has joined
-        self._wrapped: Any = None
-        self._average: GradientAverage | None = None
+        self._models = WrappedModels(self._joined)
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
         self._communication = Communication(self._joined, self._may_pickle)
@@ -89,11 +87,8 @@ class FleetApi:
             __doc__ = DataParallel.__doc__
 
             def __init__(self, layers: Any, *args: Any, **kwargs: Any) -> None:
-                api._claim(layers)
-                synchronizer = api._joined()
-                super().__init__(layers, *args, synchronizer=synchronizer, **kwargs)
+                super().__init__(layers, *args, models=api._models, **kwargs)
                 forget(api._unwrapped)
-                api._average = self._average
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel
@@ -125,7 +120,7 @@ class FleetApi:
             if parts_folder():
                 self._synchronizer.trace = recorder_for(self._synchronizer)
                 end_in_order_on_sigterm()
-            if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and self._wrapped is None:
+            if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and not self._models:
                 listen_to_backward(self._unwrapped)
             atexit.register(self.leave)
         return self.ParallelEnv()
@@ -141,10 +136,10 @@ class FleetApi:
         """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
 
         Raises:
-            UsageError: it updates nothing of the model that was wrapped before.
+            UsageError: it updates nothing of the models that were wrapped before.
         """
-        if self._wrapped is not None:
-            mine = {id(p) for p in self._wrapped.parameters()}
+        if self._models:
+            mine = self._models.owned()
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
             if theirs and not any(id(p) in mine for p in theirs):
                 raise UsageError(
@@ -247,14 +242,6 @@ class FleetApi:
             raise UsageError("--allow-pickle works among the processes of one host only: leave it out, or --insecure")
         return True
 
-    def _claim(self, model: Any) -> None:
-        if self._wrapped is not None:
-            raise UsageError(
-                f"{self._scheme}: a second model was given to DataParallel, but a group synchronises one; "
-                "put both into one paddle.nn.Layer and wrap that"
-            )
-        self._wrapped = model
-
     def destroy_process_group(self, group: Any = None) -> None:
         """Forget a group of new_group's; without one, or with that of all ranks, leave."""
         if group is None or group.id == 0:
@@ -273,7 +260,4 @@ class FleetApi:
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
         forget(self._unwrapped)
-        if self._average is not None:
-            self._average.stop()
-            stop_listening()
-        self._wrapped = self._average = None
+        self._models.stop()

@@ -6,13 +6,12 @@ One bucket's way from Paddle's backward: Binding's hook -> EarlyBuckets.complete
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from common.paddle_api.arena_binding import Binding, trainable
+from common.paddle_api.arena_binding import Binding
 from common.paddle_api.backward import forget
+from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.pushed_step import PushedStep
 from common.paddle_api.ready_buckets import EarlyBuckets
-from common.paddle_api.refusals import Frozen, check_layers, check_parameters
 from common.paddle_api.replicas import ReplicaCheck
 from common.paddle_api.used_mask import UsedMask, layout_with_used
 from common.sync.synchronizer import Synchronizer
@@ -25,17 +24,11 @@ class GradientAverage:
     """Averages the gradients of a model's parameters at the end of every backward.
 
     Args:
+        named: its parameters.
         first_bytes, bucket_bytes: of the bucket plan.
-
-    Raises:
-        UsageError: something of the model cannot be synchronised.
     """
 
-    def __init__(self, model: Any, synchronizer: Synchronizer, *, first_bytes: int, bucket_bytes: int) -> None:
-        named = trainable(model)
-        check_parameters(named)
-        check_layers(model)
-        self._frozen = Frozen(model, named)
+    def __init__(self, named: Named, synchronizer: Synchronizer, *, first_bytes: int, bucket_bytes: int) -> None:
         layout = layout_with_used(named)
         buckets = layout.plan(first_bytes=first_bytes, bucket_bytes=bucket_bytes)
         arena = Arena(layout, buckets=buckets, empty=synchronizer.empty)
@@ -65,19 +58,22 @@ class GradientAverage:
     def before_backward(self) -> None:
         """Put lost views back; what was cleared is zero again."""
         self._began = time.monotonic()
-        self._frozen.check()
-        kept = [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.binding.named]
-        if self.pushed_step and self.pushed_step.pushed:  # an earlier backward since the last step
-            self.pushed_step.take_average(kept)
+        kept = self.binding.kept()
+        if self.pushed_step:
+            self.pushed_step.before_backward(kept)
         self._buckets.begin(synchronise=self.enabled)
         self.binding.begin(kept)
         self._used.keep(kept)
 
-    def after_backward(self) -> None:
-        """Wait until the gradients are the mean over ranks. A backward of some other model changes nothing."""
+    def after_backward(self, *, reached: bool = False) -> None:
+        """Wait until the gradients are the mean over ranks. A backward of some other model changes nothing.
+
+        Args:
+            reached: it has reached something else of this model.
+        """
         self._used.reach(self.binding.reached)
         self.binding.raise_error()
-        if self.binding.reached:
+        if self.binding.reached or reached:
             self._buckets.learn()
             self._synchronizer.trace.add("backward", self._began, time.monotonic())
             if self.enabled:
@@ -87,7 +83,6 @@ class GradientAverage:
         self._used.drop_unused()
 
     def _synchronise(self) -> None:
-        self._used.drop_cleared(self.binding.reached)
         self._used.tell()
         if self.pushed_step and self.pushed_step.servers_update:
             self.pushed_step.push()

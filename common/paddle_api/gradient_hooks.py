@@ -65,6 +65,9 @@ class GradientHooks:
         if kept is None:
             self.arena.gradients.fill(0)
         for index, ((_, p), slot) in enumerate(zip(self.named, self.slots, strict=True)):
+            if p.stop_gradient:
+                self._set_aside(index)
+                continue
             adds = kept is not None and kept[index]
             if kept is not None and not adds:
                 self.arena.gradients[slot.start : slot.stop] = 0
@@ -74,6 +77,17 @@ class GradientHooks:
                 if adds:
                     self.arena.gradient(slot)[...] = p.grad.numpy()
                 self.attach(index)
+
+    def _set_aside(self, index: int) -> None:
+        """What a parameter that is frozen for a while has of a gradient is not the ranks' affair meanwhile."""
+        if self.has_view(index):
+            _, p = self.named[index]
+            p._copy_gradient_from(as_tensor(self.arena.gradient(self.slots[index]).copy()))
+        self.arena.gradients[self.slots[index].start : self.slots[index].stop] = 0
+
+    def kept(self) -> list[bool]:
+        """Which parameters have a gradient, perhaps zero."""
+        return [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.named]
 
     def has_view(self, index: int) -> bool:
         """Whether a parameter's gradient is its view of the arena."""

@@ -8,10 +8,12 @@ and step; otherwise the ranks do, as under the collective scheme, and one line s
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import paddle
+from paddle import nn
 from paddle.optimizer import Optimizer as PaddleOptimizer
 
 from common.errors import UsageError
@@ -19,8 +21,11 @@ from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
+from common.tensors.flat_optimizer import initial_state
+from common.tensors.optimizers import Optimizer
+from common.tensors.parts import slot_of_key
 
-__all__ = ["OptimizerHook", "listen_to_steps", "stop_listening"]
+__all__ = ["OptimizerHook", "forget_steps", "listen_to_steps"]
 
 
 class OptimizerHook:
@@ -37,12 +42,24 @@ class OptimizerHook:
         self._servers, self._rank = synchronizer.server_optimizer, synchronizer.rank
         self._pushed_step = average.pushed_step
         named, slots = average.binding.named, average.binding.arena.layout.slots
+        self._parameters = {p.name: p for _, p in named}  # by names which another model may use too
         paddle_names = {name: p.name for name, p in named}
         self._paddle_names = [paddle_names.get(slot.name, "") for slot in slots]  # which may differ between ranks
+        self._ids = {id(p) for _, p in named}
         self._slot_names = ["" if slot.name == USED else slot.name for slot in slots]
         self._optimizer: Any = None  # the one whose updates servers make
         self._by_trainers = self._servers.choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
+        self._inherited: dict[str, Any] = {}
+
+    def inherit(self, by_trainers: bool, state: dict[str, Any]) -> None:
+        """Go on from the decision and the optimizer's state of the one before, whose model has had other parameters."""
+        self._by_trainers, self._inherited = by_trainers, state
+
+    def estate(self) -> tuple[bool, dict[str, Any]]:
+        """For `inherit`; between steps."""
+        state = self.state(self._optimizer) if self._optimizer is not None else None
+        return self._by_trainers, state or {}
 
     def step(self, optimizer: Any) -> bool:
         """Called instead of an update; False: Paddle is to make it."""
@@ -54,7 +71,7 @@ class OptimizerHook:
             raise UsageError(
                 "a second optimizer updates the model, but servers keep the state of one; start with --update trainer"
             )
-        if self._pushed_step.gradients_changed():
+        if not self._pushed_step.can_change() and self._pushed_step.gradients_changed():
             raise UsageError(
                 "the program changed gradients between backward and optimizer.step(), when the servers had taken them; "
                 "start with --update trainer"
@@ -64,6 +81,11 @@ class OptimizerHook:
             self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
         self._pushed_step.update(optimizer.get_lr())
         return True
+
+    def cleared(self, parameters: Iterable[Any]) -> None:
+        """The program has cleared the gradients of these."""
+        if self._optimizer is not None and self._ids <= {id(p) for p in parameters}:
+            self._pushed_step.cleared()
 
     def state(self, optimizer: Any) -> dict[str, Any] | None:
         """The state that servers keep for this optimizer; None: it is Paddle's affair."""
@@ -87,8 +109,16 @@ class OptimizerHook:
         return renamed(key, self._slot_names, self._paddle_names)
 
     def _concerns(self, optimizer: Any) -> bool:
-        mine = set(self._paddle_names)
-        return any(getattr(p, "name", None) in mine for p in parameters_of(optimizer))
+        return any(id(p) in self._ids for p in parameters_of(optimizer))
+
+    def _complete(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The inherited state, with that of parameters which it does not have."""
+        state = dict(self._inherited)
+        known = {slot_of_key(key, self._paddle_names) for key in state}
+        for index, name in enumerate(self._paddle_names):
+            if name and index not in known:
+                state |= initial_state(optimizer, self._parameters[name])
+        return state
 
     def _decide(self, optimizer: Any) -> bool:
         found = describe_optimizer(optimizer, self._paddle_names)
@@ -101,7 +131,7 @@ class OptimizerHook:
                 print(f"gradsync: the trainers update, not the servers: {found}", file=sys.stderr, flush=True)
             self._by_trainers = True
             return False
-        state = tensors_of(optimizer.state_dict())
+        state = self._complete(found) if self._inherited else tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
         self._servers.configure(found, self._slot_names)
         self._pushed_step.servers_update = True
@@ -112,45 +142,61 @@ class OptimizerHook:
         return True
 
 
-_listener: OptimizerHook | None = None
+_hooks: list[OptimizerHook] = []
 _originals: dict[str, Any] = {}
 
 
-def listen_to_steps(listener: OptimizerHook) -> None:
-    """Ask `listener` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
-    global _listener
-    _listener = listener
+def listen_to_steps(hook: OptimizerHook) -> None:
+    """Ask `hook` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
+    _hooks.append(hook)
     if _originals:
         return
-    for name in ("_apply_optimize", "state_dict", "set_state_dict"):
+    for name in ("_apply_optimize", "state_dict", "set_state_dict", "clear_grad"):
         _originals[name] = getattr(PaddleOptimizer, name)
+    _originals["clear_gradients"] = nn.Layer.clear_gradients
 
     def apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0) -> Any:
-        if _listener and _listener.step(self):
+        if any(hook.step(self) for hook in _hooks):
             return []
         return _originals["_apply_optimize"](self, loss, startup_program, params_grads, param_group_idx)
 
     def state_dict(self: Any) -> dict[str, Any]:
         found: dict[str, Any] = _originals["state_dict"](self)
-        served = _listener.state(self) if _listener else None
+        served = next((state for hook in _hooks if (state := hook.state(self)) is not None), None)
         return found if served is None else {**served, **{k: v for k, v in found.items() if k == "LR_Scheduler"}}
 
     def set_state_dict(self: Any, state: dict[str, Any]) -> None:
         _originals["set_state_dict"](self, state)
-        if _listener and _listener.load(self, state):
+        if any(hook.load(self, state) for hook in _hooks):
             self._accumulators_holder = {}
 
+    def clear_grad(self: Any, set_to_zero: bool = True) -> None:
+        _originals["clear_grad"](self, set_to_zero)
+        for hook in _hooks:
+            hook.cleared(parameters_of(self))
+
+    def clear_gradients(self: Any, set_to_zero: bool = True) -> None:
+        _originals["clear_gradients"](self, set_to_zero)
+        for hook in _hooks:
+            hook.cleared(self.parameters())
+
+    nn.Layer.clear_gradients = clear_gradients
+    PaddleOptimizer.clear_grad = PaddleOptimizer.clear_gradients = clear_grad
     PaddleOptimizer._apply_optimize = apply_optimize
     PaddleOptimizer.state_dict = state_dict
     PaddleOptimizer.set_state_dict = PaddleOptimizer.load_state_dict = set_state_dict
 
 
-def stop_listening() -> None:
-    """Give Paddle's optimizers their own methods back."""
-    global _listener
-    _listener = None
+def forget_steps(hook: OptimizerHook) -> None:
+    """Ask it no more; after the last one Paddle's optimizers have their own methods back."""
+    if hook in _hooks:
+        _hooks.remove(hook)
+    if _hooks:
+        return
+    if _originals:
+        nn.Layer.clear_gradients = _originals.pop("clear_gradients")
+        PaddleOptimizer.load_state_dict = _originals["set_state_dict"]
+        PaddleOptimizer.clear_gradients = _originals["clear_grad"]
     for name, original in _originals.items():
         setattr(PaddleOptimizer, name, original)
-    if _originals:
-        PaddleOptimizer.load_state_dict = _originals["set_state_dict"]
     _originals.clear()

@@ -25,7 +25,8 @@ class UsedMask:
         self.has = [False] * len(binding.named)
 
     def keep(self, kept: Sequence[bool]) -> None:
-        """Other gradients have been cleared."""
+        """Other gradients have been dropped. One that was set to zero, as `clear_grad` does unless it is told not to,
+        is a gradient still: Paddle's optimizers update by it."""
         self.has = [has and k for has, k in zip(self.has, kept, strict=True)]
 
     def reach(self, reached: Collection[int]) -> None:
@@ -33,14 +34,10 @@ class UsedMask:
         for index in reached:
             self.has[index] = True
 
-    def drop_cleared(self, reached: Collection[int]) -> None:
-        """A parameter is used if backward reached it, or an earlier one did and its gradient was not cleared since."""
-        for index, slot in enumerate(self._binding.slots):
-            if index not in reached and self.has[index]:
-                self.has[index] = bool(self._binding.arena.gradients[slot.start : slot.stop].any())
-
     def tell(self) -> None:
-        """Write it into the arena, to be sent."""
+        """Write it into the arena, to be sent. What is frozen now is not to be updated, whatever gradient it has."""
+        for index, (_, p) in enumerate(self._binding.named):
+            self.has[index] &= not p.stop_gradient
         self._slot()[...] = self.has
 
     def take_all(self) -> list[bool]:
@@ -51,7 +48,7 @@ class UsedMask:
     def drop_unused(self) -> None:
         """What is not used has no gradient, which an optimizer leaves alone."""
         for has, (_, p) in zip(self.has, self._binding.named, strict=True):
-            if not has:
+            if not has and not p.stop_gradient:
                 p.clear_gradient(False)
 
     def of_slots(self) -> bytes:

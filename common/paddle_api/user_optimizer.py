@@ -29,8 +29,8 @@ def describe_optimizer(optimizer: Any, names: Sequence[str]) -> Optimizer | str:
         return "the optimizer has parameter groups"
     if optimizer._grad_clip is not None:
         return f"the optimizer clips gradients ({type(optimizer._grad_clip).__name__})"
-    theirs = {p.name for p in parameters if not p.stop_gradient}
-    mine = {name for name in names if name}
+    mine = {name for name in names if name}  # a parameter may be frozen for now
+    theirs = {p.name for p in parameters if not p.stop_gradient or p.name in mine}
     if theirs != mine:
         return f"the optimizer has {len(theirs & mine)} of the model's {len(mine)} parameters" + (
             f", and {len(theirs - mine)} others" if theirs - mine else ""
@@ -108,5 +108,6 @@ def renamed(key: str, names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The accumulators in an optimizer's state_dict, without the scheduler's state."""
-    return {k: v for k, v in state.items() if k not in ("LR_Scheduler", "master_weights")}
+    """The accumulators in an optimizer's state_dict, without the scheduler's state and the names that a file has."""
+    others = ("LR_Scheduler", "master_weights", "StructuredToParameterName@@")
+    return {k: v for k, v in state.items() if k not in others}

@@ -32,7 +32,7 @@ class Messenger(ABC):
 
     @abstractmethod
     def receive(self, source: int, channel: int) -> bytearray:
-        """The next message of rank `source`, another one, on this channel; blocks until it is there. It is the caller's."""
+        """The next message of rank `source`, another one, on this channel; blocks until it is there."""
 
 
 class Alone(Messenger):
@@ -40,10 +40,10 @@ class Alone(Messenger):
 
     rank, nranks = 0, 1
 
-    def send(self, to: int, channel: int, data: bytes | bytearray | memoryview) -> None:
+    def send(self, to: int, channel: int, data: bytes | bytearray | memoryview) -> None:  # noqa: ARG002
         raise ValueError(f"there is no other rank (got to={to})")
 
-    def receive(self, source: int, channel: int) -> bytearray:
+    def receive(self, source: int, channel: int) -> bytearray:  # noqa: ARG002
         raise ValueError(f"there is no other rank (got source={source})")
 
 

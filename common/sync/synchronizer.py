@@ -31,8 +31,8 @@ class Synchronizer(ABC):
     become final (in any order, from any one thread), then `finish`. From `mark_ready` on a bucket's gradients belong to
     the synchronizer; when `finish` returns, gradients and parameters belong to the caller again.
 
-    Six methods carry a scheme: `attach`, `mark_ready`, `finish`, `all_gather`, `another` and `close`.
-    The others are hints and services that do nothing special unless a scheme overrides them.
+    Six methods carry a scheme: `attach`, `mark_ready`, `finish`, `all_gather`, `another` and `close`. The others are
+    hints and services that do nothing special unless a scheme overrides them.
 
     A context manager: leaving it closes it, and after an exception tells the other ranks why. Every blocking
     method has a deadline (`timeout`, seconds) and raises a PeerError naming the rank or server at fault.

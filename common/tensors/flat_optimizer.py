@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import paddle
 from paddle.base.framework import EagerParamBase
 
@@ -23,7 +24,7 @@ from common.tensors.arena import FloatArray
 from common.tensors.optimizers import OPTIMIZERS, Optimizer
 from common.tensors.parts import Accumulator, Part, Piece, is_number, slot_of_key
 
-__all__ = ["FlatOptimizer", "PartOptimizer", "PieceOptimizer", "as_tensor"]
+__all__ = ["FlatOptimizer", "PartOptimizer", "PieceOptimizer", "as_tensor", "initial_state"]
 
 CLASSES = {
     name: getattr(paddle.optimizer, kind.__name__) for name, kind in OPTIMIZERS.items()
@@ -182,6 +183,15 @@ class PartOptimizer:
                 tensors[each.key] = paddle.to_tensor(np.pad(each.values, (0, missing)))
         with fitting_state(), fresh_names():
             self._paddle.set_state_dict(tensors)
+
+
+def initial_state(description: Optimizer, parameter: Any) -> dict[str, npt.NDArray[Any]]:
+    """What Paddle's optimizer keeps of a parameter before its first update, by the keys of its state."""
+    with fresh_names():
+        like = parameter_on(np.zeros(parameter.size, str(parameter.dtype).rpartition(".")[2]), parameter.name)
+        optimizer = make_paddle_optimizer(description, [like])
+        optimizer._create_accumulators(paddle.static.default_main_program().global_block(), [like])
+    return {key: value.numpy() for key, value in optimizer.state_dict().items() if hasattr(value, "numpy")}
 
 
 _naming = threading.RLock()

@@ -5,25 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from docs.tools.results import crossover, over_seeds, part, read, step_ms, sweep_row
+from benchmarks.stats.interval import measured
+from docs.tools.results import SIZES, MapCell, crossover, over_seeds, part, read, step_ms, sweep_row
+from docs.tools.targets import Files, targets
 
-__all__ = ["FIGURES", "LINKS", "MODES", "SIZES", "TABLES", "TRAININGS", "best", "kept", "ring_is_faster"]
+__all__ = ["CELLS", "FIGURES", "LINKS", "MODES", "PUSHED", "TABLES", "TRAININGS", "best", "in_words", "kept", "lead"]
 
 TRAINING = "epyc-2026-11-23/training/suite.json"
-FULL = "epyc-2026-11-23/full/suite.json"
 TUTORIAL_MNIST = "epyc-2026-11-23/tutorial-mnist/script.json"
 TUTORIAL_CIFAR = "epyc-2026-11-23/tutorial-cifar/script.json"
-ALL_REDUCE = "epyc-2026-11-22/all-reduce/sweep.json"
-RING_4_HOSTS = "epyc-2026-11-22/all-reduce-4-hosts/sweep.json"
-ONE_SERVER = "epyc-2026-11-22/push-pull-5-hosts/sweep.json"
-FOUR_SERVERS = "epyc-2026-11-22/push-pull-8-hosts/sweep.json"
+ALL_REDUCE = "epyc-2026-11-24/all-reduce/sweep.json"
+PUSH_PULL = "epyc-2026-11-24/push-pull/sweep.json"
+ONE_SERVER = "epyc-2026-11-24/push-pull-5-hosts/sweep.json"
+FOUR_BESIDE = "epyc-2026-11-24/push-pull-4-hosts/sweep.json"
+FOUR_APART = "epyc-2026-11-24/push-pull-8-hosts/sweep.json"
+CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
 
-SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "100 MB": 100_000_000}
 TRAININGS = [("mnist-cnn", 2), ("mnist-cnn", 4), ("resnet18", 2), ("mlp-25m", 2), ("mlp-25m", 4)]
 LINKS = ["100mbit", "1gbit", "10gbit"]
+PUSHED = {"80 KB": 80_000, "16 MB": 16_000_000, "100 MB": 100_000_000}
+STRAGGLERS = ("permanent", "random")
+CELLS = [
+    MapCell(nranks, servers, apart, size)
+    for nranks in (2, 4)
+    for servers, apart in ((1, False), (nranks, False), (nranks, True))
+    for size in (1_000_000, 25_000_000)
+]
 MODES = {"ring": "ring/shm N=2", "sync": "ps/shm N=2", "ssp:2": "ps/shm N=2 ssp:2"}
 MODES |= {"async": "ps/shm N=2 async", "geo:4": "ps/shm N=2 geo:4"}
 
@@ -35,10 +45,19 @@ def best(model: str, scheme: str, nranks: int) -> float:
     return max(float(run.get("samples_per_s") or 1000 / run["step_ms"]) for run in runs)
 
 
-def ring_is_faster(link: str, nranks: int, servers: int, size: int) -> float:
-    """How many times faster the ring's step is than the servers'."""
-    cell = crossover(part(FULL, "crossover"), link, nranks, servers, size)
-    return float(cell["ps"]["time_ms"] / cell["ring"]["time_ms"])
+def lead(link: str, where: MapCell) -> tuple[float, int]:
+    """How many times faster the ring's step is than the servers', and who is faster beyond noise, as `_won` says."""
+    cell = crossover(read(CROSSOVER), link, where)
+    return float(cell["ps"]["time_ms"] / cell["ring"]["time_ms"]), _won(cell)
+
+
+def in_words(ratio: float, won: int) -> str:
+    return _ratio(ratio) if won else f"≈ {_ratio(ratio)}"
+
+
+def _won(cell: dict[str, Any]) -> int:
+    """-1 where the ring is faster beyond noise, 1 where the servers are, else 0."""
+    return measured(cell["ring"], "time_ms").against(measured(cell["ps"], "time_ms"))
 
 
 def kept(contestant: str, straggler: str) -> float:
@@ -58,7 +77,11 @@ def _times_as_fast(ours: str, others: list[str], nranks: int) -> list[str]:
     ratios = [
         min(_time(other, nranks, size) for other in others) / _time(ours, nranks, size) for size in SIZES.values()
     ]
-    return [f"{ratio:.2f}" if ratio < 1 else f"{ratio:.1f}" for ratio in ratios]
+    return [_ratio(ratio) for ratio in ratios]
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 0.995 else f"{ratio:.1f}"
 
 
 def _of_limit(file: str, backend: str, size: int, nranks: int = 4) -> str:
@@ -85,37 +108,34 @@ def _tutorials() -> list[list[str]]:
 
 
 def _push_pull() -> list[list[str]]:
-    results = part(FULL, "push-pull")
-    backends = ["ps-shm", "ps-shm-copied", "ps-grpc", "ray", "torch-rpc", "tcp-sgd"]
-    return [[_ms(sweep_row(results, name, 4, size)["time_ms"]) for size in PUSHED] for name in backends]
-
-
-PUSHED = (80_000, 16_000_000, 100_000_000)
+    backends = ["ps-shm", "ps-shm-copied", "ps-tcp", "ps-grpc", "ray", "torch-rpc", "tcp-sgd"]
+    sizes = PUSHED.values()
+    return [[_ms(sweep_row(read(PUSH_PULL), name, 4, size)["time_ms"]) for size in sizes] for name in backends]
 
 
 def _between_hosts() -> list[list[str]]:
-    runs = [(RING_4_HOSTS, "tcp"), (FOUR_SERVERS, "ps-grpc"), (ONE_SERVER, "ps-grpc")]
-    size = 50_000_000
-    times = [sweep_row(read(file), backend, 4, size)["time_ms"] / 1000 for file, backend in runs]
-    return [[f"{time:.2f}", _of_limit(file, backend, size)] for time, (file, backend) in zip(times, runs, strict=True)]
+    files = (ONE_SERVER, FOUR_BESIDE, FOUR_APART)
+    return [[_seconds(file, backend) for backend in ("ps-tcp", "ps-grpc", "tcp-sgd")] for file in files]
+
+
+def _seconds(file: str, backend: str) -> str:
+    """And the share of its bound."""
+    row = sweep_row(read(file), backend, 4, 50_000_000)
+    return f"{row['time_ms'] / 1000:.2f} ({_of_limit(file, backend, 50_000_000)})"
 
 
 def _crossover() -> list[list[str]]:
-    cells = [(2, 1, 1_000_000), (2, 2, 1_000_000), (2, 1, 25_000_000), (2, 2, 25_000_000)]
-    cells += [(4, 1, 1_000_000), (4, 4, 1_000_000), (4, 1, 25_000_000), (4, 4, 25_000_000)]
-    return [[f"{ring_is_faster(link, *cell):.1f}" for link in LINKS] for cell in cells]
+    return [[in_words(*lead(link, cell)) for link in LINKS] for cell in CELLS]
 
 
 def _stragglers() -> list[list[str]]:
     return [[f"{kept(name, straggler):.0%}".replace("%", " %") for straggler in STRAGGLERS] for name in MODES.values()]
 
 
-STRAGGLERS = ("permanent", "random")
-
-
 def _server_memory() -> list[list[str]]:
-    rows = [sweep_row(part(FULL, "push-pull"), name, 4, 100_000_000) for name in ("ps-shm", "ps-shm-copied", "ps-grpc")]
-    return [[f"{row['server_memory']['pss']:.0f}", f"{row['server_memory']['own']:.0f}"] for row in rows]
+    backends = ("ps-shm", "ps-shm-copied", "ps-tcp", "ps-grpc")
+    rows = [sweep_row(read(PUSH_PULL), name, 4, 100_000_000)["server_memory"] for name in backends]
+    return [[f"{memory['pss']:.0f}", f"{memory['own']:.0f}"] for memory in rows]
 
 
 def _ms(time: float) -> str:
@@ -129,17 +149,14 @@ def _sync_ms(contestant: str) -> float:
     return float(next(run for run in runs if run["contestant"] == contestant)["sync_ms"]["p50"])
 
 
-def _ring_wins() -> int:
-    """Cells of the crossover map in which the ring's interval lies below the servers'."""
-    cells = part(FULL, "crossover")["cells"]
-    return sum(_below(cell["ring"], cell["ps"]) for cell in cells)
+def _cells_won(by: int) -> str:
+    """Of the crossover map: by the ring (-1), by nobody (0), by the servers (1)."""
+    return str([_won(cell) for cell in read(CROSSOVER)["cells"]].count(by))
 
 
-def _below(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether one was faster in so many of the rounds in common as `crossover` asks for, and by 1 % at least."""
-    rounds = list(zip(one["time_ms_rounds"], other["time_ms_rounds"], strict=True))
-    ahead = sum(first < second for first, second in rounds)
-    return ahead == len(rounds) and bool(one["time_ms"] < 0.99 * other["time_ms"])
+def _servers_of_limit(link: str) -> float:
+    """Of the crossover map: the most that servers reach over such links."""
+    return max(float(cell["ps"]["of_bound"]) for cell in read(CROSSOVER)["cells"] if cell["link"] == link)
 
 
 def _resnet(ours: str, theirs: str) -> Callable[[], str]:
@@ -161,12 +178,9 @@ def _faster(model: str, one: str, other: str, nranks: int) -> Callable[[], str]:
     return lambda: f"{best(model, one, nranks) / best(model, other, nranks):.1f}"
 
 
-def _round_ratio(other: str, size: int = 100_000_000) -> Callable[[], str]:
-    def ratio() -> str:
-        results = part(FULL, "push-pull")
-        return f"{sweep_row(results, other, 4, size)['time_ms'] / sweep_row(results, 'ps-shm', 4, size)['time_ms']:.1f}"
-
-    return ratio
+def _of_memory(size: str, nranks: int) -> Callable[[], str]:
+    """In percent, without the sign."""
+    return lambda: _of_limit(ALL_REDUCE, "shm", SIZES[size], nranks).removesuffix(" %")
 
 
 FIGURES: dict[str, Callable[[], str]] = {
@@ -180,12 +194,16 @@ FIGURES: dict[str, Callable[[], str]] = {
     "resnet-servers-most": lambda: f"{_rounds_of_resnet('ps/shm N=2')[-1]:.0f}",
     "resnet-ring-least": lambda: f"{_rounds_of_resnet('ring/shm N=2')[0]:.0f}",
     "resnet-ring-most": lambda: f"{_rounds_of_resnet('ring/shm N=2')[-1]:.0f}",
-    "ring-wins": lambda: str(_ring_wins()),
-    "ring-wins-of": lambda: str(len(part(FULL, "crossover")["cells"])),
-    "memory-of-limit-2": lambda: _of_limit(ALL_REDUCE, "shm", 100_000_000, 2).removesuffix(" %"),
-    "memory-of-limit-4": lambda: _of_limit(ALL_REDUCE, "shm", 100_000_000).removesuffix(" %"),
-    "round-of-limit": lambda: f"{sweep_row(part(FULL, 'push-pull'), 'ps-shm', 4, 100_000_000)['of_limit'] * 100:.0f}",
-    "round-ray": _round_ratio("ray"),
+    "ring-wins": lambda: _cells_won(-1),
+    "servers-win": lambda: _cells_won(1),
+    "nobody-wins": lambda: _cells_won(0),
+    "servers-of-limit-10gbit": lambda: f"{_servers_of_limit('10gbit') * 100:.0f}",
+    "crossover-cells": lambda: str(len(read(CROSSOVER)["cells"])),
+    "memory-of-limit-2": _of_memory("100 MB", 2),
+    "memory-of-limit-4": _of_memory("100 MB", 4),
+    "memory-of-limit-2-16mib": _of_memory("16 MiB", 2),
+    "memory-of-limit-4-16mib": _of_memory("16 MiB", 4),
+    "round-of-limit": lambda: _of_limit(PUSH_PULL, "ps-shm", 100_000_000).removesuffix(" %"),
     "sync-ring": lambda: f"{_sync_ms('ring/shm N=4'):.0f}",
     "sync-sharded": lambda: f"{_sync_ms('ring/shm N=4 sharded'):.0f}",
     "sync-ratio": lambda: f"{_sync_ms('ring/shm N=4') / _sync_ms('ring/shm N=4 sharded'):.1f}",
@@ -218,4 +236,5 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "crossover": _crossover,
     "stragglers": _stragglers,
     "server-memory": _server_memory,
+    "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
 }

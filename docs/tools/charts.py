@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import sys
+from math import log
 from pathlib import Path
 
 from docs.tools.catalogue import (
     ALL_REDUCE,
-    FULL,
+    CELLS,
     LINKS,
     MODES,
+    PUSH_PULL,
     PUSHED,
-    SIZES,
     TRAININGS,
     best,
+    in_words,
     kept,
-    ring_is_faster,
+    lead,
 )
-from docs.tools.results import part, read, sweep_row
+from docs.tools.results import SIZES, read, sweep_row
 from docs.tools.svg import bars, grid, lines
 
 __all__ = ["FOLDER", "draw", "main"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets" / "charts"
 TITLES = {"mnist-cnn": "MNIST CNN", "resnet18": "ResNet-18", "mlp-25m": "MLP, 25 M"}
-CELLS = [(nranks, servers, size) for nranks in (2, 4) for size in (1_000_000, 25_000_000) for servers in (1, nranks)]
 
 
 def draw() -> dict[str, str]:
@@ -61,18 +62,24 @@ def _all_reduce() -> str:
 
 
 def _push_pull() -> str:
-    backends = {"GradSync shm": "ps-shm", "GradSync gRPC": "ps-grpc", "PyTorch RPC": "torch-rpc", "Ray": "ray"}
-    results = part(FULL, "push-pull")
+    backends = {"GradSync shm": "ps-shm", "GradSync TCP": "ps-tcp", "GradSync gRPC": "ps-grpc"}
+    backends |= {"PyTorch RPC": "torch-rpc", "Ray": "ray"}
     curves = {
-        name: [sweep_row(results, backend, 4, size)["time_ms"] for size in PUSHED] for name, backend in backends.items()
+        name: [sweep_row(read(PUSH_PULL), backend, 4, size)["time_ms"] for size in PUSHED.values()]
+        for name, backend in backends.items()
     }
-    return lines([("N=4", curves)], ["80 KB", "16 MB", "100 MB"], unit=" ms")
+    return lines([("N=4", curves)], list(PUSHED), unit=" ms")
 
 
 def _crossover() -> str:
-    rows = [f"N={nranks}, S={servers}, {size // 1_000_000} MB" for nranks, servers, size in CELLS]
-    values = [[ring_is_faster(link, *cell) for link in LINKS] for cell in CELLS]
-    return grid(rows, ["100 Mbit/s", "1 Gbit/s", "10 Gbit/s"], values, unit="×")
+    """Orange where the ring is faster beyond noise, blue where the servers are."""
+    rows = [
+        f"N={nranks}, S={servers}{' apart' if apart else ''}, {size // 1_000_000} MB"
+        for nranks, servers, apart, size in CELLS
+    ]
+    found = [[lead(link, cell) for link in LINKS] for cell in CELLS]
+    cells = [[(f"{in_words(ratio, won)}×", log(ratio) if won else 0.0) for ratio, won in row] for row in found]
+    return grid(rows, ["100 Mbit/s", "1 Gbit/s", "10 Gbit/s"], cells)
 
 
 def _stragglers() -> str:

@@ -6,11 +6,21 @@ import json
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["RESULTS", "crossover", "over_seeds", "part", "read", "step_ms", "sweep_row"]
+__all__ = ["RESULTS", "SIZES", "MapCell", "crossover", "over_seeds", "part", "read", "step_ms", "sweep_row"]
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "100 MB": 100_000_000}
+
+
+class MapCell(NamedTuple):
+    """A cell of a crossover map, for each link."""
+
+    nranks: int
+    servers: int
+    apart: bool  # servers on hosts of their own, else on the ranks'
+    bytes: int
 
 
 @cache
@@ -35,10 +45,8 @@ def step_ms(results: dict[str, Any], contestant: str) -> float:
     return float(_only(results["runs"], contestant=contestant)["step_ms"])
 
 
-def crossover(results: dict[str, Any], link: str, nranks: int, servers: int, size: int) -> dict[str, Any]:
-    """One cell of a crossover map, of servers that share the ranks' hosts."""
-    beside = [cell for cell in results["cells"] if not cell.get("apart")]
-    return _only(beside, link=link, nranks=nranks, servers=servers, bytes=size)
+def crossover(results: dict[str, Any], link: str, cell: MapCell) -> dict[str, Any]:
+    return _only(results["cells"], link=link, **cell._asdict())
 
 
 def over_seeds(results: dict[str, Any], contestant: str, straggler: str, what: str) -> float:

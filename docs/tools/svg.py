@@ -39,7 +39,7 @@ def bars(groups: list[tuple[str, list[float]]], series: list[str], *, unit: str,
 
 def lines(panels: list[tuple[str, dict[str, list[float]]]], ticks: list[str], *, unit: str) -> str:
     """Lines of milliseconds over sizes, logarithmic upwards, one panel a title."""
-    width, height, left, top = (290 if len(panels) > 1 else 500), 250, 78, 58
+    width, height, left, top = (290 if len(panels) > 1 else 570), 250, 78, 58
     values = [value for _, curves in panels for curve in curves.values() for value in curve]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     body = [_legend(list(panels[0][1]), left)]
@@ -54,7 +54,7 @@ def lines(panels: list[tuple[str, dict[str, list[float]]]], ticks: list[str], *,
         steps = [x0 + 20 + index * (width - 40) / (len(ticks) - 1) for index in range(len(ticks))]
         for x, tick in zip(steps, ticks, strict=True):
             body.append(_text(x, top + height + 20, tick, anchor="middle", size=12))
-        for curve, colour, dash in zip(curves.values(), COLOURS, ["", "7 3", "2 3", "9 3 2 3"], strict=False):
+        for curve, colour, dash in zip(curves.values(), COLOURS, ["", "7 3", "2 3", "9 3 2 3", "14 3"], strict=False):
             points = [
                 (x, top + height * (high - math.log10(value)) / (high - low))
                 for x, value in zip(steps, curve, strict=True)
@@ -67,25 +67,26 @@ def lines(panels: list[tuple[str, dict[str, list[float]]]], ticks: list[str], *,
     return _picture(left + len(panels) * (width + 26), top + height + 30, body)
 
 
-def grid(rows: list[str], columns: list[str], values: list[list[float]], *, unit: str) -> str:
-    """A table of values, each on a ground that is the darker, the larger it is."""
+def grid(rows: list[str], columns: list[str], cells: list[list[tuple[str, float]]]) -> str:
+    """A table of words, each on a ground that is the darker, the larger its number, of another colour below 0."""
     left, top, width, height = 250, 30, 110, 32
     body = [
         _text(left + (place + 0.5) * width, top - 10, name, anchor="middle", weight="600")
         for place, name in enumerate(columns)
     ]
-    most = math.log(max(value for row in values for value in row))
-    for line, (name, row) in enumerate(zip(rows, values, strict=True)):
+    most = max(abs(depth) for row in cells for _, depth in row)
+    for line, (name, row) in enumerate(zip(rows, cells, strict=True)):
         y = top + line * height
         body.append(_text(left - 10, y + 21, name, anchor="end"))
-        for place, value in enumerate(row):
-            shade = 0.06 + 0.5 * max(0.0, math.log(value)) / most
+        for place, (words, depth) in enumerate(row):
+            colour = COLOURS[0 if depth < 0 else 1] if depth else COLOURS[4]
+            shade = 0.12 + 0.45 * abs(depth) / most
             x = left + place * width
             body.append(
                 f"<rect x='{x + 1}' y='{y + 1}' width='{width - 2}' height='{height - 2}' rx='3' "
-                f"fill='{COLOURS[1]}' fill-opacity='{shade:.2f}'/>"
+                f"fill='{colour}' fill-opacity='{shade:.2f}'/>"
             )
-            body.append(_text(x + width / 2, y + 21, f"{value:.1f}{unit}", anchor="middle"))
+            body.append(_text(x + width / 2, y + 21, words, anchor="middle"))
     return _picture(left + len(columns) * width + 10, top + len(rows) * height + 6, body)
 
 

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import UsageError, choose
+from common.errors import GradSyncError, UsageError, choose
 from common.launch.settings import check_rank
 from common.network import rpc
-from common.network.gradsync_pb2 import Goodbye, Hello, TrainerMessage
+from common.network.gradsync_pb2 import Goodbye, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
 from common.system.process import forget_in_children, note_joining
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
 from ps.client.gathering import Gathers
-from ps.client.joining import join
+from ps.client.joining import join, join_again
+from ps.client.messenger import ServerMessenger
 from ps.client.optimizer_state import OptimizerState
 from ps.client.servers import Servers
 from ps.client.steps import Steps
@@ -34,7 +35,7 @@ __all__ = ["Client"]
 
 
 class Client:
-    """One trainer's membership in a group of `nranks` trainers and `servers`; a context manager.
+    """One trainer's membership in a group of `nranks` trainers and `servers`, for one model; a context manager.
 
     Every blocking method waits at most `timeout` seconds for the other processes. A forked child has no part in it.
 
@@ -42,6 +43,10 @@ class Client:
         data_plane: how gradients and parameters travel: "shm", read and written where they lie, by processes of one
             host; "tcp", over a connection of their own; "grpc", in messages; "auto": the first of these that reaches
             the server.
+        first: the client of the first model, if this is to be one of a further one; see `another`.
+
+    Attributes:
+        messenger: to the other trainers, whatever the model.
 
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
@@ -58,28 +63,63 @@ class Client:
         timeout: float = 30.0,
         data_plane: str = "auto",
         mode: Mode = SYNC,
+        first: Client | None = None,
     ) -> None:
         check_rank(rank, nranks)
         self.servers, self.rank, self.nranks, self.timeout, self.mode = tuple(servers), rank, nranks, timeout, mode
-        self._planes = DataPlanes(choose("data plane", data_plane, DATA_PLANES), rank, nranks, mode, timeout)
-        self._servers = Servers(rank, timeout)
+        self._asked = choose("data plane", data_plane, DATA_PLANES)
+        self._planes = DataPlanes(self._asked, rank, nranks, mode, timeout)
+        self._servers = Servers(rank, nranks, timeout, self.epoch)
         self._steps = Steps(self._servers, rank, self.epoch)
         self._optimizer_state = OptimizerState(self._servers, rank, self.epoch)
         self._gathers = Gathers(self._servers, nranks, self.epoch)
         self._channels = ExitStack()
         self._process = os.getpid()
+        self._first = first or self
+        self._models = 1  # that there have been, if this is the first
+        self._further: list[Client] = []  # those that are open
+        own = ServerMessenger(self._servers, rank, nranks, self.epoch, self._check_process)
+        self.messenger: ServerMessenger = first.messenger if first else own
         forget_in_children(self)
-        note_joining(nranks)
         try:
-            for index in range(len(servers)):
-                joined = join(
-                    servers, index, self._channels, rank=rank, nranks=nranks, epoch=self.epoch, timeout=timeout
-                )
-                hello = Hello(epoch=self.epoch, rank=rank, token=joined.token)
-                self._servers.open(joined, TrainerMessage(hello=hello))
+            self._join()
         except BaseException as exc:
             self.close(f"{type(exc).__name__}: {exc}")
             raise
+
+    def _join(self) -> None:
+        rank, nranks, epoch, timeout = self.rank, self.nranks, self.epoch, self.timeout
+        if self._first is not self:
+            self._first._further.append(self)
+            model = self._first._models
+            self._first._models += 1
+            for session in self._first._servers.sessions:
+                joined = join_again(session.joined, model, rank=rank, nranks=nranks, epoch=epoch, timeout=timeout)
+                self._servers.open(joined)
+            return
+        note_joining(nranks)
+        for index in range(len(self.servers)):
+            joined = join(self.servers, index, self._channels, rank=rank, nranks=nranks, epoch=epoch, timeout=timeout)
+            self._servers.open(joined)
+
+    def another(self) -> Client:
+        """Of a further model of the same group, with an arena and an optimizer of its own; all trainers call it in the
+        same order. It ends by itself, or with the first one.
+
+        Raises:
+            UsageError: the servers have too many models.
+        """
+        first = self._first
+        first._check_process()
+        return Client(
+            self.servers,
+            self.rank,
+            self.nranks,
+            timeout=self.timeout,
+            data_plane=self._asked,
+            mode=self.mode,
+            first=first,
+        )
 
     @property
     def step(self) -> int:
@@ -226,11 +266,22 @@ class Client:
         rpc.let_go(self.servers)
 
     def close(self, reason: str = "") -> None:
-        """Leave the group; idempotent. In a forked child it does nothing."""
+        """Leave the group, of the first model with all others; idempotent. In a forked child it does nothing."""
         if os.getpid() != self._process:
             return
+        first = self._first
+        errors = [client._servers.error for client in (first, *first._further)]
+        heard = next(filter(None, errors), None) if reason else None
+        for each in (*self._further, self):
+            each._leave(reason, heard)
+        if self in first._further:
+            first._further.remove(self)
+        self._further.clear()
+
+    def _leave(self, reason: str, heard: GradSyncError | None) -> None:
+        """Say goodbye, and which failure was heard of in whichever model."""
         goodbye = TrainerMessage(goodbye=Goodbye(epoch=self.epoch, reason=reason))
-        if reason and (heard := self._servers.error):
+        if heard:
             goodbye.goodbye.because.kind, goodbye.goodbye.because.message = type(heard).__name__, str(heard)
         self._planes.part()
         self._servers.close(goodbye)

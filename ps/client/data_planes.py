@@ -90,7 +90,7 @@ class DataPlanes:
             if not server.data_port:
                 raise PeerUnreachable("it has no data port")
             key = server.token + job_secret()
-            opened = call(server.host, server.data_port, self.rank, key, self._patience)
+            opened = call(server.host, server.data_port, self.rank, key, self._patience, seat=server.seat)
         except PeerUnreachable as exc:
             if self._asked != "auto":
                 raise PeerUnreachable(

@@ -12,6 +12,7 @@ import numpy as np
 from common.errors import GradSyncError, PeerLost, ProtocolError, error_from_name
 from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
 from common.tensors.arena import FloatArray
+from ps.client.mail import Mail
 from ps.planes.wire import data_of
 from ps.store.shards import Shard
 
@@ -26,10 +27,11 @@ class Inbox:
 
     Args:
         name: the server's.
+        mail: takes what other trainers send.
     """
 
-    def __init__(self, name: str, changed: threading.Condition) -> None:
-        self.name, self._changed = name, changed
+    def __init__(self, name: str, changed: threading.Condition, mail: Mail | None = None) -> None:
+        self.name, self._changed, self._mail = name, changed, mail
         self.heard_at = time.monotonic()
         self.unanswered = True  # something was sent over gRPC, and nothing has come back since
         self.error: GradSyncError | None = None
@@ -101,6 +103,9 @@ class Inbox:
             self.answer()
             if message.alive.say:
                 print(message.alive.say, file=sys.stderr, flush=True)
+            return
+        if self._mail and kind in ("parcel", "taken"):  # neither does this
+            self._mail.take(message, self.name)
             return
         self.unanswered = False
         if kind == "parameters":

@@ -1,11 +1,11 @@
-"""How a trainer joins the group of one server."""
+"""How a trainer joins the groups of one server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -16,7 +16,7 @@ from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE, job_secret, proof_of
 from ps.planes.methods import JOIN
 
-__all__ = ["Joined", "join"]
+__all__ = ["Joined", "join", "join_again"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Joined:
         desk: where memory can be handed in; "": nowhere.
         data_port: of data connections; 0: none.
         token: by which the trainer takes its seat.
+        model: which of the group's models it is.
+        seat: of the data connection.
     """
 
     name: str
@@ -37,12 +39,14 @@ class Joined:
     desk: str
     data_port: int
     token: bytes
+    model: int = 0
+    seat: int = 0
 
 
 def join(
     servers: Sequence[str], index: int, channels: ExitStack, *, rank: int, nranks: int, epoch: int, timeout: float
 ) -> Joined:
-    """Join the group of one of these servers; blocks until all its trainers have.
+    """Join the group of one of these servers, for its first model; blocks until all its trainers have.
 
     Args:
         channels: closes the channel that is opened.
@@ -54,19 +58,39 @@ def join(
     name = f"server {index} at {servers[index]}"
     deadline = time.monotonic() + timeout
     channel = channels.enter_context(rpc.connect(servers[index], timeout=timeout))
-    call = channel.unary_unary(
-        JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
-    )
     request = JoinRequest(version=__version__, rank=rank, nranks=nranks, epoch=epoch, backend="grpc", timeout=timeout)
-    request.proof = proof_of(request, job_secret())
-    try:
-        reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
-    except grpc.RpcError as exc:
-        raise rpc.translate(exc, name, "joining the group") from exc
+    reply = ask(channel, request, name, deadline)
     if (reply.shard, reply.shards) != (index, len(servers)):
         raise UsageError(
             f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(servers)} listed; "
             "list all servers in the order of their --shard"
         )
     host = rpc.host_of(servers[index]).strip("[]")
-    return Joined(name, channel, host, reply.desk, reply.data_port, reply.token)
+    return Joined(name, channel, host, reply.desk, reply.data_port, reply.token, seat=rank)
+
+
+def join_again(first: Joined, model: int, *, rank: int, nranks: int, epoch: int, timeout: float) -> Joined:
+    """Join the group of a further model at the server where the first one was joined; waits for no other trainer.
+
+    Raises:
+        UsageError, ProtocolError: there are too many models, or it is not this one's turn.
+        GradSyncError: what the group has failed with.
+    """
+    request = JoinRequest(version=__version__, rank=rank, nranks=nranks, epoch=epoch, backend="grpc", timeout=timeout)
+    request.model, request.seat = model, first.token
+    reply = ask(first.channel, request, first.name, time.monotonic() + timeout)
+    return replace(
+        first, desk=reply.desk, data_port=reply.data_port, token=reply.token, model=model, seat=model * nranks + rank
+    )
+
+
+def ask(channel: grpc.Channel, request: JoinRequest, server: str, deadline: float) -> JoinReply:
+    """What the server answers; `deadline` is monotonic."""
+    call = channel.unary_unary(
+        JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
+    )
+    request.proof = proof_of(request, job_secret())
+    try:
+        return call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
+    except grpc.RpcError as exc:
+        raise rpc.translate(exc, server, "joining the group") from exc

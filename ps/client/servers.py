@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.errors import GradSyncError, PeerStalled, UsageError
-from common.network.gradsync_pb2 import TrainerMessage
+from common.network.gradsync_pb2 import Hello, TrainerMessage
 from common.network.rendezvous import GRACE
 from common.system.memory import Unreachable
 from ps.client.inbox import FAREWELL_S
 from ps.client.joining import Joined
+from ps.client.mail import Mail
 from ps.client.session import Session
 
 __all__ = ["Servers"]
@@ -24,17 +25,22 @@ class Servers:
     """
     Args:
         timeout: deadline of every wait, in seconds, from the last sign of life on.
+
+    Attributes:
+        mail: of other trainers, which the first server passes on.
     """
 
-    def __init__(self, rank: int, timeout: float) -> None:
-        self.rank, self.timeout = rank, timeout
+    def __init__(self, rank: int, nranks: int, timeout: float, epoch: int) -> None:
+        self.rank, self.timeout, self._epoch = rank, timeout, epoch
         self.sessions: list[Session] = []
         self._changed = threading.Condition()
+        self.mail = Mail(nranks, epoch, self._changed)
 
-    def open(self, joined: Joined, hello: TrainerMessage) -> None:
+    def open(self, joined: Joined) -> None:
         """Begin the session with one more server."""
-        self.sessions.append(Session(joined, self._changed))
-        self.sessions[-1].send([hello])
+        self.sessions.append(Session(joined, self._changed, None if self.sessions else self.mail))
+        hello = Hello(epoch=self._epoch, rank=self.rank, token=joined.token, model=joined.model)
+        self.sessions[-1].send([TrainerMessage(hello=hello)])
 
     def send_all(self, message: TrainerMessage) -> None:
         for session in self.sessions:
@@ -52,6 +58,12 @@ class Servers:
         """
         if error := self.error:
             raise error
+
+    def soon(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Whether `done` holds within so many seconds; sooner than that not, if a session has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: done() or self.error is not None, seconds)
+            return done()
 
     def wait_for_step(self, version: int, doing: str) -> None:
         """Wait until what is served at the end of a step has come from all servers."""

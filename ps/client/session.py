@@ -15,6 +15,7 @@ from common.network.gradsync_pb2 import Alive, TraceReply, TraceRequest, Trainer
 from common.sync.trace import ServerAnswer
 from ps.client.inbox import FAREWELL_S, Inbox
 from ps.client.joining import Joined
+from ps.client.mail import Mail
 from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.grpc_plane import GrpcTrainerPlane
 from ps.planes.methods import SESSION, TRACE
@@ -29,14 +30,17 @@ class Session:
     """
     Args:
         changed: is notified when something has come.
+        mail: takes what other trainers send, if it comes by this session.
     """
 
-    def __init__(self, joined: Joined, changed: threading.Condition) -> None:
+    def __init__(self, joined: Joined, changed: threading.Condition, mail: Mail | None = None) -> None:
         self.name, self.joined = joined.name, joined
-        self.inbox = Inbox(joined.name, changed)
+        self.inbox = Inbox(joined.name, changed, mail)
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()
         self.inbox.answer = lambda: self._queue.put([TrainerMessage(alive=Alive())])
+        if mail:
+            mail.say = lambda message: self._queue.put([message])
         self._trace_of = joined.channel.unary_stream(
             TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
         )

@@ -1,4 +1,4 @@
-"""The trainers of one server: hears their messages in any order, one at a time, and has each part do its own.
+"""One model's trainers at one server: hears their messages in any order, one at a time, and has each part do its own.
 
 liveness       who has come, who has left or died, what the group failed with
 silence        who is connected but does not take part any longer
@@ -7,6 +7,7 @@ data_planes    how gradients and results travel
 stepping       gradients in, results out; the state itself is in ps/store
 program        the optimizer of a user's program
 gathering      all-gather
+relay          messages from one trainer to another, at server 0 for its first model
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from concurrent.futures import ThreadPoolExecutor
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import StatusReply, TrainerMessage
 from common.network.patience import WAIT_LIMIT_S, Patience
-from common.sync.trace import Trace
+from common.sync.trace import Recorder, Trace
 from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.gathering import Gathering
-from ps.coordinator.liveness import Members, ServerQueue
+from ps.coordinator.liveness import Lives, Members, ServerQueue
 from ps.coordinator.pace import Pace
 from ps.coordinator.program_optimizer import ProgramOptimizer
 from ps.coordinator.registration import Registration
+from ps.coordinator.relay import Relay
 from ps.coordinator.silence import Silence
 from ps.coordinator.stepping import Stepping
-from ps.planes.data_port import DataPort
+from ps.planes.data_port import Seats
 
 __all__ = ["Coordinator"]
 
@@ -46,6 +48,8 @@ class Coordinator:
         pool: makes the arrays that trainers of this host and user read; without one none does.
         port: where trainers open data connections; without one none does.
         helper: a thread that shares the work on large arrays.
+        recorder: makes what records, if a trainer asks for that.
+        first: of the same trainers' first model, if this is a further one.
         clock: by which they wait, in seconds.
     """
 
@@ -58,8 +62,10 @@ class Coordinator:
         wait_limit: float = WAIT_LIMIT_S,
         epoch: int = 0,
         pool: SegmentPool | None = None,
-        port: DataPort | None = None,
+        port: Seats | None = None,
         helper: ThreadPoolExecutor | None = None,
+        recorder: Callable[[], Recorder] | None = None,
+        first: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.nranks, self.shard = nranks, shard
@@ -69,19 +75,38 @@ class Coordinator:
         self._planes = DataPlanes(nranks, epoch, pool, port, self.handle, self.ended)
         self._members.at_end(self._planes.wake)
         patience = Patience(timeout, wait_limit)
+        self.lives: Lives = first.lives if first else Lives(self._members.queues)
         self.silence = Silence(
-            self._members, self._lock, patience, self._missing, self._waiting, speaks=shard[0] == 0, clock=clock
+            self._members,
+            self._lock,
+            patience,
+            self._missing,
+            self._waiting,
+            self.lives,
+            speaks=shard[0] == 0,
+            clock=clock,
         )
+        relays = shard[0] == 0 and first is None
+        self._relay = Relay(self._members, self._lock, patience, self.lives, clock=clock) if relays else None
         self._gathering = Gathering(self._members, self.silence)
         empty = pool.empty if pool else aligned_empty
         self._registration = Registration(
-            self._members, self.silence, self._planes, shard=shard, empty=empty, helper=helper
+            self._members,
+            self.silence,
+            self._planes,
+            shard=shard,
+            recorder=recorder or (lambda: Recorder("server", shard[0])),
+            empty=empty,
+            helper=helper,
         )
         self._program = ProgramOptimizer(self._members, self.silence, self._registration)
         self._stepping = Stepping(
             self._members, self.silence, self._planes, self._registration, self._gathering, self._pace
         )
-        self._handlers: dict[str | None, Handler] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[str | None, Handler]:
+        handlers: dict[str | None, Handler] = {
             "register": lambda rank, message, _: self._register(rank, message),
             "parameters": self._take_parameters,
             "gradients": lambda rank, message, words: self._stepping.push(rank, message.gradients, words),
@@ -95,6 +120,11 @@ class Coordinator:
             "alive": lambda rank, _, __: self.silence.heard(rank),
             "goodbye": lambda rank, message, _: self._leave(rank, message),
         }
+        if relay := self._relay:
+            handlers["parcel"] = lambda rank, message, _: relay.pass_on(rank, message.parcel)
+            handlers["taken"] = lambda rank, message, _: relay.taken(rank, message.taken)
+            handlers["awaiting"] = lambda rank, message, _: relay.awaiting(rank, message.awaiting)
+        return handlers
 
     @property
     def steps(self) -> int:
@@ -129,9 +159,16 @@ class Coordinator:
             raise ProtocolError("a trainer did not say hello before it sent anything else")
         with self._lock:
             rank = self._members.enter(message.hello, queue)
-            if self._members.complete:
+            if self._members.complete and not self._registration.awaited:
                 self.silence.nobody_waits()
+            if self._relay:
+                self._relay.welcome(rank, queue)
             return rank
+
+    def without(self, rank: int) -> None:
+        """A trainer has finished, whether or not it has ever come here."""
+        with self._lock:
+            self._members.never_comes(rank, missed=self._is_waited_for(rank))
 
     def handle(self, rank: int, message: TrainerMessage, words: FloatArray | None = None) -> None:
         """Any later message of a trainer, perhaps with the words of its chunk apart. Raises what `fail` is then to be
@@ -158,11 +195,32 @@ class Coordinator:
         with self._lock:
             self._members.fail(error)
 
+    def at_failure(self, call: Callable[[GradSyncError], None]) -> None:
+        """Call this with what the group fails with, if it does, at once: while its lock is held."""
+
+        def at_end() -> None:
+            if error := self._members.failure:
+                call(error)
+
+        self._members.at_end(at_end)
+
     @property
     def failure(self) -> GradSyncError | None:
         """What it failed with, if it did."""
         with self._lock:
             return self._members.failure
+
+    @property
+    def over(self) -> bool:
+        """Whether all trainers have finished, or it has failed."""
+        with self._lock:
+            return self._members.over
+
+    @property
+    def gone(self) -> set[int]:
+        """The trainers that have finished."""
+        with self._lock:
+            return set(self._members.gone)
 
     def stop_after_step(self, error: GradSyncError) -> None:
         """Fail with this error as soon as no step is half committed; that one may take `timeout`."""
@@ -175,6 +233,11 @@ class Coordinator:
             self._lock.wait_for(lambda: self._members.over)
             if self._members.failure:
                 raise self._members.failure
+
+    def wait_until_over(self, timeout: float) -> None:
+        """Likewise, without a word of how it ended; at most so many seconds."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._members.over, timeout)
 
     def close(self) -> None:
         """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
@@ -260,6 +323,8 @@ class Coordinator:
 
     def _leave(self, rank: int, message: TrainerMessage) -> None:
         self._members.leave(rank, message.goodbye, missed=self._is_waited_for(rank))
+        if self._relay and not self._members.over:
+            self._relay.left(rank)
 
     def _is_waited_for(self, rank: int) -> bool:
         return self.silence.somebody_waits and rank in self._missing()

@@ -13,7 +13,7 @@ from common.system.memory import SegmentPool, Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.liveness import ServerQueue
 from ps.planes.data_connection import DataConnection
-from ps.planes.data_port import DataPort
+from ps.planes.data_port import Seats
 from ps.planes.even_pace import EvenPace
 from ps.planes.grpc_plane import GrpcServerPlane
 from ps.planes.plane import ServerPlane
@@ -41,7 +41,7 @@ class DataPlanes:
         nranks: int,
         epoch: int,
         pool: SegmentPool | None,
-        port: DataPort | None,
+        port: Seats | None,
         hear: Callable[[int, TrainerMessage, FloatArray | None], None],
         ended: Callable[[int, Exception | None], None],
     ) -> None:

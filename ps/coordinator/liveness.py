@@ -7,14 +7,14 @@ connection stays up, but who sends nothing: silence.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, error_from_name
-from common.network.gradsync_pb2 import Failure, Goodbye, Hello, ServerMessage
+from common.network.gradsync_pb2 import Alive, Failure, Goodbye, Hello, ServerMessage
 from ps.planes.frames import Outgoing
 from ps.planes.send_queue import SendQueue
 
-__all__ = ["Members", "ServerQueue", "tell"]
+__all__ = ["Lives", "Members", "ServerQueue", "tell"]
 
 ServerQueue = SendQueue[ServerMessage | Outgoing]  # of the messages to one trainer
 
@@ -23,6 +23,23 @@ def tell(queue: ServerQueue, error: GradSyncError) -> None:
     """The last message of a session that failed."""
     queue.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
     queue.end()
+
+
+class Lives:
+    """The signs of life of a server's trainers. They are of its processes, whatever these are waited for in.
+
+    Args:
+        queues: of the sessions by which a trainer is asked that has no other one yet.
+    """
+
+    def __init__(self, queues: Mapping[int, ServerQueue]) -> None:
+        self._queues = queues
+        self.heard: dict[int, float] = {}  # when each trainer gave its last one
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if queue := self._queues.get(rank):
+                queue.put([ServerMessage(alive=Alive())])
 
 
 class Members:
@@ -83,6 +100,16 @@ class Members:
                 self._end()
             elif missed:
                 self.miss_those_gone()
+
+    def never_comes(self, rank: int, *, missed: bool) -> None:
+        """A trainer that has not come has left for good; `missed`: others wait for it."""
+        if self.over or rank in self.queues:
+            return
+        self.gone.add(rank)
+        if missed:
+            self.miss_those_gone()
+        elif len(self.gone) == self.nranks:
+            self._end()
 
     def lose(self, rank: int, step: int) -> None:
         """A trainer's stream ended at its step of that number."""

@@ -29,6 +29,7 @@ class Registration:
         shard: (index, count) of this server.
         empty: makes the arrays that trainers may read.
         helper: a thread that shares the work on large arrays.
+        recorder: makes what records, if a trainer asks for that.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class Registration:
         planes: DataPlanes,
         *,
         shard: tuple[int, int],
+        recorder: Callable[[], Recorder],
         empty: Callable[[int], FloatArray] = aligned_empty,
         helper: ThreadPoolExecutor | None = None,
     ) -> None:
         self._members, self._silence, self._planes = members, silence, planes
-        self._shard, self._empty, self._helper = shard, empty, helper
+        self._shard, self._empty, self._helper, self._recorder = shard, empty, helper, recorder
         self._first: Register | None = None
         self._registered: set[int] = set()
         self._filled = 0  # words of rank 0's parameters that have arrived
@@ -50,6 +52,11 @@ class Registration:
         self.store: Store | None = None
         self.begun = False  # all have registered, and have been handed out rank 0's parameters
         self.trace: Trace = NO_TRACE
+
+    @property
+    def awaited(self) -> bool:
+        """Whether some have registered, and wait for the others to."""
+        return bool(self._registered) and not self.begun
 
     @property
     def agreed(self) -> Register:
@@ -83,7 +90,7 @@ class Registration:
         if self.store is None:
             self.store = self._make_store(rank, register)
         if register.trace and not self.trace.active:
-            self.trace = self.store.trace = Recorder("server", self._shard[0])
+            self.trace = self.store.trace = self._recorder()
         self._planes.choose(rank, register, self._mode, self.store, members.queues[rank])
         self._registered.add(rank)
         self._silence.someone_waits()

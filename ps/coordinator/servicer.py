@@ -1,12 +1,10 @@
-"""The gRPC face of a server: joins and sessions; what they mean is decided by Coordinator."""
+"""The gRPC face of a server: joins and sessions; what they mean is decided by the Coordinator of the model."""
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,9 +28,8 @@ from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import Roster, job_secret
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
-from common.system.memory import SegmentPool
 from common.tensors.buckets import pieces_of
-from ps.coordinator.coordinator import Coordinator
+from ps.coordinator.groups import MOST_MODELS, Group, Groups
 from ps.coordinator.liveness import ServerQueue, tell
 from ps.planes.data_port import DataPort
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
@@ -69,18 +66,9 @@ class ParameterServer:
     ) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks, secret=job_secret())
-        self._tokens = [secrets.token_bytes(16) for _ in range(nranks)]  # by which ranks take their seats
-        self._pool, self._helper = SegmentPool(), ThreadPoolExecutor(1, "gradsync-helper")
-        port = self._make_data_port(address, data_port)
-        self._coordinator = Coordinator(
-            nranks,
-            shard=shard,
-            timeout=timeout,
-            wait_limit=wait_limit,
-            pool=self._pool,
-            port=port,
-            helper=self._helper,
-        )
+        port = make_data_port(address, data_port)
+        self._groups = Groups(nranks, shard=shard, timeout=timeout, wait_limit=wait_limit, port=port)
+        self._coordinator = self._groups.first.coordinator
         handlers = {
             "Join": grpc.unary_unary_rpc_method_handler(
                 self._join, JoinRequest.FromString, JoinReply.SerializeToString
@@ -88,7 +76,7 @@ class ParameterServer:
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
             "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
-                lambda _, __: self._coordinator.status(), StatusRequest.FromString, StatusReply.SerializeToString
+                lambda _, __: self.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
             "Trace": grpc.unary_stream_rpc_method_handler(
                 self._tell_trace, TraceRequest.FromString, TraceReply.SerializeToString
@@ -100,22 +88,16 @@ class ParameterServer:
                 address,
                 SERVICE,
                 handlers,
-                threads=2 * nranks + 4,
+                threads=(MOST_MODELS + 1) * nranks + 4,  # a session holds one; they are made when they are needed
                 window=max(rpc.CHUNK_BYTES, min(ONES_WAITING, ALL_WAITING // nranks)),
                 more=lambda s: add_HealthServicer_to_server(self._health, s),
             )
         except GradSyncError as exc:
-            self._coordinator.fail(exc)
-            self._coordinator.close()
+            self._groups.fail(exc)
+            self._groups.close()
             raise
         for service in ("", SERVICE):
             self._health.set(service, SERVING)
-
-    def _make_data_port(self, address: str, port: int) -> DataPort | None:
-        """At the same host; None where there are no ports."""
-        if address.startswith("unix"):
-            return None
-        return DataPort(rpc.host_of(address).strip("[]"), port, [token + job_secret() for token in self._tokens])
 
     @property
     def steps(self) -> int:
@@ -134,8 +116,10 @@ class ParameterServer:
             self._health.enter_graceful_shutdown()
 
     def status(self) -> StatusReply:
-        """How the training goes; also by `python -m ps.status`."""
-        return self._coordinator.status()
+        """How the training goes, of the first model; also by `python -m ps.status`."""
+        reply = self._coordinator.status()
+        reply.models = len(self._groups)
+        return reply
 
     def straggler(self) -> str:
         """Which trainer the others waited for most often, in words; "" if there is no telling."""
@@ -149,20 +133,18 @@ class ParameterServer:
     def stop(self, reason: str) -> None:
         """End the training once no step is half done; all trainers hear why."""
         self._health.enter_graceful_shutdown()
-        self._coordinator.stop_after_step(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"))
+        self._groups.stop(PeerLost(f"server {self._shard[0]} at {self.address} {reason}"), self._timeout)
 
     def close(self) -> None:
         """Stop serving; what has been said still reaches the trainers."""
         self._roster.let_latecomers_hear()
         closed = PeerLost(f"server {self._shard[0]} at {self.address} was closed in mid-training")
-        self._coordinator.fail(closed)
+        self._groups.fail(closed)
         if not self._roster.complete:  # those who have joined wait there
             self._roster.fail(self._coordinator.failure or closed)
         self._health.enter_graceful_shutdown()
         self._server.stop(FAREWELL_S).wait()
-        self._helper.shutdown()
-        self._coordinator.close()
-        self._pool.close()
+        self._groups.close()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -172,6 +154,8 @@ class ParameterServer:
 
     def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
         try:
+            if request.model:
+                return self._reply(self._groups.join(request), request.rank)
             members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             if self._roster.failure:  # a stray caller does not harm the group
@@ -180,9 +164,12 @@ class ParameterServer:
         if not members:
             return JoinReply()  # it has left: nobody hears this
         self._coordinator.expect(min(self._timeout, *(member.timeout for member in members)))  # it knows whom to name
+        return self._reply(self._groups.first, request.rank)
+
+    def _reply(self, group: Group, rank: int) -> JoinReply:
         index, count = self._shard
-        reply = JoinReply(shard=index, shards=count, token=self._tokens[request.rank])
-        reply.desk, reply.data_port = self._coordinator.desk, self._coordinator.data_port
+        reply = JoinReply(shard=index, shards=count, token=group.token(rank))
+        reply.desk, reply.data_port = group.coordinator.desk, group.coordinator.data_port
         return reply
 
     def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
@@ -201,41 +188,48 @@ class ParameterServer:
 
     def _read(self, received: Iterator[bytes], queue: ServerQueue) -> None:
         """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
-        rank = None
+        rank, group = None, self._groups.first
         try:
-            rank = self._take_seat(decoded(next(received), "a caller").message, queue)
+            rank, group = self._take_seat(decoded(next(received), "a caller").message, queue)
             for data in received:
                 frame = decoded(data, f"rank {rank}")
-                self._coordinator.handle(rank, frame.message, frame.words)
+                group.coordinator.handle(rank, frame.message, frame.words)
                 del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
             if rank is None:
                 tell(queue, exc)
             else:
-                self._coordinator.fail(exc)
+                group.coordinator.fail(exc)
         except (grpc.RpcError, StopIteration):
             pass  # the stream broke off
         except Exception as exc:
             if rank is not None:
-                self._coordinator.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
+                group.coordinator.fail(GradSyncError(f"the server failed: {type(exc).__name__}: {exc}"))
             raise
         finally:
             if rank is not None:
-                self._coordinator.lost(rank)
+                group.coordinator.lost(rank)
             queue.end()
+            if rank is not None:
+                self._groups.left(group, rank)
 
-    def _take_seat(self, message: TrainerMessage, queue: ServerQueue) -> int:
-        """Let in who shows the token that its rank was given when it joined; which rank it is.
+    def _take_seat(self, message: TrainerMessage, queue: ServerQueue) -> tuple[int, Group]:
+        """Let in who shows the token that its rank was given when it joined; which rank it is, and for which model.
 
         Raises:
             ProtocolError, StaleEpoch: it has no seat.
         """
         if message.WhichOneof("kind") != "hello":
             raise ProtocolError("a trainer did not say hello before it sent anything else")
-        rank, token = message.hello.rank, message.hello.token
-        if rank >= len(self._tokens) or not secrets.compare_digest(token, self._tokens[rank]):
-            raise ProtocolError(f"rank {rank} came without the token that the rank was given when it joined")
-        return self._coordinator.enter(message, queue)
+        group = self._groups.group_of(message.hello)
+        rank = group.coordinator.enter(message, queue)
+        self._groups.entered(group)
+        return rank, group
+
+
+def make_data_port(address: str, port: int) -> DataPort | None:
+    """At the same host; None where there are no ports."""
+    return None if address.startswith("unix") else DataPort(rpc.host_of(address).strip("[]"), port)
 
 
 def decoded(data: bytes, sender: str) -> Frame[TrainerMessage]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from common.network.gradsync_pb2 import Alive, ServerMessage
 from common.network.patience import Patience
 from common.network.rendezvous import GRACE
-from ps.coordinator.liveness import Members
+from ps.coordinator.liveness import Lives, Members
 
 __all__ = ["Silence"]
 
@@ -29,6 +29,8 @@ class Silence:
         patience: of the trainers that wait for one that does not take part.
         missing: whom they wait for.
         waiting: who waits, as far as is known.
+        lives: the signs of life of these trainers.
+        steps: they wait within steps, which errors name.
         speaks: this server says whom they wait for, by the lowest rank's stderr.
         clock: tells the time in seconds.
     """
@@ -40,13 +42,15 @@ class Silence:
         patience: Patience,
         missing: Callable[[], list[int]],
         waiting: Callable[[], list[int]],
+        lives: Lives,
         *,
+        steps: bool = True,
         speaks: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.patience, self._clock, self._speaks = patience, clock, speaks
+        self.patience, self._clock, self._steps, self._speaks = patience, clock, steps, speaks
         self._members, self._lock, self._missing, self._waiting = members, lock, missing, waiting
-        self._heard: dict[int, float] = {}  # when each trainer gave its last sign of life
+        self._lives = lives
         self._waiting_since: float | None = None
         self._sign_at = clock()
         self.thread = threading.Thread(target=self.watch, name="gradsync-silence", daemon=True)
@@ -77,7 +81,7 @@ class Silence:
 
     def heard(self, rank: int) -> None:
         """A trainer gives a sign of life."""
-        self._heard[rank] = self._clock()
+        self._lives.heard[rank] = self._clock()
 
     def watch(self) -> None:
         """Until the training is over."""
@@ -93,14 +97,15 @@ class Silence:
         waited = now - since
         if self.patience.asks(now, waited):
             self._send(self._members.queues.keys() - self._members.gone, Alive())
+            self._lives.ask(self._members.absent_from(self._members.queues))
         if waited <= self.patience.timeout:
             return
         missing, steps = self._missing(), self._members.steps
-        silent = {rank: now - max(since, self._heard.get(rank, since)) for rank in missing}
-        if error := self.patience.ends(silent, waited, doing=f" in step {steps}"):
+        silent = {rank: now - max(since, self._lives.heard.get(rank, since)) for rank in missing}
+        if error := self.patience.ends(silent, waited, doing=f" in step {steps}" if self._steps else ""):
             self._members.fail(error)
             return
-        line = self.patience.remark(self._waiting(), missing, steps, waited)
+        line = self.patience.remark(self._waiting(), missing, steps if self._steps else None, waited)
         if line and self._speaks:
             self._send([min(self._members.queues.keys() - self._members.gone)], Alive(say=line))
 

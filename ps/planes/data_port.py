@@ -1,11 +1,12 @@
 """Where trainers open their data connections with a server, and how each shows that it has a seat.
 
     server    MARK, nonce                                          20 bytes
-    trainer   rank (u32), proof of "trainer", the rank, the nonce  36 bytes
-    server    proof of "server", the rank, the nonce               32 bytes
+    trainer   seat (u32), proof of "trainer", the seat, the nonce  36 bytes
+    server    proof of "server", the seat, the nonce               32 bytes
 
-A proof is an HMAC-SHA256 by the token that the rank was given when it joined and the secret of the job's launcher, if
-it has one. So neither is told, what was overheard cannot be used again, and the trainer knows whom it has reached.
+Every rank has a seat for each model: model x nranks + rank. A proof is an HMAC-SHA256 by the token that the rank was
+given when it joined for the model, and the secret of the job's launcher, if it has one. So neither is told, what was
+overheard cannot be used again, and the trainer knows whom it has reached.
 Whoever says anything else, or nothing for HELLO_S, is dropped, which ends nothing.
 """
 
@@ -27,32 +28,33 @@ from common.errors import PeerUnreachable, PortInUse
 from common.network.sockets import tuned
 from common.system.addresses import address_of
 
-__all__ = ["HELLO_S", "DataPort", "call"]
+__all__ = ["HELLO_S", "DataPort", "Seats", "call"]
 
 MARK = b"GSD1"
 GREETING = struct.Struct("<4s16s")  # mark, nonce
-ANSWER = struct.Struct("<I32s")  # rank, proof
+ANSWER = struct.Struct("<I32s")  # seat, proof
 PROOF_BYTES = 32
 HELLO_S = 5.0  # how long either end waits for the other's part
 BACKLOG = 128
 MOST_CALLERS = 1024  # that have not said who they are; whoever has been silent for longest makes room
 
 
-def proof(key: bytes, who: bytes, rank: int, nonce: bytes) -> bytes:
-    return hmac.digest(key, b"%s %d %s" % (who, rank, nonce), "sha256")
+def proof(key: bytes, who: bytes, seat: int, nonce: bytes) -> bytes:
+    return hmac.digest(key, b"%s %d %s" % (who, seat, nonce), "sha256")
 
 
-def call(host: str, port: int, rank: int, key: bytes, seconds: float) -> socket.socket:
+def call(host: str, port: int, rank: int, key: bytes, seconds: float, *, seat: int | None = None) -> socket.socket:
     """Open a trainer's data connection with the server that has its port there.
 
     Args:
-        key: the token that the rank was given, and the job's secret.
+        key: the token that came with the seat, and the job's secret.
         seconds: how long it may take.
+        seat: if it is not the rank's number.
 
     Raises:
         PeerUnreachable: why it cannot be had, in words.
     """
-    deadline = time.monotonic() + seconds
+    deadline, seat = time.monotonic() + seconds, rank if seat is None else seat
     where = f"its data port {address_of(host, port)}"
     try:
         connection = socket.create_connection((host, port), seconds)
@@ -61,8 +63,8 @@ def call(host: str, port: int, rank: int, key: bytes, seconds: float) -> socket.
     try:
         mark, nonce = GREETING.unpack(receive(connection, GREETING.size, deadline))
         if mark == MARK:
-            connection.sendall(ANSWER.pack(rank, proof(key, b"trainer", rank, nonce)))
-            if hmac.compare_digest(receive(connection, PROOF_BYTES, deadline), proof(key, b"server", rank, nonce)):
+            connection.sendall(ANSWER.pack(seat, proof(key, b"trainer", seat, nonce)))
+            if hmac.compare_digest(receive(connection, PROOF_BYTES, deadline), proof(key, b"server", seat, nonce)):
                 return tuned(connection)
         why = "somebody else answers there"
     except OSError as exc:
@@ -120,16 +122,15 @@ class DataPort:
     Args:
         host: an address or name of this machine.
         port: 0: the system chooses.
-        keys: of each rank, as of `call`.
+        keys: of the seats from 0 on, as of `call`; further ones come with `more`.
 
     Raises:
         PortInUse: at construction.
     """
 
-    def __init__(self, host: str, port: int, keys: Sequence[bytes]) -> None:
-        self._keys = keys
+    def __init__(self, host: str, port: int, keys: Sequence[bytes] = ()) -> None:
+        self._keys = dict(enumerate(keys))  # by seat; who comes takes it out
         self._seats: dict[int, socket.socket] = {}  # of those who were let in, until they are taken
-        self._came: set[int] = set()
         self._callers: dict[socket.socket, Caller] = {}
         try:
             self._listener = listen(host, port)
@@ -146,9 +147,20 @@ class DataPort:
         self._thread = threading.Thread(target=self._serve, name="gradsync-data-port", daemon=True)
         self._thread.start()
 
-    def take(self, rank: int) -> socket.socket | None:
-        """The connection that a rank has opened, once; None: it has none."""
-        return self._seats.pop(rank, None)
+    def more(self, first: int, keys: Sequence[bytes]) -> Seats:
+        """Further seats, from number `first` on."""
+        self._keys.update(enumerate(keys, first))
+        return Seats(self, first, len(keys))
+
+    def take(self, seat: int) -> socket.socket | None:
+        """The connection that the seat's rank has opened, once; None: it has none."""
+        return self._seats.pop(seat, None)
+
+    def remove(self, seat: int) -> None:
+        """Nobody is let in there any longer."""
+        self._keys.pop(seat, None)
+        if connection := self.take(seat):
+            connection.close()
 
     def close(self) -> None:
         """Nobody is let in any longer; idempotent."""
@@ -214,20 +226,19 @@ class DataPort:
 
     def _let_in(self, connection: socket.socket, caller: Caller) -> None:
         """If its answer is right. What follows it is the session's, so no more than it was read."""
-        rank, shown = ANSWER.unpack(caller.said)
-        known = rank < len(self._keys)
-        key = self._keys[rank] if known else bytes(16)
-        right = hmac.compare_digest(shown, proof(key, b"trainer", rank, caller.nonce))
-        if not (known and right) or rank in self._came:
+        seat, shown = ANSWER.unpack(caller.said)
+        key = self._keys.get(seat)
+        right = hmac.compare_digest(shown, proof(key or bytes(16), b"trainer", seat, caller.nonce))
+        if key is None or not right:
             self._drop(connection)
         else:
             self._forget(connection)
-            self._came.add(rank)
+            self._keys.pop(seat, None)
             with suppress(OSError):  # it has gone: whoever reads from it will see
                 tuned(connection)
-            self._seats[rank] = connection
+            self._seats[seat] = connection
             with suppress(OSError):
-                connection.send(proof(key, b"server", rank, caller.nonce))
+                connection.send(proof(key, b"server", seat, caller.nonce))
 
     def _forget(self, connection: socket.socket) -> None:
         del self._callers[connection]
@@ -236,3 +247,20 @@ class DataPort:
     def _drop(self, connection: socket.socket) -> None:
         self._forget(connection)
         connection.close()
+
+
+class Seats:
+    """Those of one model's trainers at a data port."""
+
+    def __init__(self, port: DataPort, first: int, count: int) -> None:
+        self.port = port.port
+        self._at, self._first, self._count = port, first, count
+
+    def take(self, rank: int) -> socket.socket | None:
+        """The connection that a rank has opened, once; None: it has none."""
+        return self._at.take(self._first + rank)
+
+    def close(self) -> None:
+        """Nobody is let in any longer; idempotent."""
+        for seat in range(self._first, self._first + self._count):
+            self._at.remove(seat)

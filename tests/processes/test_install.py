@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,29 +11,10 @@ pytest.importorskip("paddle")
 
 from tests.support import warm
 from tests.support.groups import ROOT
+from tests.support.unmodified import LAUNCHERS, run
 
 PROGRAM = ROOT / "tests" / "programs" / "unchanged.py"
-LAUNCHERS = {
-    "ps": ["ps.run", "--nranks", "2", "--log-dir"],
-    "collective": ["collective.run", "--nranks", "2", "--log-dir"],
-    "paddle": ["paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo", "--log_dir"],
-}
-
 pytestmark = pytest.mark.processes
-
-
-def run(scheme: str, folder: Path, *program: object, cwd: Path = ROOT, code: int = 0) -> tuple[list[str], str]:
-    """(RESULT and EVALUATED lines, all that was said); under "paddle" Paddle computes as it does under us."""
-    log = folder / "log"
-    done = warm.run(
-        [sys.executable, "-m", *LAUNCHERS[scheme], str(log), *map(str, program)],
-        timeout=100,
-        cwd=cwd,
-        env={**os.environ, "PYTHONWARNINGS": "ignore", "MKL_DEBUG_CPU_TYPE": "5", "OMP_NUM_THREADS": "1"},
-    )
-    said = done.stderr + "".join(p.read_text(errors="replace") for p in sorted(log.glob("workerlog.*")))
-    assert done.returncode == code, said
-    return sorted(re.findall(r"^((?:RESULT|EVALUATED) .*)$", said, re.MULTILINE)), said
 
 
 @pytest.mark.parametrize("kind", ["data_parallel", "fleet"])
@@ -49,11 +28,15 @@ def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_p
 
 
 @pytest.mark.parametrize(
-    "kind", ["fit", "fused", pytest.param("data_parallel", marks=pytest.mark.long)]
+    "kind", ["fit resume", "fused", pytest.param("data_parallel", marks=pytest.mark.long)]
 )  # fleet: tests/system/test_examples.py
 def test_an_unmodified_program_gives_the_bits_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
-    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in LAUNCHERS}
-    assert len(found["ps"]) == (4 if kind == "fit" else 2)
+    found: dict[str, list[str]] = {scheme: [] for scheme in LAUNCHERS}
+    for scheme in LAUNCHERS:
+        (tmp_path / scheme).mkdir()
+        for part in kind.split():
+            found[scheme] += run(scheme, tmp_path / scheme / part, PROGRAM, part, cwd=tmp_path / scheme)[0]
+    assert len(found["ps"]) == (6 if "fit" in kind else 2)
     assert found["ps"] == found["collective"] == found["paddle"]
 
 

@@ -63,14 +63,32 @@ def with_fleet(other):
     return net
 
 
-def fit(_):
+def prepared():
     net = net_of(dist.get_rank())
+    rate = paddle.optimizer.lr.StepDecay(0.01, step_size=4, gamma=0.5)
     model = paddle.Model(net)
-    model.prepare(
-        paddle.optimizer.Adam(0.01, parameters=net.parameters()), nn.CrossEntropyLoss(), paddle.metric.Accuracy()
-    )
-    model.fit(Samples(), Samples(), batch_size=4, epochs=2, verbose=0, shuffle=True)
+    optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
+    model.prepare(optimizer, nn.CrossEntropyLoss(), paddle.metric.Accuracy())
+    return net, model
+
+
+SETTINGS = {"batch_size": 4, "verbose": 0, "shuffle": True}
+
+
+def fit(_):
+    """With metrics, callbacks, evaluation, and checkpoints."""
+    net, model = prepared()
+    callbacks = [paddle.callbacks.LRScheduler(by_step=True), paddle.callbacks.EarlyStopping("acc", "max", patience=9)]
+    model.fit(Samples(), Samples(), epochs=2, save_dir="checkpoints", save_freq=1, callbacks=callbacks, **SETTINGS)
     print("EVALUATED", model.evaluate(Samples(), batch_size=4, verbose=0), flush=True)
+    return net
+
+
+def resume(_):
+    """Goes on from a checkpoint of `fit`."""
+    net, model = prepared()
+    model.load("checkpoints/0")
+    model.fit(Samples(), epochs=1, **SETTINGS)
     return net
 
 
@@ -92,12 +110,22 @@ def spawned(_):
     dist.spawn(run, args=("data_parallel", None), nprocs=2)
 
 
+def digest_of(net):
+    return hashlib.sha256(b"".join(p.numpy().tobytes() for p in net.parameters())).hexdigest()
+
+
 def run(kind, other):
-    kinds = {"data_parallel": data_parallel, "fleet": with_fleet, "fit": fit, "fused": fused, "spawn": spawned}
+    kinds = {
+        "data_parallel": data_parallel,
+        "fleet": with_fleet,
+        "fit": fit,
+        "resume": resume,
+        "fused": fused,
+        "spawn": spawned,
+    }
     net = kinds[kind](importlib.import_module(other) if other else None)
     if net is not None:
-        trained = b"".join(p.numpy().tobytes() for p in net.parameters())
-        print(f"RESULT {dist.get_rank()} {hashlib.sha256(trained).hexdigest()}", flush=True)
+        print(f"RESULT {dist.get_rank()} {digest_of(net)}", flush=True)
 
 
 if __name__ == "__main__":

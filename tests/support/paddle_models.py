@@ -13,8 +13,9 @@ paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
 from common.paddle_api import backward  # noqa: E402
+from common.paddle_api.arena_binding import trainable  # noqa: E402
 from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
-from common.paddle_api.optimizer_hook import OptimizerHook, listen_to_steps, stop_listening  # noqa: E402
+from common.paddle_api.optimizer_hook import OptimizerHook, forget_steps, listen_to_steps  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from common.sync.synchronizer import ServerOptimizer, Synchronizer  # noqa: E402
 from common.tensors.arena import FloatArray  # noqa: E402
@@ -64,7 +65,7 @@ def gradients(model: Any) -> dict[str, Any]:
 
 @contextmanager
 def averaging(model: Any, synchronizer: Any) -> Iterator[GradientAverage]:
-    average = GradientAverage(model, synchronizer, first_bytes=64, bucket_bytes=64)
+    average = GradientAverage(trainable(model), synchronizer, first_bytes=64, bucket_bytes=64)
     average.share_parameters()
     backward.listen_to_backward(average)
     try:
@@ -168,12 +169,14 @@ def life(kind: Callable[[], Any] = Branches, *, serves_updates: bool) -> Iterato
     paddle.seed(3)
     model, synchronizer = kind(), Pair(serves_updates=serves_updates)
     with averaging(model, synchronizer) as average:
-        if serves_updates:
-            listen_to_steps(OptimizerHook(synchronizer, average))
+        hooks = [OptimizerHook(synchronizer, average)] if serves_updates else []
+        for hook in hooks:
+            listen_to_steps(hook)
         try:
             yield Life(synchronizer, average, model)
         finally:
-            stop_listening()
+            for hook in hooks:
+                forget_steps(hook)
 
 
 def clear_gradients(each: Life) -> None:

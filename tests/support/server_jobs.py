@@ -37,7 +37,7 @@ everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
 @contextmanager
 def job(nranks: int, servers: int, plane: str, *, overlap: bool = True, mode: Mode = SYNC) -> Iterator[Make]:
     """Data plane "mixed": each rank has another one."""
-    of_rank = {"mixed": ("shm", "grpc", "tcp")}.get(plane, (plane,) * 3)
+    of_rank = {"mixed": ("shm", "grpc", "tcp", "shm")}.get(plane, (plane,) * nranks)
 
     def make(rank: int, nranks: int) -> ServerSynchronizer:
         client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode)

@@ -30,6 +30,14 @@ from tests.support.synchronizer_failures import (
     check_another_setting_is_named,
     check_bucket_plans_that_differ_are_refused,
 )
+from tests.support.synchronizer_models import (
+    check_a_model_ends_and_others_go_on_and_another_comes,
+    check_a_rank_that_raises_is_named_whichever_model_is_stepped,
+    check_models_are_gathered_for_and_stepped_at_once,
+    check_models_may_come_in_the_midst_of_training,
+    check_two_models_are_stepped_in_turn,
+    check_without_an_optimizer_each_model_has_its_mean,
+)
 from tests.support.synchronizer_steps import (
     BUCKETS,
     RATES,
@@ -302,6 +310,11 @@ CHECKS: list[Check] = [
     check_all_reduce_adds_in_the_canonical_order,
     check_close_is_idempotent,
     check_leaving_without_attaching_is_fine,
+    check_two_models_are_stepped_in_turn,
+    check_models_are_gathered_for_and_stepped_at_once,
+    check_a_model_ends_and_others_go_on_and_another_comes,
+    check_models_may_come_in_the_midst_of_training,
+    check_without_an_optimizer_each_model_has_its_mean,
 ]
 BETWEEN_RANKS: list[Check] = [  # for two ranks or more
     check_all_reduce_of_other_shapes_is_refused,
@@ -314,6 +327,7 @@ BETWEEN_RANKS: list[Check] = [  # for two ranks or more
     check_another_setting_is_named,
     check_a_rank_that_raises_fails_the_others_with_its_reason,
     check_a_rank_that_stops_early_is_named,
+    check_a_rank_that_raises_is_named_whichever_model_is_stepped,
 ]
 
 

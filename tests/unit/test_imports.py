@@ -22,7 +22,8 @@ MAY_IMPORT = {
 }
 PADDLE_AT_THE_TOP = {
     "common/paddle_api/backward.py",
-    "common/paddle_api/refusals.py",
+    "common/paddle_api/sparse_gradients.py",
+    "common/paddle_api/wrapped_models.py",
     "common/paddle_api/user_optimizer.py",
     "common/paddle_api/communication/groups.py",
     "common/paddle_api/communication/objects.py",

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from common.sync.messenger import ALONE
 from common.tensors.arena import Arena
 from common.tensors.optimizers import Adam, Optimizer
 from ps.store.modes import SYNC
@@ -14,7 +15,7 @@ from tests.support.server_jobs import make_arena
 
 
 class NotingClient:
-    rank, nranks, servers, data_plane, mode = 0, 1, ("nowhere:1",), "none", SYNC
+    rank, nranks, servers, data_plane, mode, messenger = 0, 1, ("nowhere:1",), "none", SYNC, ALONE
 
     def __init__(self) -> None:
         self.notes: list[object] = []

@@ -27,7 +27,7 @@ def test_contract(check: Check, nranks: int, servers: int, plane: str) -> None:
 @between_ranks
 @pytest.mark.parametrize("check", [*CHECKS, *BETWEEN_RANKS], ids=name_of)
 def test_contract_under_ssp_with_a_bound_of_zero(check: Check, nranks: int, servers: int, plane: str) -> None:
-    if check.__name__ == "check_without_an_optimizer_gradients_become_their_mean":
+    if "without_an_optimizer" in check.__name__:
         pytest.skip("mode ssp needs the optimizer when the training begins")
     with job(nranks, servers, plane, mode=Mode("ssp", 0)) as make:
         check(make, nranks)

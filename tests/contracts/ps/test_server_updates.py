@@ -14,7 +14,7 @@ from common.errors import LayoutMismatch, ProtocolError, UsageError
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.flat_optimizer import PartOptimizer
-from common.tensors.optimizers import SGD, Adam, Momentum, RMSProp
+from common.tensors.optimizers import SGD, Adam, Momentum, Optimizer, RMSProp
 from common.tensors.parts import PADDING, is_number, parts_of
 from ps.synchronizer import ServerSynchronizer
 from tests.support.groups import on_threads, outcomes_of, reduced, sample
@@ -49,12 +49,12 @@ def arena_on(layout: Layout, rank: int) -> Arena:
 class Alone:
     """What all ranks must have: Paddle's optimizer on the canonical mean, in one process."""
 
-    def __init__(self, nranks: int, layout: Layout) -> None:
+    def __init__(self, nranks: int, layout: Layout, optimizer: Optimizer = ADAM) -> None:
         self.nranks, self.layout, arena = nranks, layout, arena_on(layout, 0)
         self.padded = [np.zeros(layout.length + PADDING, np.float32) for _ in range(2)]
         self.parameters, self.gradients = (array[: layout.length] for array in self.padded)
         self.parameters[...] = arena.parameters
-        self.optimizer = PartOptimizer(ADAM, *self.padded, parts_of(layout, NAMES, 0, layout.length))
+        self.optimizer = PartOptimizer(optimizer, *self.padded, parts_of(layout, NAMES, 0, layout.length))
 
     def update(self, step: int, rate: float, used: bytes = b"\1\1\1\1") -> None:
         self.gradients[...] = mean_of(self.layout, self.nranks, step)
@@ -166,6 +166,35 @@ def a_users_life(synchronizer: ServerSynchronizer, arena: Arena) -> dict[str, An
     synchronizer.server_optimizer.update(0.01, used=whole)
     seen["last"] = arena.parameters.tobytes()
     return seen
+
+
+@pytest.mark.parametrize(("nranks", "servers"), [(1, 1), (2, 2)])
+def test_each_model_has_an_optimizer_of_its_own(nranks: int, servers: int) -> None:
+    """They take turns in training, as a generator and a discriminator do; the second is named when the first has
+    trained, and its gradients are those of other steps."""
+    optimizers = [ADAM, Momentum(momentum=0.5)]
+
+    def body(synchronizer: ServerSynchronizer, arena: Arena) -> list[tuple[bytes, dict[str, bytes]]]:
+        second, other = synchronizer.another(), arena_on(arena.layout, synchronizer.rank)
+        second.attach(other, None)
+        assert second.server_optimizer.choice == synchronizer.server_optimizer.choice
+        pairs = [(synchronizer, arena), (second, other)]
+        for turn in range(2):
+            for number, (each, own) in enumerate(pairs):
+                if not turn:
+                    each.server_optimizer.configure(optimizers[number], NAMES)
+                give_gradients(each, own, 2 * turn + number)
+                each.server_optimizer.update(0.01 / (1 + number), used=b"\1\1\1\1")
+        return [(own.parameters.tobytes(), bits_of(each.server_optimizer.state())) for each, own in pairs]
+
+    expected = []
+    for number, optimizer in enumerate(optimizers):
+        alone = Alone(nranks, LAYOUTS["float32"], optimizer)
+        for turn in range(2):
+            alone.update(2 * turn + number, 0.01 / (1 + number))
+        expected.append((alone.parameters.tobytes(), alone.state()))
+    for found in on_ranks(nranks, servers, body):
+        assert found == expected
 
 
 def on_ranks(

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.page.charts import HeatMap
+from benchmarks.page.language import speaking
 from benchmarks.records.result_files import plain
 from benchmarks.reports import crossover
 from benchmarks.reports.crossover_terminal import print_terminal
@@ -60,6 +61,20 @@ def test_who_loses_without_bytes_that_explain_it_is_said_to_wait_for_something_e
     nobody = verdict(results_of(made("1gbit", 4, 50 * MB, 1.5, 2.0, apart=True)))  # said of the link, once
     assert "it waits for" not in " ".join(nobody)
     assert nobody[-1].startswith("At 1gbit, no scheme reaches more than 42% of the link's limit")
+
+
+def test_sizes_are_named_where_only_some_of_them_wait_for_something_else() -> None:
+    small = [made(link, 4, MB, ring, ps, apart=True) for link, ring, ps in (("1gbit", 0.015, 0.03), ("10gbit", 1, 2))]
+    lost, won = made("10gbit", 4, 25 * MB, 0.03, 0.06, apart=True), made("1gbit", 4, 25 * MB, 0.33, 0.28, apart=True)
+    told = verdict(results_of(*small, won, lost))[1]
+    assert "with 25 MB the parameter server is 1.18 times faster at 1gbit" in told
+    assert "With 1 MB at 1gbit, 10gbit and with 25 MB at 10gbit, the parameter server loses with at most 35%" in told
+    assert "At 10gbit, the parameter server loses" in verdict(results_of(small[1], lost, won))[1]  # each size there is
+    with speaking("zh"):
+        assert (
+            "1 MB 经 1gbit、10gbit，以及 25 MB 经 10gbit 时，参数服务器较慢"
+            in verdict(results_of(*small, won, lost))[1]
+        )
 
 
 def winner_of(cell: dict[str, Any]) -> str:

@@ -188,6 +188,11 @@ def test_the_table_has_a_line_for_each_server_and_trainer() -> None:
     assert lines[5].split() == ["1", "(left)", "grpc", "1,235", "50%", "12.3", "0", "0.0", "5.0"]
 
 
+def test_several_models_are_counted() -> None:
+    assert rendered(status(models=3))[1].split()[-3:] == ["training,", "3", "models"]
+    assert rendered(status(models=1))[1].split()[-1] == "training"
+
+
 def test_trainers_of_several_servers_are_added_up() -> None:
     lines = rendered(status(), status(shard=1))
     assert lines[5].split() == ["0", "shm", "1,234", "0%", "0.0", "1", "246,800.0", "0.0"]

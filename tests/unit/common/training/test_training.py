@@ -178,7 +178,7 @@ def test_a_synchronizer_tells_the_others_why_it_leaves() -> None:
 
 
 def test_the_interface_cannot_be_left_unfinished() -> None:
-    assert Synchronizer.__abstractmethods__ == {"attach", "mark_ready", "finish", "all_gather", "close"}
+    assert Synchronizer.__abstractmethods__ == {"attach", "mark_ready", "finish", "all_gather", "another", "close"}
     with pytest.raises(TypeError, match="abstract"):
         Synchronizer()  # type: ignore[abstract]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import PeerStalled
-from common.network.gradsync_pb2 import Alive, TrainerMessage
+from common.network.gradsync_pb2 import Alive, Hello, TrainerMessage
 from common.network.rendezvous import GRACE
 from ps.planes.wire import state_pieces
 from tests.support.trainer_messages import (
@@ -56,6 +56,13 @@ def test_who_does_not_register_is_named() -> None:
     enter(setting.group, register_message(1), setting.inboxes[1])
     setting.inboxes = [setting.inboxes[1]]
     stalled(setting, "0, 2 did not take part in step 0", timeout=0.3)
+
+
+def test_who_comes_when_others_have_registered_and_does_not_is_named() -> None:
+    setting = open_group(2, timeout=0.3)
+    enter(setting.group, register_message(1), setting.inboxes[1])
+    setting.group.enter(TrainerMessage(hello=Hello(rank=0)), setting.inboxes[0])
+    stalled(setting, "0 did not take part in step 0", timeout=0.3)
 
 
 def test_rank_0_that_sends_no_parameters_is_named() -> None:

@@ -129,7 +129,7 @@ def test_a_port_in_use_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None
         return groups[-1]
 
     with serving(1) as (server,):
-        monkeypatch.setattr("ps.coordinator.servicer.Coordinator", recorded)
+        monkeypatch.setattr("ps.coordinator.groups.Coordinator", recorded)
         with pytest.raises(PortInUse):
             ParameterServer(server.address, 1)
     try:

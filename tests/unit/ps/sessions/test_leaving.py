@@ -197,7 +197,7 @@ def test_who_registers_twice_hears_why() -> None:
     arena = make_arena(0)
     with serving(1) as (server,), closing(Client([server.address], 0, 1)) as client:
         client.register(arena, SGD(learning_rate=RATE))
-        hello = TrainerMessage(hello=Hello(epoch=0, rank=0, token=server._tokens[0]))
+        hello = TrainerMessage(hello=Hello(epoch=0, rank=0, token=server._groups.first.token(0)))
         with raw_session(server.address, iter([hello])) as call:
             heard = [message.failure for message in call]
         take_step(client, arena)

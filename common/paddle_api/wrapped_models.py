@@ -1,0 +1,208 @@
+"""The models of one process that were given to DataParallel: each with an average of its gradients, for as long as it
+lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import paddle
+
+from common.paddle_api.arena_binding import trainable
+from common.paddle_api.backward import forget, listen_to_backward
+from common.paddle_api.gradient_average import GradientAverage
+from common.paddle_api.optimizer_hook import OptimizerHook, forget_steps, listen_to_steps
+from common.paddle_api.refusals import check_parameters
+from common.paddle_api.sparse_gradients import SparseGradients, sparse_parameters
+from common.sync.synchronizer import Synchronizer
+
+__all__ = ["WrappedModel", "WrappedModels", "share_buffers"]
+
+
+class WrappedModels:
+    """
+    Args:
+        joined: the synchronizer of the group, which is joined if it was not before.
+    """
+
+    def __init__(self, joined: Callable[[], Synchronizer]) -> None:
+        self._joined = joined
+        self._models: list[WrappedModel] = []
+        self._first: Synchronizer | None = None  # the group's own, once a model has it
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def wrap(self, model: Any, *, first_bytes: int, bucket_bytes: int) -> WrappedModel:
+        """Average a model's gradients from now on, until it is gone; called by all ranks in the same order. Parameters
+        that another model has too stay with that one.
+
+        Args:
+            first_bytes, bucket_bytes: of the bucket plan.
+
+        Raises:
+            UsageError: something of the model cannot be synchronised.
+        """
+        group = self._joined()
+        self._drop_dead()
+        wrapped = WrappedModel(
+            model, group, self.next_synchronizer, self.owned(), first_bytes=first_bytes, bucket_bytes=bucket_bytes
+        )
+        forget(self)
+        listen_to_backward(self)
+        self._models.append(wrapped)
+        return wrapped
+
+    def next_synchronizer(self) -> Synchronizer:
+        """For one more arena."""
+        group = self._joined()
+        if self._first is not group:
+            self._first = group
+            return group
+        return group.another()
+
+    def owned(self) -> set[int]:
+        """The `id` of every parameter that some model averages."""
+        return {id(p) for each in self._models for p in each.parameters}
+
+    def before_backward(self) -> None:
+        self._drop_dead()
+        for each in self._models:
+            each.before_backward()
+
+    def after_backward(self) -> None:
+        for each in self._models:
+            each.after_backward()
+
+    def stop(self) -> None:
+        """Backward and optimizers are Paddle's own from now on."""
+        forget(self)
+        for each in self._models:
+            each.stop()
+        self._models, self._first = [], None
+
+    def _drop_dead(self) -> None:
+        """Models go when a garbage collector finds them; what was theirs goes here, where nothing is under way."""
+        for each in [m for m in self._models if m.is_gone]:
+            each.stop()
+            self._models.remove(each)
+            each.close()
+
+
+class WrappedModel:
+    """One model's gradients, dense and sparse, and who updates its parameters.
+
+    Args:
+        group: for what is not synchronised in every step.
+        next_synchronizer: makes one for an arena.
+        elsewhere: the `id` of parameters that other models average.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        group: Synchronizer,
+        next_synchronizer: Callable[[], Synchronizer],
+        elsewhere: Collection[int],
+        **limits: int,
+    ) -> None:
+        self._model, self._group, self._elsewhere = ref(model), group, frozenset(elsewhere)
+        self._next_synchronizer, self._limits = next_synchronizer, limits
+        self._average: GradientAverage | None = None
+        self._hook: OptimizerHook | None = None
+        self._enabled = True
+        self._build(model)
+        share_buffers(model, group, self._elsewhere | {id(p) for _, p in self._dense(model)})
+
+    @property
+    def parameters(self) -> list[Any]:
+        """That this model averages."""
+        dense = self._average.binding.named if self._average else []
+        return [p for _, p in (*dense, *self._sparse.named)]
+
+    @property
+    def is_gone(self) -> bool:
+        return self._model() is None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether backward synchronises; else it accumulates this rank's gradients only."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
+        if self._average:
+            self._average.enabled = enabled
+
+    def before_backward(self) -> None:
+        self._sparse.reached = False
+        if self._average:
+            self._average.before_backward()
+        model = self._model()
+        if model is not None and any(not p.stop_gradient for p in self._frozen):
+            self._rebuild(model)
+
+    def after_backward(self) -> None:
+        if self._average:
+            self._average.after_backward(reached=self._sparse.reached)
+        if self._enabled and (self._sparse.reached or (self._average and self._average.binding.reached)):
+            self._sparse.average()
+
+    def stop(self) -> None:
+        """Backward and the optimizer are Paddle's own from now on."""
+        self._sparse.stop()
+        if self._average:
+            self._average.stop()
+        if self._hook:
+            forget_steps(self._hook)
+
+    def close(self) -> None:
+        """End the synchronisation of a model that is gone."""
+        if self._average and self._synchronizer is not self._group:
+            self._synchronizer.close()
+
+    def _build(self, model: Any) -> None:
+        named = [(name, p) for name, p in trainable(model) if id(p) not in self._elsewhere]
+        check_parameters(trainable(model))
+        tables = sparse_parameters(model)
+        self._frozen = [p for p in model.parameters() if p.stop_gradient]
+        self._sparse = SparseGradients([(name, p) for name, p in named if id(p) in tables], self._group)
+        if dense := self._dense(model):
+            self._synchronizer = self._next_synchronizer()
+            self._average = GradientAverage(dense, self._synchronizer, **self._limits)
+            self._average.enabled = self._enabled
+            self._average.share_parameters()
+            if self._synchronizer.server_optimizer:
+                self._hook = OptimizerHook(self._synchronizer, self._average)
+                listen_to_steps(self._hook)
+
+    def _dense(self, model: Any) -> list[tuple[str, Any]]:
+        apart = self._elsewhere | sparse_parameters(model)
+        return [(name, p) for name, p in trainable(model) if id(p) not in apart]
+
+    def _rebuild(self, model: Any) -> None:
+        """The program has unfrozen a parameter: begin anew with it. Gradients and the optimizer's state stay."""
+        old = self._average, self._hook.estate() if self._hook else None  # its gradients lie there until they are moved
+        self.stop()
+        self.close()
+        self._build(model)
+        if self._hook and old[1]:
+            self._hook.inherit(*old[1])
+        if self._average:
+            self._average.before_backward()
+
+
+def share_buffers(model: Any, synchronizer: Synchronizer, apart: Collection[int]) -> None:
+    """BatchNorm's statistics, frozen parameters and other buffers become rank 0's, once; later each rank keeps its own,
+    as in Paddle.
+
+    Args:
+        apart: the `id` of parameters that the ranks have alike.
+    """
+    with paddle.no_grad():
+        for _, tensor in model.state_dict().items():
+            if id(tensor) not in apart:
+                tensor.set_value(np.asarray(synchronizer.all_gather(tensor.numpy())[0]))  # as in FleetApi.all_reduce

@@ -1,0 +1,43 @@
+"""Several models in one program, frozen and thawed, and sparse embeddings: the bits of Paddle's own groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from tests.support.groups import ROOT
+from tests.support.thorough import examples
+from tests.support.unmodified import LAUNCHERS, run
+
+PROGRAM = ROOT / "tests" / "programs" / "several_models.py"
+
+ANY_ORDER = ROOT / "tests" / "programs" / "any_order.py"
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("kind", ["gan", "distillation", "sparse"])
+def test_the_parameters_are_those_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
+    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in LAUNCHERS}
+    assert len(found["ps"]) == 2
+    assert found["ps"] == found["collective"] == found["paddle"]
+
+
+@pytest.mark.parametrize("kind", ["thawed", "only_a_table"])
+def test_what_paddle_cannot_average_has_the_same_bits_under_both_schemes(tmp_path: Path, kind: str) -> None:
+    """A parameter that is thawed after wrapping, and a model that is nothing but a sparse table."""
+    ps, collective = (run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in ("ps", "collective"))
+    digests = {line.split()[-1] for line in (*ps, *collective)}
+    assert len(ps) == len(collective) == 2
+    assert len(digests) == 1
+
+
+def test_whatever_a_program_does_between_two_batches_the_bits_are_paddles(tmp_path: Path) -> None:
+    """Accumulating, skipping, clearing in four ways, no_sync, clipping, branches, mixed precision, two optimizers."""
+    seeds = (0, examples(24, 240))
+    found = {scheme: run(scheme, tmp_path / scheme, ANY_ORDER, *seeds)[0] for scheme in LAUNCHERS}
+    assert len(found["ps"]) == 2 * seeds[1]
+    assert found["ps"] == found["collective"] == found["paddle"]
