@@ -50,13 +50,14 @@ def reduce_in_order(sources: Sequence[Values], out: Values, op: str, *, start: i
     if nranks == 1:
         out[...] = sources[0]
         return
-    for order, i, j in runs_of_chunks(0, total, nranks, start, start + out.size):
-        part = slice(i - start, j - start)
-        ordered = [sources[rank][part] for rank in order]
-        if is_of_gradients(out.dtype, op):
-            Reduction.of(op, out.dtype, nranks).reduce(ordered, [out[part]])
-        else:
-            out[part] = combined(ordered, op)
+    with np.errstate(all="ignore"):  # what overflows does so in silence, as in compiled loops
+        for order, i, j in runs_of_chunks(0, total, nranks, start, start + out.size):
+            part = slice(i - start, j - start)
+            ordered = [sources[rank][part] for rank in order]
+            if is_of_gradients(out.dtype, op):
+                Reduction.of(op, out.dtype, nranks).reduce(ordered, [out[part]])
+            else:
+                out[part] = combined(ordered, op)
 
 
 def check(op: str, dtype: np.dtype[Any]) -> None:

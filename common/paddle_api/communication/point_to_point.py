@@ -39,7 +39,7 @@ class PointToPoint:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._awaited: dict[tuple[int, int], deque[Received]] = {}  # by group and source
+        self._awaited: dict[tuple[Any, int], deque[Received]] = {}  # by group and source
 
     def send(self, tensor: Any, dst: int, group: Any) -> Task | None:
         check_tensor("send", "tensor", tensor)
@@ -52,11 +52,11 @@ class PointToPoint:
         check_tensor("recv", "tensor", tensor)
         if (group := self._with_other("recv", "src", src, group)) is None:
             return None
-        return Received(tensor, src, group, self._awaited.setdefault((group.id, src), deque()))
+        return Received(tensor, src, group, self._awaited.setdefault((group, src), deque()))
 
     def finish(self, group: Any, src: int) -> None:
         """All that was to be received from that rank before."""
-        queue = self._awaited.get((group.id, src), ())
+        queue = self._awaited.get((group, src), ())
         while queue:
             queue[0].wait()
 
@@ -68,7 +68,7 @@ class PointToPoint:
 
     def forget(self, group: Any) -> None:
         """What is to be received in a group that is no more."""
-        for key in [key for key in self._awaited if key[0] == group.id]:
+        for key in [key for key in self._awaited if key[0] is group]:
             del self._awaited[key]
 
     def _with_other(self, call: str, what: str, rank: int, group: Any) -> Any:

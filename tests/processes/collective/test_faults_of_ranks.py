@@ -234,7 +234,7 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
         ("shm", 1, reduces_for_ever_with_a_short_limit),
         pytest.param("tcp-ring", 1, reduces_for_ever_with_a_short_limit, marks=pytest.mark.long),
         ("tcp", 0, reduces_for_ever_with_a_short_limit),
-        ("shm", 1, passes_messages_for_ever),
+        pytest.param("shm", 1, passes_messages_for_ever, marks=pytest.mark.long),
     ],
 )
 def test_a_frozen_rank_is_named_by_all_others_within_the_limit(backend, victim, body):

@@ -200,6 +200,27 @@ def test_calls_of_programs_go_through_the_group_that_was_joined() -> None:
     assert on_threads(2, body) == [[[1.5, 1.5], [[1.5, 1.5], [2.5, 2.5]], -1, -1]] * 2
 
 
+ELSEWHERE = [
+    Placement(insecure=True),
+    Placement(rendezvous="10.0.0.1:8600"),
+    Placement(servers=("127.0.0.1:8500", "10.0.0.2:8500")),
+]
+
+
+def test_objects_of_other_types_are_for_one_host_and_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paddle")
+    dist = surface()
+    here = [Placement(), Placement(rendezvous="unix-abstract:x"), Placement(servers=("127.0.0.1:8500",))]
+    for dist.placement in [*here, *ELSEWHERE]:
+        assert not dist._may_pickle()
+    monkeypatch.setenv("GRADSYNC_ALLOW_PICKLE", "1")
+    for dist.placement in here:
+        assert dist._may_pickle()
+    for dist.placement in ELSEWHERE:
+        with pytest.raises(UsageError, match="--allow-pickle works among the processes of one host only"):
+            dist._may_pickle()
+
+
 def test_options_that_paddles_spawn_does_not_have_are_refused() -> None:
     pytest.importorskip("paddle")
     with pytest.raises(ValueError, match="spawn: the option server is not supported"):

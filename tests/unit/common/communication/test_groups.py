@@ -17,7 +17,7 @@ from common.paddle_api.communication import COMMUNICATION, STREAM
 from common.paddle_api.communication.communication import Communication
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.communication.stream import Stream
-from tests.support.thread_messenger import communicating
+from tests.support.thread_messenger import communicating, thread_ranks
 
 
 @pytest.mark.parametrize("name", sorted({*COMMUNICATION} - {"stream", "all_to_all"}))
@@ -107,6 +107,18 @@ def test_a_destroyed_group_is_refused() -> None:
         assert dist.new_group([0, 1]).id == 2
 
     communicating(2, body)
+
+
+def test_a_group_that_is_joined_anew_knows_nothing_of_the_one_before() -> None:
+    ranks = thread_ranks(2)
+    dist = Communication(lambda: ranks[0], lambda: False)
+    before = dist.new_group([0, 1])
+    dist.irecv(paddle.ones([1]), 1)
+    ranks[0] = thread_ranks(2)[0]
+    assert dist.new_group([0, 1]).id == 1
+    with pytest.raises(ValueError, match="broadcast: no such group"):
+        dist.broadcast(paddle.ones([1]), 0, group=before)
+    dist._point_to_point.finish(dist.get_group(), 1)  # nothing to wait for
 
 
 ONES = np.ones(3, np.float32)
