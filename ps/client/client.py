@@ -78,8 +78,9 @@ class Client:
         self._first = first or self
         self._models = 1  # that there have been, if this is the first
         self._further: list[Client] = []  # those that are open
-        own = ServerMessenger(self._servers, rank, nranks, self.epoch, self._check_process)
-        self.messenger: ServerMessenger = first.messenger if first else own
+        self.messenger: ServerMessenger = (
+            first.messenger if first else ServerMessenger(self._servers, rank, nranks, self.epoch, self._check_process)
+        )
         forget_in_children(self)
         try:
             self._join()
@@ -163,7 +164,7 @@ class Client:
         self._check_process()
         if self.mode != SYNC and not optimizer:
             raise UsageError(f"mode {self.mode} needs the optimizer when the training begins; use mode sync")
-        self._arena, sessions = arena, self._servers.sessions
+        self._layout, sessions = arena.layout, self._servers.sessions
         for session, shard in zip(sessions, plan_shards(arena.layout.length, len(sessions)), strict=True):
             session.inbox.begin(shard, arena.parameters)
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
@@ -234,7 +235,7 @@ class Client:
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:
         """Name the optimizer of later updates, and each slot as its state's keys do ("": it is no parameter)."""
         self._check_process()
-        self._optimizer_state.configure(self._arena.layout, optimizer, names)
+        self._optimizer_state.configure(self._layout, optimizer, names)
 
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
         """What the servers' optimizers keep, by Paddle's keys, with the slots' names; needs no other trainer."""
@@ -287,6 +288,7 @@ class Client:
         self._servers.close(goodbye)
         self._channels.close()
         self._planes.close()
+        self._steps.close()
 
     def __enter__(self) -> Client:
         return self

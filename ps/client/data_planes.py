@@ -186,4 +186,6 @@ class DataPlanes:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+        self._connections.clear()
+        self._results = None
         self.memory.close()

@@ -90,6 +90,10 @@ class Inbox:
         with self._changed:
             self._changed.notify_all()
 
+    def release(self) -> None:
+        """Let go of the arena: nothing comes any longer over gRPC."""
+        self._target = np.empty(0, np.float32)
+
     def take(self, message: ServerMessage, words: FloatArray | None = None) -> None:
         """
         Raises:

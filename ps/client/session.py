@@ -98,6 +98,8 @@ class Session:
         self._listener.join(FAREWELL_S)
         self._call.cancel()
         self._listener.join()
+        self.inbox.release()
+        self.plane = GrpcTrainerPlane(self)  # which has no arrays yet
 
     def _listen(self) -> None:
         try:

@@ -30,6 +30,11 @@ class Steps:
         """All planes are known, and parameters are rank 0's."""
         self._arena, self.gradients, self._updates = arena, arena.gradients, updates
 
+    def close(self) -> None:
+        """Let go of the arena, which may go before the client does."""
+        self.__dict__.pop("_arena", None)
+        self.gradients = np.empty(0, np.float32)
+
     def gradients_in(self, array: FloatArray) -> None:
         """Push from this array from now on."""
         if array.ctypes.data != self.gradients.ctypes.data:

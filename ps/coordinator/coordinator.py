@@ -242,7 +242,7 @@ class Coordinator:
     def close(self) -> None:
         """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
         with self._lock:
-            self._registration.store = None
+            self._registration.close()
         self._planes.close()
 
     def status(self) -> StatusReply:

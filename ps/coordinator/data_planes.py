@@ -174,3 +174,6 @@ class DataPlanes:
             connection.close()
         if self._memory:
             self._memory.close()
+        self._memory = None
+        for held in (self._of, self._queues, self._connections):
+            held.clear()

@@ -6,6 +6,7 @@ What fails one group fails all: a trainer that is lost is lost to each.
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -155,6 +156,8 @@ class Groups:
             other.coordinator.without(rank)
         if dropped:
             dropped.close()
+            del dropped, group
+            gc.collect()  # Paddle's optimizers hold themselves, and with them the shard
 
     def fail(self, error: GradSyncError) -> None:
         """All of them."""

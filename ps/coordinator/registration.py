@@ -111,6 +111,10 @@ class Registration:
         self._silence.still_alive()
         self._begin_if_ready(store)
 
+    def close(self) -> None:
+        """Give the memory back: what is left of the group may stay until Python finds its cycles."""
+        self.store, self._empty = None, aligned_empty
+
     def missing(self) -> list[int]:
         """Whom the others wait for, before training begins."""
         if len(self._registered) < self._members.nranks:

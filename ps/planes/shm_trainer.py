@@ -57,8 +57,10 @@ class TrainerMemory:
         self.others.hang_up()
 
     def close(self) -> None:
+        """Arrays that are still used keep their memory, and nothing else does."""
         self.others.close()
         self.pool.close()
+        self.pool, self._probe, self._copy = SegmentPool(), None, None
 
 
 class SharedMemoryTrainerPlane(TrainerPlane):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +105,25 @@ def test_every_plane_serves_each_model_and_what_they_had_is_given_back(
         on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane=plane))
         server.wait()
     assert counted == [2] * 6
+
+
+@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
+def test_a_trainer_holds_no_array_of_a_model_that_has_ended(plane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it left to Python's search for cycles, which may be far away."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # also the server's
+    gc.disable()
+    try:
+        with serving(1) as (server,), Client([server.address], 0, 1, data_plane=plane) as client:
+            further = client.another()
+            arena = attached(further)
+            take_step(further, arena)
+            of_server = server._groups._further[1].coordinator._registration.store
+            held = [weakref.ref(each) for each in (further, arena, arena.parameters, arena.gradients, of_server)]
+            further.close()
+            del further, arena, of_server
+            until(lambda: not any(each() is not None for each in held), "them to go")
+    finally:
+        gc.enable()
 
 
 def test_who_has_no_seat_gets_no_model() -> None:
