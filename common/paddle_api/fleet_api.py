@@ -26,7 +26,6 @@ from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
 from common.paddle_api.roles import refuse_servers
-from common.paddle_api.strategy import check_strategy
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
@@ -145,7 +144,7 @@ class FleetApi(FleetPlaces):
         Raises:
             UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
         """
-        check_strategy(strategy, self.placement.nranks)
+        self._check(strategy)
         self._minimised = optimizer
         if self._models:
             mine = self._models.owned()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cached_property
 from typing import Any
 
@@ -44,9 +45,16 @@ class FleetPlaces:
         Raises:
             UsageError: the strategy asks for what data parallelism is not.
         """
-        check_strategy(strategy, self.placement.nranks)
+        self._check(strategy)
         set_log_level(log_level)
         self._each_is_first = role_maker is None and not is_collective and not os.environ.get(SERVERS_OF_PADDLE)
+
+    def _check(self, strategy: Any) -> None:
+        check_strategy(strategy, self.placement.nranks, self._tell)
+
+    def _tell(self, line: str) -> None:
+        if self.placement.rank == 0:
+            print(line, file=sys.stderr, flush=True)
 
     @property
     def fleet(self) -> Any:

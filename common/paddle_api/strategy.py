@@ -1,22 +1,24 @@
 """Which settings of Paddle's `DistributedStrategy` are refused, because they ask for another training than this one.
 
-What is not refused changes nothing here: how gradients are packed and sent is the scheme's business, and of `recompute`
-and of `amp` at level O1 Paddle's own `distributed_model` makes nothing that a data-parallel program uses.
+Others are in vain, as they are under Paddle's own groups. What is neither changes nothing here: how gradients are packed
+and sent is the scheme's business, and of `recompute` and of `amp` at level O1 Paddle's own `distributed_model` makes
+nothing that a data-parallel program uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from common.errors import UsageError
 
-__all__ = ["DEGREES", "SWITCHES", "Switch", "check_strategy"]
+__all__ = ["DEGREES", "IN_VAIN", "SWITCHES", "Switch", "check_strategy"]
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A field that must stay off.
+    """A field that had better stay off.
 
     Args:
         words: what to do.
@@ -61,11 +63,17 @@ SWITCHES = {
     ),
     **dict.fromkeys(("is_fl_ps_mode", "is_with_coordinator", "adam_d2sum"), STATIC),
 }
+# In dynamic graph mode Paddle reads none of these: a program that sets one trains there as if it had not.
+IN_VAIN = {"localsgd", "adaptive_localsgd", "dgc", "fp16_allreduce", "gradient_merge", "lars", "lamb", "asp", "qat"}
+IN_VAIN |= {"elastic", "adam_d2sum", "is_with_coordinator"}
 DEGREES = ("mp_degree", "pp_degree", "sharding_degree", "sep_degree", "cp_degree", "ep_degree", "moe_sharding_degree")
 
 
-def check_strategy(strategy: Any, nranks: int) -> None:
+def check_strategy(strategy: Any, nranks: int, tell: Callable[[str], object]) -> None:
     """
+    Args:
+        tell: is given a line for each field that is in vain.
+
     Raises:
         UsageError: it asks for what this training does not do; the message names the field, and what to do.
     """
@@ -73,7 +81,9 @@ def check_strategy(strategy: Any, nranks: int) -> None:
         return
     for field, switch in SWITCHES.items():
         if is_on(strategy, field):
-            raise refusal(f"{field} is not supported: {switch.words}")
+            if field not in IN_VAIN:
+                raise refusal(f"{field} is not supported: {switch.words}")
+            tell(f"gradsync: DistributedStrategy: {field} has no effect, as in Paddle's dynamic graph: {switch.words}")
     hybrid = getattr(strategy, "hybrid_configs", {})
     for field in DEGREES:
         if (degree := hybrid.get(field, 1)) > 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.paddle_api.names import groups_of
 from common.paddle_api.names_table import DISTRIBUTED, FLEET, Group, Source, State
-from common.paddle_api.strategy import DEGREES, SWITCHES
+from common.paddle_api.strategy import DEGREES, IN_VAIN, SWITCHES
 
 __all__ = ["main", "page"]
 
@@ -28,7 +28,9 @@ class Words:
     differs: tuple[str, str, str]
     refused: tuple[str, str, str]
     strategy: str
-    fields: tuple[str, str]
+    fields: tuple[str, str, str]
+    in_vain: str
+    is_refused: str
     degrees: str
     amp: str
     scale: str
@@ -47,11 +49,14 @@ ENGLISH = Words(
     differs=("Works differently", "names", "how"),
     refused=("Not supported", "names", "why, and what instead"),
     strategy="It is Paddle's own type, with Paddle's defaults. `fleet.init` and `distributed_optimizer` refuse one that"
-    " asks for another training than this. Everything else in it is accepted and changes nothing: how "
+    " asks for another training than this. What Paddle itself does not read in dynamic graph mode is in vain here too, "
+    "and a line says so. Everything else in it is accepted and changes nothing: how "
     "gradients travel is the scheme's business, and `recompute` and, without pure half precision, `amp` switch"
     " nothing on in Paddle's own `distributed_model` either. Call `paddle.distributed.fleet.utils.recompute` "
     "and `paddle.amp.auto_cast` in the program, as with Paddle.",
-    fields=("refused", "what to do"),
+    fields=("field", "", "what to do"),
+    in_vain="in vain",
+    is_refused="refused",
     degrees="each rank trains the whole model: leave it at 1, and `dp_degree` at -1 or the number of ranks",
     amp="parameters stay float32 or float64: use `paddle.amp.auto_cast(level='O1')`",
     scale="gradients are averaged: leave it at `avg`",
@@ -70,11 +75,13 @@ CHINESE = Words(
     differs=("用法不同", "名称", "怎样不同"),
     refused=("不支持", "名称", "为什么，用什么代替"),
     strategy="它就是飞桨自己的类型，默认值也是飞桨的。如果它要求的是另一种训练，"
-    "`fleet.init` 和 `distributed_optimizer` 会拒绝。"
+    "`fleet.init` 和 `distributed_optimizer` 会拒绝。飞桨自己在动态图下不读取的字段，在这里同样无效，会有一行提示。"
     "其余各项都接受，也不改变什么：梯度如何传送由方案决定；在飞桨自己的 `distributed_model` 中，"
     "`recompute` 和不用纯半精度的 `amp` 同样什么都不打开。请像使用飞桨时那样，在程序中调用 "
     "`paddle.distributed.fleet.utils.recompute` 和 `paddle.amp.auto_cast`。",
-    fields=("拒绝的", "怎么办"),
+    fields=("字段", "", "怎么办"),
+    in_vain="无效",
+    is_refused="拒绝",
     degrees="每个 rank 训练整个模型：请保持为 1，`dp_degree` 保持为 -1 或 rank 数",
     amp="参数保持 float32 或 float64：请使用 `paddle.amp.auto_cast(level='O1')`",
     scale="梯度取平均：请保持为 `avg`",
@@ -87,7 +94,7 @@ def page(words: Words) -> str:
     parts = [f"# {words.title}", "<!-- written by python -m docs.tools.names -->", words.begin]
     for module in (DISTRIBUTED, FLEET):
         parts += [f"## {module}", *module_parts(words, groups_of(module))]
-    parts += ["## DistributedStrategy", words.strategy, table(*words.fields, strategy_rows(words))]
+    parts += ["## DistributedStrategy", words.strategy, table(words.fields, strategy_rows(words))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -102,26 +109,34 @@ def module_parts(words: Words, groups: Sequence[Group]) -> list[str]:
             for group in groups
             if group.state is state
         ]
-        parts += [f"### {title}", table(head[0], head[1], rows)]
+        parts += [f"### {title}", table(head, rows)]
     return parts
 
 
-def strategy_rows(words: Words) -> list[tuple[str, str]]:
-    by_advice: dict[str, list[str]] = {}
+def strategy_rows(words: Words) -> list[tuple[str, ...]]:
+    by_advice: dict[tuple[bool, str], list[str]] = {}
     for field, switch in SWITCHES.items():
-        by_advice.setdefault(switch.words if words is ENGLISH else switch.chinese, []).append(field)
-    rows = [(quoted(fields, words.comma), advice) for advice, fields in by_advice.items()]
-    rows.append((f"`hybrid_configs`: {quoted(DEGREES, words.comma)}", words.degrees))
-    rows.append((f"`amp_configs`: {quoted(('use_pure_fp16', 'use_pure_bf16'), words.comma)}", words.amp))
-    return [*rows, ("`gradient_scale_configs`: `scale_strategy`", words.scale)]
+        advice = switch.words if words is ENGLISH else switch.chinese
+        by_advice.setdefault((field in IN_VAIN, advice), []).append(field)
+    rows = [
+        (quoted(fields, words.comma), words.in_vain if vain else words.is_refused, advice)
+        for (vain, advice), fields in by_advice.items()
+    ]
+    refused = [
+        (f"`hybrid_configs`: {quoted(DEGREES, words.comma)}", words.degrees),
+        (f"`amp_configs`: {quoted(('use_pure_fp16', 'use_pure_bf16'), words.comma)}", words.amp),
+        ("`gradient_scale_configs`: `scale_strategy`", words.scale),
+    ]
+    return [*rows, *((fields, words.is_refused, advice) for fields, advice in refused)]
 
 
 def quoted(names: Sequence[str], comma: str) -> str:
     return comma.join(f"`{name}`" for name in names)
 
 
-def table(left: str, right: str, rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([f"| {left} | {right} |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def main(arguments: list[str]) -> int:

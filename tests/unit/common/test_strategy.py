@@ -9,7 +9,8 @@ import pytest
 import collective
 import ps
 from common.errors import UsageError
-from common.paddle_api.strategy import DEGREES, SWITCHES, check_strategy
+from common.paddle_api import strategy as checks
+from common.paddle_api.strategy import DEGREES, IN_VAIN, SWITCHES
 
 paddle = pytest.importorskip("paddle")
 
@@ -19,6 +20,12 @@ def strategy(**fields: Any) -> Any:
     for name, value in fields.items():
         setattr(found, name, value)
     return found
+
+
+def check_strategy(given: Any, nranks: int) -> list[str]:
+    told: list[str] = []
+    checks.check_strategy(given, nranks, told.append)
+    return told
 
 
 def refused(given: Any, nranks: int = 2) -> str:
@@ -55,7 +62,14 @@ def test_the_defaults_and_what_changes_no_bits_are_taken(nranks: int) -> None:
     )
 
 
-@pytest.mark.parametrize("field", sorted(SWITCHES))
+@pytest.mark.parametrize("field", sorted(IN_VAIN))
+def test_what_is_in_vain_under_paddle_too_is_said_and_taken(field: str) -> None:
+    (line,) = check_strategy(strategy(**{field: True}), 2)
+    assert line.startswith(f"gradsync: DistributedStrategy: {field} has no effect, as in Paddle's dynamic graph: ")
+    assert line.endswith(SWITCHES[field].words)
+
+
+@pytest.mark.parametrize("field", sorted(SWITCHES.keys() - IN_VAIN))
 def test_a_switch_for_another_training_is_named_with_what_to_do(field: str) -> None:
     assert (
         refused(strategy(**{field: True})) == f"DistributedStrategy: {field} is not supported: {SWITCHES[field].words}"
@@ -95,8 +109,8 @@ def test_fleet_init_and_distributed_optimizer_refuse_before_anybody_joins() -> N
     from ps.fleet import ServerFleetApi
 
     for fleet in (FleetApi("test", lambda _: pytest.fail("joined")), ServerFleetApi()):
-        with pytest.raises(UsageError, match="DistributedStrategy: localsgd is not supported"):
-            fleet.init(is_collective=True, strategy=strategy(localsgd=True))
+        with pytest.raises(UsageError, match="DistributedStrategy: pipeline is not supported"):
+            fleet.init(is_collective=True, strategy=strategy(pipeline=True))
         optimizer = paddle.optimizer.SGD(parameters=paddle.nn.Linear(1, 1).parameters())
         with pytest.raises(UsageError, match="DistributedStrategy: sharding is not supported"):
             fleet.distributed_optimizer(optimizer, strategy(sharding=True))
