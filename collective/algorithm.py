@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collective.calls import Array, Label
+from collective.call_tags import Array, Label
 from common.tensors.reduction import Reduction
 
 __all__ = ["Algorithm"]

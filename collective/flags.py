@@ -1,4 +1,4 @@
-"""The flags of the collective commands."""
+"""The flags of one collective command each; those that a script's ranks have too (`--checksum`) are in settings.py."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from collective.algorithm import Algorithm
 from collective.build import build, build_alone
-from collective.calls import Array, Label
+from collective.call_tags import Array, Label
 from collective.choice import MeetingPlace, choose_backend, topology_of
+from collective.membership.joining import Meeting
 from collective.membership.liveness import Mesh
-from collective.membership.meeting import Meeting
 from collective.membership.messenger import MeshMessenger
 from collective.nccl.seat import NcclSeat, check_device
 from common.errors import UsageError, choose

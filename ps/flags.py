@@ -1,4 +1,4 @@
-"""The flags of the parameter-server commands."""
+"""The flags of one command of ps each; those that a script's trainers have too (`--data-plane`) are in settings.py."""
 
 from __future__ import annotations
 

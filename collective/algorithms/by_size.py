@@ -7,7 +7,7 @@ import numpy.typing as npt
 from collective.algorithm import Algorithm
 from collective.algorithms.direct_tcp import DirectTcp
 from collective.algorithms.ring import RingAlgorithm
-from collective.calls import Array, Label
+from collective.call_tags import Array, Label
 from collective.transports.base import Transport
 from common.tensors.reduction import Reduction
 

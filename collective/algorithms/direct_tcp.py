@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collective.calls import (
+from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
     GATHER_CHUNKS,

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from collective.algorithm import Algorithm
 from collective.algorithms.schedule import pipeline
-from collective.calls import (
+from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,
@@ -39,8 +39,8 @@ from collective.calls import (
     Label,
     Tag,
 )
+from collective.shared_memory.agree import ELSEWHERE, agree, array_at, place_of
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.begin_call import ELSEWHERE, agree, array_at, place_of
 from collective.transports.base import Transport
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from collective.algorithm import Algorithm
 from collective.algorithms.schedule import all_gather_steps, pipeline, reduce_scatter_steps
-from collective.calls import (
+from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
     BROADCAST,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
-from collective.calls import (
+from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collective.calls import Array
+from collective.call_tags import Array
 from collective.nccl.binding import INSTALL
 from common.errors import NcclFailed, UsageError
 from common.system.memory import ALIGNMENT_BYTES

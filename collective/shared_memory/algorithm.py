@@ -4,7 +4,7 @@
     in place   all ranks' arrays are `empty`'s   in_place.py
     staged     some are not                      staged.py
 
-Every call begins with a meeting where the ranks compare what they are about to do (begin_call.py).
+Every call begins with a meeting where the ranks compare what they are about to do (agree.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
-from collective.calls import (
+from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,
@@ -24,8 +24,8 @@ from collective.calls import (
     Array,
     Label,
 )
+from collective.shared_memory.agree import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
-from collective.shared_memory.begin_call import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.in_place import InPlaceReduction
 from collective.shared_memory.short import ShortReduction
 from collective.shared_memory.staged import StagedCopies, StagedReduction

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from collective.calls import Array
+from collective.call_tags import Array
 from collective.membership.liveness import Mesh
 from collective.shared_memory.meetings.base import CONTROL_BYTES, Control, Lines
 from collective.shared_memory.meetings.compiled import CompiledMeetings, can_be_compiled

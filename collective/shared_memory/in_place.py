@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from collective.calls import ALL_REDUCE, Array
+from collective.call_tags import ALL_REDUCE, Array
 from collective.plans import remember
+from collective.shared_memory.agree import array_at
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.begin_call import array_at
 from common.tensors.buckets import chunk_bounds
 from common.tensors.canonical_order import canonical_ranks
 from common.tensors.reduction import Reduction

@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collective.calls import ALL_REDUCE, OPERATIONS, Array, Label
+from collective.call_tags import ALL_REDUCE, OPERATIONS, Array, Label
 from collective.plans import remember
+from collective.shared_memory.agree import agree, places_of
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.begin_call import agree, places_of
 from collective.shared_memory.whole_calls import WholeCall
 from common.kernels.layout import DIFFERENT, MET
 from common.system.memory import ALIGNMENT_BYTES

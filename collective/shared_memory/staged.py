@@ -14,10 +14,10 @@ from itertools import zip_longest
 
 import numpy as np
 
-from collective.calls import ALL_REDUCE, OPERATIONS, Array, Label
+from collective.call_tags import ALL_REDUCE, OPERATIONS, Array, Label
 from collective.plans import MAX_PLANS, remember
+from collective.shared_memory.agree import ELSEWHERE, agree, array_at, places_of
 from collective.shared_memory.barrier import HALF_BYTES, SharedMemoryBarrier
-from collective.shared_memory.begin_call import ELSEWHERE, agree, array_at, places_of
 from collective.shared_memory.whole_calls import WholeCall
 from common.kernels.layout import DIFFERENT
 from common.system.memory import ALIGNMENT_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collective.calls import OPERATIONS, Array, Label
+from collective.call_tags import OPERATIONS, Array, Label
 from collective.shared_memory.meetings.compiled import CompiledMeetings
 from common.kernels.layout import ARRAY, LABEL, LATE, POSITION, RESULT, STEP, UNFIT
 from common.kernels.loader import whole_call

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy.typing as npt
 
-from collective.calls import Array, Tag
+from collective.call_tags import Array, Tag
 from common.system.memory import aligned_empty
 
 __all__ = ["PIECE_BYTES", "Transport"]

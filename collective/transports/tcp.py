@@ -1,6 +1,6 @@
 """The transport over TCP: framed messages (common/network/links.py), sent and received side by side by the calling
 thread alone. Whoever waits in `receive` or `flush` sends on meanwhile what the kernel did not take at once. Messages
-have the tag of collective/calls.py.
+have the tag of collective/call_tags.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from collective.calls import Array, Tag
+from collective.call_tags import Array, Tag
 from collective.membership.liveness import Mesh
 from collective.transports.base import Transport
 from common.errors import ProtocolError

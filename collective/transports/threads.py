@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from collective.calls import Array, Tag
+from collective.call_tags import Array, Tag
 from collective.transports.base import Transport
 from common.errors import LayoutMismatch, PeerLost, PeerStalled, error_from_name
 

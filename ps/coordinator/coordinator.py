@@ -24,13 +24,13 @@ from common.sync.trace import Recorder, Trace
 from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
 from ps.coordinator.data_planes import DataPlanes
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Lives, Members, ServerQueue
+from ps.coordinator.optimizer_messages import ProgramOptimizer
 from ps.coordinator.pace import Pace
-from ps.coordinator.program_optimizer import ProgramOptimizer
 from ps.coordinator.registration import Registration
 from ps.coordinator.relay import Relay
-from ps.coordinator.silence import Silence
 from ps.coordinator.stepping import Stepping
 from ps.planes.data_port import Seats
 

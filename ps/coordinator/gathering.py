@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from common.errors import ProtocolError
 from common.network.gradsync_pb2 import Gather, ServerMessage
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
-from ps.coordinator.silence import Silence
 from ps.planes.wire import pieces
 
 __all__ = ["Gathering"]

@@ -11,8 +11,8 @@ from common.sync.trace import NO_TRACE, Recorder, Trace
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
 from ps.coordinator.data_planes import DataPlanes
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
-from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of, layout_of, optimizer_of
 from ps.store.make import make_store
 from ps.store.modes import SYNC, parse_mode

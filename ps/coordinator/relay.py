@@ -11,8 +11,8 @@ from common.errors import PeerLost, ProtocolError
 from common.network.gradsync_pb2 import Awaiting, Parcel, ServerMessage, Taken
 from common.network.patience import Patience
 from common.network.rpc import CHUNK_BYTES
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Lives, Members, ServerQueue
-from ps.coordinator.silence import Silence
 from ps.planes.parcels import ROOM_BYTES, cost_of
 
 __all__ = ["Relay"]

@@ -9,11 +9,11 @@ from common.network.gradsync_pb2 import Chunk, Commit, Place, Pull
 from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.data_planes import DataPlanes
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Members
 from ps.coordinator.pace import Pace
 from ps.coordinator.registration import Registration
-from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of
 from ps.store.ending import Ending
 from ps.store.store import Progress, Store

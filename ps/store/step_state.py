@@ -31,8 +31,8 @@ from common.tensors.parts import PADDING
 from common.tensors.updater import Updater
 from ps.store.contributions import WHOLE, Contributions
 from ps.store.ending import Ending
-from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard
+from ps.store.update_for_built_in import UpdateInPieces
 
 __all__ = ["StepState"]
 

@@ -11,8 +11,8 @@ from common.sync.trace import NO_TRACE, Trace
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.store.ending import Ending
-from ps.store.optimizer_update_by_parameter import UpdateByParameter
 from ps.store.shards import Shard
+from ps.store.update_for_program import UpdateByParameter
 
 __all__ = ["NOTHING_NEW", "Progress", "Result", "Store"]
 

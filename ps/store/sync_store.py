@@ -15,11 +15,11 @@ from common.tensors.optimizers import Optimizer
 from common.tensors.updater import make_piece_updater
 from ps.store.contributions import WHOLE
 from ps.store.ending import Ending
-from ps.store.optimizer_update_by_parameter import UpdateByParameter
-from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard
 from ps.store.step_state import StepState
 from ps.store.store import NOTHING_NEW, Progress, Result, Store
+from ps.store.update_for_built_in import UpdateInPieces
+from ps.store.update_for_program import UpdateByParameter
 
 __all__ = ["SyncStore"]
 

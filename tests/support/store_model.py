@@ -19,9 +19,9 @@ from common.errors import GradSyncError
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket, words
 from ps.store.ending import Ending
-from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard, shard_of_bucket
 from ps.store.step_state import StepState
+from ps.store.update_for_built_in import UpdateInPieces
 
 __all__ = [
     "AGAIN",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from collective.calls import Tag
+from collective.call_tags import Tag
 from collective.transports.base import PIECE_BYTES
 from common.errors import PeerLost, PeerStalled, ProtocolError, StaleEpoch
 from tests.support.groups import (

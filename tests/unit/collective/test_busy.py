@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from collective.calls import Tag
+from collective.call_tags import Tag
 from collective.membership.liveness import Mesh
 from common.errors import PeerStalled
 from tests.support.groups import DEADLINE_S, barrier_of, errors_on, limit_waits, on_ranks, opened, transport_of

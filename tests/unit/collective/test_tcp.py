@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import collective
-from collective.calls import Tag
+from collective.call_tags import Tag
 from collective.membership.liveness import Mesh
 from collective.transports.tcp import TcpTransport
 from common.errors import ProtocolError, RendezvousError, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from collective.calls import Array, Label, Tag
+from collective.call_tags import Array, Label, Tag
 from collective.shared_memory.barrier import SharedMemoryBarrier
 
 __all__ = ["ELSEWHERE", "agree", "array_at", "place_of", "places_of", "segment_at"]

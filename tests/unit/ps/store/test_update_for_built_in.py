@@ -11,8 +11,8 @@ import pytest
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
 from ps.store.contributions import Contributions
-from ps.store.optimizer_update_in_pieces import UpdateInPieces
 from ps.store.shards import Shard
+from ps.store.update_for_built_in import UpdateInPieces
 
 PIECES = 6
 FIRST_TWO = (0, 16)  # where they begin: each thread takes one of them

@@ -5,9 +5,9 @@ from __future__ import annotations
 from common.errors import LayoutMismatch, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePiece, StateRequest
 from common.tensors.arena import FloatArray
+from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
 from ps.coordinator.registration import Registration
-from ps.coordinator.silence import Silence
 from ps.planes.wire import data_of, optimizer_of, state_of, state_pieces
 
 __all__ = ["ProgramOptimizer"]
