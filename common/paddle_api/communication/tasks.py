@@ -18,5 +18,8 @@ class Task:
         """Whether it is done; what can only be done by this thread is done for it first."""
         return self.wait()
 
+    def is_sync(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         self.wait()

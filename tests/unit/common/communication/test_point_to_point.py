@@ -39,7 +39,8 @@ def test_irecv_is_carried_out_by_whatever_is_received_after_it() -> None:
     def body(dist: Any) -> list[Any]:
         if dist.get_group(0).rank == 0:
             for value in (1.0, 2.0, 3.0, 4.0):
-                assert dist.isend(filled(value), 1).is_completed()
+                task = dist.isend(filled(value), 1)
+                assert (task.is_completed(), task.is_sync(), task.wait(5)) == (True, True, True)
             dist.send_object_list(["five"], 1)
             return []
         one, two, three, four = (filled(0) for _ in range(4))
