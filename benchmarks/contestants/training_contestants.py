@@ -1,6 +1,7 @@
 """Who takes part in a comparison: a scheme with its back end, on a number of ranks.
 
-A new library's trainings are a module as torch_training.py and a line here; docs/architecture.md names the other places.
+A new library's trainings are a module as torch_training.py and a line here; docs/architecture.md names the other
+places.
 """
 
 from __future__ import annotations

@@ -64,13 +64,20 @@ OURS, SERVERS, PADDLE = Source.OURS, Source.SERVERS, Source.PADDLE
 TABLE = (
     # ---- paddle.distributed: what works -------------------------------------------------------------------------
     works(DISTRIBUTED, "DataParallel ParallelEnv destroy_process_group get_rank get_world_size init_parallel_env"),
-    works(DISTRIBUTED, "is_initialized is_available get_backend new_group get_group wait barrier spawn"),
+    works(DISTRIBUTED, "is_initialized is_available new_group get_group wait barrier spawn"),
     works(DISTRIBUTED, "ReduceOp all_reduce reduce broadcast all_gather gather scatter reduce_scatter"),
     works(DISTRIBUTED, "alltoall all_to_all alltoall_single send recv isend irecv P2POp batch_isend_irecv stream"),
     works(DISTRIBUTED, "broadcast_object_list scatter_object_list all_gather_object send_object_list recv_object_list"),
     works(DISTRIBUTED, "ParallelMode ReduceType Placement Shard Replicate Partial ProcessMesh DistAttr", PADDLE),
     works(DISTRIBUTED, "create_nccl_config get_mesh in_auto_parallel_align_mode", PADDLE),
     # ---- paddle.distributed: what works differently -------------------------------------------------------------
+    differs(
+        DISTRIBUTED,
+        "get_backend",
+        Source.OURS,
+        'It gives "GLOO" for tensors of the host and "NCCL" for those of GPUs, whatever carries them.',
+        '主机上的张量返回 "GLOO"，GPU 上的返回 "NCCL"，与实际用什么传送无关。',
+    ),
     differs(
         DISTRIBUTED,
         "launch",

@@ -1,8 +1,8 @@
 """Which settings of Paddle's `DistributedStrategy` are refused, because they ask for another training than this one.
 
 Others are in vain, as they are under Paddle's own groups. What is neither changes nothing here: how gradients are
-packed and sent is the scheme's business, and of `recompute` and of `amp` at level O1 Paddle's own `distributed_model` makes
-nothing that a data-parallel program uses.
+packed and sent is the scheme's business, and of `recompute` and of `amp` at level O1 Paddle's own `distributed_model`
+makes nothing that a data-parallel program uses.
 """
 
 from __future__ import annotations

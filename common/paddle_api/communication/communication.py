@@ -44,7 +44,7 @@ class Communication:
         return True
 
     def get_backend(self, group: Any = None) -> str:
-        """What carries the group's bytes.
+        """Which of Paddle's libraries this group stands in for: "GLOO", or "NCCL" on GPUs.
 
         Raises:
             RuntimeError: this rank is no member.

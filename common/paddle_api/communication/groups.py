@@ -24,13 +24,15 @@ class ProcessGroup:
 
     def __init__(self, synchronizer: Synchronizer, ranks: Sequence[int], number: int) -> None:
         me, messenger = synchronizer.rank, synchronizer.messenger
-        self._name, self._size, self._rank = synchronizer.backend, len(ranks), ranks.index(me)
+        self._name = "NCCL" if synchronizer.backend.startswith("nccl") else "GLOO"  # who takes the same tensors
+        self._size, self._rank = len(ranks), ranks.index(me)
         channel = FIRST_CHANNEL + 2 * number
         whole = synchronizer if len(ranks) == synchronizer.nranks else None
         self.exchange = Exchange(Post(messenger, ranks, channel), ranks, self._rank, whole)
         self.between_two = Post(messenger, ranks, channel + BETWEEN_TWO)
 
     def name(self) -> str:
+        """As Paddle calls what it has for these tensors, for programs ask: "GLOO", or "NCCL" on GPUs."""
         return self._name
 
     def rank(self) -> int:
