@@ -28,7 +28,7 @@ class Communication:
     P2POp: Any
 
     def __init__(self, joined: Callable[[], Synchronizer], pickles: Callable[[], bool]) -> None:
-        self._groups = Groups(joined)
+        self._groups = Groups(joined, lambda: self.stream)
         self._point_to_point = PointToPoint(self._groups)
         self.stream = Stream(self._groups, self._point_to_point)
         objects = ObjectCalls(self._groups, lambda: Codec(pickles=pickles()), self._point_to_point.finish)

@@ -20,9 +20,15 @@ BETWEEN_TWO = 1  # the second one, for send and recv, which need no order with w
 
 
 class ProcessGroup:
-    """What carries a group's calls; not Paddle's own, so that it has few of its functions."""
+    """What carries a group's calls; not Paddle's own, so that it has few of its functions.
 
-    def __init__(self, synchronizer: Synchronizer, ranks: Sequence[int], number: int) -> None:
+    Args:
+        calls: gives the functions of `paddle.distributed.stream`.
+    """
+
+    def __init__(self, synchronizer: Synchronizer, ranks: Sequence[int], number: int, calls: Callable[[], Any]) -> None:
+        self._ranks, self._calls = ranks, calls
+        self.group: Any = None  # Paddle's, of which this is the process_group
         me, messenger = synchronizer.rank, synchronizer.messenger
         self._name = "NCCL" if synchronizer.backend.startswith("nccl") else "GLOO"  # who takes the same tensors
         self._size, self._rank = len(ranks), ranks.index(me)
@@ -41,16 +47,25 @@ class ProcessGroup:
     def size(self) -> int:
         return self._size
 
+    def broadcast(self, tensor: Any, src: int, sync_op: bool = True) -> Any:
+        """Replace a tensor by that of the group's member `src`, which is counted within the group; gives a task."""
+        return self._calls().broadcast(tensor, self._ranks[src], self.group, sync_op=False)
+
+    def all_reduce(self, tensor: Any, op: int, sync_op: bool = True) -> Any:
+        """As `paddle.distributed.all_reduce`; gives a task."""
+        return self._calls().all_reduce(tensor, op, self.group, sync_op=False)
+
 
 class Groups:
     """By their numbers; 0 is that of all ranks.
 
     Args:
         joined: gives the synchronizer, and joins the group first if need be.
+        calls: as of ProcessGroup.
     """
 
-    def __init__(self, joined: Callable[[], Synchronizer]) -> None:
-        self._joined = joined
+    def __init__(self, joined: Callable[[], Synchronizer], calls: Callable[[], Any]) -> None:
+        self._joined, self._calls = joined, calls
         self._of: Synchronizer | None = None  # the groups
         self._groups: dict[int, Any] = {}
         self._made = 0
@@ -130,8 +145,10 @@ class Groups:
         assert synchronizer is not None
         alone = len(ranks) == 1 and number > 0  # in Paddle a group of one has no members
         is_member = synchronizer.rank in ranks and not alone
-        carrier = ProcessGroup(synchronizer, ranks, number) if is_member else None
+        carrier = ProcessGroup(synchronizer, ranks, number, self._calls) if is_member else None
         rank = ranks.index(synchronizer.rank) if is_member else -1
         group = Group(rank, number, ranks, pg=carrier, name=f"_default_pg{number}")
+        if carrier:
+            carrier.group = group
         self._groups[number] = group
         return group

@@ -96,6 +96,22 @@ def body_of_one_at_a_time(nranks: int, body: Any) -> None:
     communicating(nranks, alone)
 
 
+def test_what_carries_a_group_has_the_calls_that_programs_make_of_it() -> None:
+    def body(dist: Any) -> None:
+        me = dist.get_group().rank
+        some = dist.new_group([0, 2])
+        tensor = paddle.to_tensor([me + 1.0])
+        if me != 1:
+            assert some.process_group.broadcast(tensor, 1).wait()  # the second member
+            assert tensor.tolist() == [3.0]
+            some.process_group.all_reduce(tensor, paddle.distributed.ReduceOp.SUM).wait()
+            assert tensor.tolist() == [6.0]
+        dist.get_group().process_group.broadcast(tensor, 1, True).wait()
+        assert tensor.tolist() == [2.0]
+
+    communicating(3, body)
+
+
 def test_a_destroyed_group_is_refused() -> None:
     def body(dist: Any) -> None:
         some = dist.new_group([0, 1])
