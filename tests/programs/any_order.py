@@ -78,6 +78,14 @@ class Program:
     def switch(self):
         self.left = not self.left
 
+    def freeze(self):
+        """One of the layers at the most, so that there is always something to train."""
+        layers = [self.net.body, self.net.left, self.net.right]
+        frozen = self.random.choice([None, *layers])
+        for layer in layers:
+            for p in layer.parameters():
+                p.stop_gradient = layer is frozen
+
     def usual(self):
         self.backward()
         self.step()
@@ -85,7 +93,7 @@ class Program:
 
     def run(self):
         kinds = [self.usual, self.backward, self.quiet_then_loud, self.step, self.clear, self.clear_some]
-        kinds += [self.clear_model, self.switch]
+        kinds += [self.clear_model, self.switch, self.freeze]
         self.usual()
         for _ in range(self.random.randint(3, 9)):
             self.random.choice(kinds)()
