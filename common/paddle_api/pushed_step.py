@@ -82,7 +82,7 @@ class PushedStep:
 
     def gradients_changed(self) -> bool:
         """By the program, since backward."""
-        lost = any(has and not self._binding.has_view(index) for index, has in enumerate(self._used.has))
+        lost = any(has and not self._binding.has_view(index) for index, has in enumerate(self._used.not_frozen()))
         return lost or fingerprint(self._binding.arena.gradients) != self._gradients
 
     def update(self, learning_rate: float) -> None:

@@ -36,13 +36,13 @@ class UsedMask:
 
     def tell(self) -> None:
         """Write it into the arena, to be sent. What is frozen now is not to be updated, whatever gradient it has."""
-        for index, (_, p) in enumerate(self._binding.named):
-            self.has[index] &= not p.stop_gradient
-        self._slot()[...] = self.has
+        self._slot()[...] = self.not_frozen()
 
     def take_all(self) -> list[bool]:
         """What any rank has used, after the average has come."""
-        self.has = [value > 0 for value in self._slot().tolist()]
+        frozen = [p.stop_gradient for _, p in self._binding.named]  # keeps what it has
+        told = zip(self.has, frozen, self._slot().tolist(), strict=True)
+        self.has = [value > 0 or (has and is_frozen) for has, is_frozen, value in told]
         return self.has
 
     def drop_unused(self) -> None:
@@ -53,8 +53,12 @@ class UsedMask:
 
     def of_slots(self) -> bytes:
         """A byte for each slot of the arena."""
-        has = dict(zip((slot.name for slot in self._binding.slots), self.has, strict=True))
+        has = dict(zip((slot.name for slot in self._binding.slots), self.not_frozen(), strict=True))
         return bytes(has.get(slot.name, False) for slot in self._binding.arena.layout.slots)
+
+    def not_frozen(self) -> list[bool]:
+        """Which parameters have a gradient to be updated by."""
+        return [has and not p.stop_gradient for has, (_, p) in zip(self.has, self._binding.named, strict=True)]
 
     def _slot(self) -> FloatArray:
         return self._binding.arena.gradients[: len(self.has)]
