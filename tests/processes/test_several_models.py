@@ -19,25 +19,25 @@ ANY_ORDER = ROOT / "tests" / "programs" / "any_order.py"
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("kind", ["gan", "distillation", "sparse"])
-def test_the_parameters_are_those_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
-    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in LAUNCHERS}
-    assert len(found["ps"]) == 2
+def test_the_parameters_are_those_of_paddles_own_groups(tmp_path: Path) -> None:
+    kinds = ["gan", "distillation", "sparse"]
+    found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, *kinds)[0] for scheme in LAUNCHERS}
+    assert len(found["ps"]) == 2 * len(kinds)
     assert found["ps"] == found["collective"] == found["paddle"]
 
 
-@pytest.mark.parametrize("kind", ["thawed", "only_a_table"])
-def test_what_paddle_cannot_average_has_the_same_bits_under_both_schemes(tmp_path: Path, kind: str) -> None:
+def test_what_paddle_cannot_average_has_the_same_bits_under_both_schemes(tmp_path: Path) -> None:
     """A parameter that is thawed after wrapping, and a model that is nothing but a sparse table."""
-    ps, collective = (run(scheme, tmp_path / scheme, PROGRAM, kind)[0] for scheme in ("ps", "collective"))
-    digests = {line.split()[-1] for line in (*ps, *collective)}
-    assert len(ps) == len(collective) == 2
-    assert len(digests) == 1
+    kinds = ["thawed", "only_a_table"]
+    ps, collective = (run(scheme, tmp_path / scheme, PROGRAM, *kinds)[0] for scheme in ("ps", "collective"))
+    digests = {tuple(line.split()[2:]) for line in (*ps, *collective)}
+    assert len(ps) == len(collective) == 2 * len(kinds)
+    assert len(digests) == len(kinds)
 
 
 def test_whatever_a_program_does_between_two_batches_the_bits_are_paddles(tmp_path: Path) -> None:
     """Accumulating, skipping, clearing in four ways, no_sync, freezing, clipping, branches, AMP, two optimizers."""
-    seeds = (0, examples(24, 240))
+    seeds = (0, examples(20, 250))
     found = {scheme: run(scheme, tmp_path / scheme, ANY_ORDER, *seeds)[0] for scheme in LAUNCHERS}
     assert len(found["ps"]) == 2 * seeds[1]
     assert found["ps"] == found["collective"] == found["paddle"]

@@ -1,5 +1,7 @@
 """Programs with several models, with parameters that are frozen for a while, and with sparse embeddings, for Paddle's
-own groups. Prints its rank and its parameters' digest.
+own groups. Prints for each KIND its rank and its parameters' digest.
+
+several_models.py KIND...
 """
 
 import hashlib
@@ -125,12 +127,13 @@ def only_a_table():
 KINDS = {each.__name__: each for each in (gan, distillation, thawed, sparse, only_a_table)}
 
 
-def main(kind):
+def main(*kinds):
     dist.init_parallel_env()
-    paddle.seed(7 + dist.get_rank())  # rank 0's parameters must win
-    nets = KINDS[kind]()
-    trained = b"".join(p.numpy().tobytes() for net in nets for p in net.parameters())
-    print(f"RESULT {dist.get_rank()} {hashlib.sha256(trained).hexdigest()}", flush=True)
+    for kind in kinds:
+        paddle.seed(7 + dist.get_rank())  # rank 0's parameters must win
+        nets = KINDS[kind]()
+        trained = b"".join(p.numpy().tobytes() for net in nets for p in net.parameters())
+        print(f"RESULT {dist.get_rank()} {kind} {hashlib.sha256(trained).hexdigest()}", flush=True)
 
 
 if __name__ == "__main__":
