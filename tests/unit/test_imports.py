@@ -48,6 +48,7 @@ PADDLE_IN_FUNCTIONS = PADDLE_AT_THE_TOP | {
     "common/paddle_api/loading.py",  # so that a process chooses when
     "benchmarks/contestants/paddle_training.py",  # is Paddle's own training
     "benchmarks/training/worker.py",  # loads it before the first job, so that no job is timed with it
+    "benchmarks/programs/recording/sitecustomize.py",  # notes what a program trains under Paddle too
     "benchmarks/training/script_worker.py",  # notes the models of a program under Paddle too
 }
 GENERATED = ("_pb2.py", "_pb2_grpc.py")

@@ -14,7 +14,7 @@ from common.paddle_api.names import PUBLIC, SERVER_SIDE
 from tests.support.groups import ROOT
 
 DOCS = ROOT / "docs"
-ONLY_ENGLISH = {"kernels", "api", "architecture", "contributing", "gpu", "profile"}
+ONLY_ENGLISH = {"kernels", "api", "architecture", "contributing", "gpu", "profile", "programs"}
 CHINESE = sorted(page for page in DOCS.glob("*.zh.md"))
 
 
