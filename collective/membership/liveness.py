@@ -88,10 +88,13 @@ class Mesh:
         """
         with self._lock:
             self._hear()
-            if self._failure:
-                raise self._failure
-            if needed is not None and self.peers[needed].left:
-                raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
+            self._judge_what_was_heard(needed, doing)
+
+    def _judge_what_was_heard(self, needed: int | None, doing: str) -> None:
+        if self._failure:
+            raise self._failure
+        if needed is not None and self.peers[needed].left:
+            raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
 
     def wait_on(self, suspect: int | None, doing: str, since: float) -> bool:
         """To be called again and again by a rank that waits since then (monotonic seconds), for that rank as far as it
@@ -256,7 +259,7 @@ class Mesh:
             self._hear()
             if queue := self.peers[rank].messages.get(channel):
                 return queue.popleft()
-            self.check(rank, doing)
+            self._judge_what_was_heard(rank, doing)  # hearing more now could bring the message, and the goodbye behind it
         return None
 
     def forget(self) -> None:

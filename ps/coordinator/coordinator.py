@@ -159,7 +159,7 @@ class Coordinator:
             raise ProtocolError("a trainer did not say hello before it sent anything else")
         with self._lock:
             rank = self._members.enter(message.hello, queue)
-            if self._members.complete and not self._registration.awaited:
+            if self._members.complete and not (self._registration.awaited or self._gathering.complete):
                 self.silence.nobody_waits()
             if self._relay:
                 self._relay.welcome(rank, queue)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from common.errors import PeerStalled
+from common.errors import PeerLost, PeerStalled
 from common.network.gradsync_pb2 import Alive, Hello, TrainerMessage
 from common.network.rendezvous import GRACE
 from ps.planes.wire import state_pieces
@@ -78,6 +78,25 @@ def test_who_does_not_gather_is_named() -> None:
     setting.say(0, gather_message(0))
     setting.say(2, gather_message(0))
     stalled(setting, "1 did not take part in step 0", timeout=0.3)
+
+
+def test_who_comes_when_others_already_gather_and_does_not_is_named() -> None:
+    setting = one_gathers_before_the_other_comes()
+    stalled(setting, "0 did not take part in step 0", timeout=0.3)
+
+
+def test_who_comes_when_others_already_gather_and_leaves_is_missed() -> None:
+    setting = one_gathers_before_the_other_comes()
+    setting.say(0, goodbye_message())
+    setting.failed(PeerLost, "^rank 0 finished at step 0 while others go on")
+
+
+def one_gathers_before_the_other_comes() -> Setting:
+    setting = open_group(2, timeout=0.3)
+    setting.group.enter(TrainerMessage(hello=Hello(rank=1)), setting.inboxes[1])
+    setting.say(1, gather_message(0, b"x"))
+    setting.group.enter(TrainerMessage(hello=Hello(rank=0)), setting.inboxes[0])
+    return setting
 
 
 def test_nobody_stalls_while_nobody_waits() -> None:
