@@ -60,6 +60,8 @@ def choose_backend(backend: str, algorithm: str, device: str, place: MeetingPlac
     Raises:
         UsageError: backend, algorithm, device and place do not go together.
     """
+    if backend == "gloo":
+        raise UsageError("backend gloo is Paddle's own: leave it out, shared memory or TCP are chosen by themselves")
     choose("backend", backend, BACKENDS)
     choose("algorithm", algorithm, ALGORITHMS)
     on_gpu = device.startswith("gpu:")

@@ -259,7 +259,9 @@ class Mesh:
             self._hear()
             if queue := self.peers[rank].messages.get(channel):
                 return queue.popleft()
-            self._judge_what_was_heard(rank, doing)  # hearing more now could bring the message, and the goodbye behind it
+            self._judge_what_was_heard(
+                rank, doing
+            )  # hearing more now could bring the message, and the goodbye behind it
         return None
 
     def forget(self) -> None:

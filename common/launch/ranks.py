@@ -56,5 +56,6 @@ def paddle_environment(rank: int, endpoints: Sequence[str], *, nnodes: int = 1) 
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
         "PADDLE_LOCAL_RANK": str(rank % (len(endpoints) // nnodes)),
+        "PADDLE_RANK_IN_NODE": str(rank % (len(endpoints) // nnodes)),
         "PADDLE_NNODES": str(nnodes),
     }

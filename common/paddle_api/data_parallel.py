@@ -19,6 +19,13 @@ from common.paddle_api.wrapped_models import WrappedModels
 __all__ = ["DataParallel"]
 
 
+class NoReducer:
+    """Stands in for Paddle's: hooks find by themselves what a backward reaches."""
+
+    def prepare_for_backward(self, *_: Any) -> None:
+        """Nothing to prepare."""
+
+
 class DataParallel(nn.Layer):  # type: ignore[misc]
     """Paddle's `paddle.DataParallel` with the same signature, over whichever scheme it was imported from.
 
@@ -43,8 +50,9 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         models: WrappedModels,
     ) -> None:
         super().__init__(layers.full_name() + "_data_parallel")
-        if group is not None and getattr(group, "id", None) != 0:
-            raise UsageError("DataParallel: sub-groups are not supported; leave out group=")
+        if group is not None and getattr(group, "nranks", 0) != models.nranks:
+            raise UsageError("DataParallel: a group of fewer than all ranks is not supported; leave out group=")
+        self.group = group
         self._layers = layers
         self.find_unused_parameters = find_unused_parameters
         self._wrapped = models.wrap(
@@ -52,6 +60,19 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
             first_bytes=int(last_comm_buffer_size * 1_000_000),
             bucket_bytes=int(comm_buffer_size * 1_000_000),
         )
+
+    @property
+    def grad_need_sync(self) -> bool:
+        """Whether a backward synchronises, as outside `no_sync`."""
+        return self._wrapped.enabled
+
+    @property
+    def _reducer(self) -> NoReducer:
+        """Some programs prepare Paddle's for a backward by themselves."""
+        return NoReducer()
+
+    def _find_tensor(self, _: Any) -> list[Any]:
+        return []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         return self._layers(*inputs, **kwargs)

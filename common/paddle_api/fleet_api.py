@@ -96,7 +96,10 @@ class FleetApi(FleetPlaces):
     def __getattr__(self, name: str) -> Any:
         if name in COMMUNICATION:
             return getattr(self._communication, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        words = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name.startswith("_") and not name.startswith("__"):
+            words += "; it is of Paddle's pipeline, tensor or sharding parallelism, of which GradSync has none"
+        raise AttributeError(words)
 
     def init(
         self, role_maker: Any = None, is_collective: bool = False, strategy: Any = None, log_level: Any = "INFO"

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from paddle.distributed.communication.group import Group
+from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from paddle.distributed.fleet.utils.log_util import set_log_level
 
 from common.launch.settings import Placement
@@ -30,6 +31,7 @@ class FleetPlaces:
     ParallelEnv: Any
 
     def __init__(self) -> None:
+        self._strategy: Any = None  # that `init` was given
         self._minimised: Any = None  # the optimizer that was given to distributed_optimizer
         self._hybrid: tuple[Synchronizer, DataParallelGroups] | None = None
         self._each_is_first = False
@@ -46,6 +48,7 @@ class FleetPlaces:
             UsageError: the strategy asks for what data parallelism is not.
         """
         self._check(strategy)
+        self._strategy = strategy
         set_log_level(log_level)
         self._each_is_first = role_maker is None and not is_collective and not os.environ.get(SERVERS_OF_PADDLE)
 
@@ -145,6 +148,14 @@ class FleetPlaces:
             alone = Group(0, -1, [rank], name="alone")
             self._hybrid = joined, DataParallelGroups(rank, self.placement.nranks, self._everyone(), alone)
         return self._hybrid[1]
+
+    @property
+    def _hcg(self) -> DataParallelGroups:
+        return self.get_hybrid_communicate_group()
+
+    @property
+    def _user_defined_strategy(self) -> Any:
+        return self._strategy or DistributedStrategy()
 
     def _everyone(self) -> Any:
         """The group of all ranks."""

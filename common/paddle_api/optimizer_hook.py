@@ -51,6 +51,7 @@ class OptimizerHook:
         self._by_trainers = self._servers.choice == "trainer"
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
         self._inherited: dict[str, Any] = {}
+        self._handed_over = False
 
     def inherit(self, by_trainers: bool, state: dict[str, Any]) -> None:
         """Go on from the decision and the optimizer's state of the one before, whose model has had other parameters."""
@@ -68,9 +69,13 @@ class OptimizerHook:
         if self._optimizer is None and not self._decide(optimizer):
             return False
         if optimizer is not self._optimizer:
-            raise UsageError(
-                "a second optimizer updates the model, but servers keep the state of one; start with --update trainer"
-            )
+            if self._servers.choice == "server":
+                raise UsageError(
+                    "--update server: a second optimizer updates the model, but servers keep the state of one; "
+                    "use --update auto"
+                )
+            self._hand_over()
+            return False
         if not self._pushed_step.can_change() and self._pushed_step.gradients_changed():
             raise UsageError(
                 "the program changed gradients between backward and optimizer.step(), when the servers had taken them; "
@@ -82,6 +87,20 @@ class OptimizerHook:
         self._pushed_step.update(optimizer.get_lr())
         return True
 
+    def _hand_over(self) -> None:
+        """A second optimizer has come: from now on the trainers update, and the first one has its state back."""
+        self._pushed_step.end_updates_by_servers()
+        first, self._optimizer, self._by_trainers, self._handed_over = self._optimizer, None, True, True
+        _originals["set_state_dict"](first, self._state())
+        if self._rank == 0:
+            line = "gradsync: the trainers update from now on, not the servers: a second optimizer updates the model"
+            print(line, file=sys.stderr, flush=True)
+
+    def has_just_handed_over(self) -> bool:
+        """Since it was asked last."""
+        handed, self._handed_over = self._handed_over, False
+        return handed
+
     def cleared(self, parameters: Iterable[Any]) -> None:
         """The program has cleared the gradients of these."""
         if self._optimizer is not None and self._ids <= {id(p) for p in parameters}:
@@ -91,6 +110,9 @@ class OptimizerHook:
         """The state that servers keep for this optimizer; None: it is Paddle's affair."""
         if optimizer is not self._optimizer:
             return None
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         if self._loaded is not None:
             return dict(self._loaded)
         return {self._in_paddle(k): paddle.to_tensor(v) for k, v in self._servers.state().items()}
@@ -158,6 +180,8 @@ def listen_to_steps(hook: OptimizerHook) -> None:
     def apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0) -> Any:
         if any(hook.step(self) for hook in _hooks):
             return []
+        if any(hook.has_just_handed_over() for hook in list(_hooks)):  # gradients of other ranks' have come
+            params_grads = [(p, p.grad) for p in parameters_of(self) if not p.stop_gradient and p.grad is not None]
         return _originals["_apply_optimize"](self, loss, startup_program, params_grads, param_group_idx)
 
     def state_dict(self: Any) -> dict[str, Any]:

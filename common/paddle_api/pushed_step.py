@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.errors import UsageError
 from common.paddle_api.arena_binding import Binding
 from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.used_mask import UsedMask
@@ -54,10 +55,24 @@ class PushedStep:
         Args:
             kept: which parameters have a gradient; brought up to date.
         """
+        if self.pushed and self.parameters_changed():
+            raise UsageError(
+                "the program changed parameters by itself after a backward, whose gradients only the servers had "
+                "averaged; start with --update trainer"
+            )
         if self._left and any(kept):
             self._push_anew(kept)
         if self.pushed:
             self._take_average(kept)
+
+    def end_updates_by_servers(self) -> None:
+        """The gradients are the mean over ranks, and the optimizers' own affair from now on."""
+        kept = self._binding.kept()
+        if self._left:
+            self._push_anew(kept)
+        if self.pushed:
+            self._take_average(kept)
+        self.servers_update = False
 
     def cleared(self) -> None:
         """The program has cleared all gradients."""

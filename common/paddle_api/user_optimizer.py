@@ -33,7 +33,7 @@ def describe_optimizer(optimizer: Any, names: Sequence[str]) -> Optimizer | str:
     theirs = {p.name for p in parameters if not p.stop_gradient or p.name in mine}
     if theirs != mine:
         return f"the optimizer has {len(theirs & mine)} of the model's {len(mine)} parameters" + (
-            f", and {len(theirs - mine)} others" if theirs - mine else ""
+            f", and {len(theirs - mine)} others (sparse tables, or another model's)" if theirs - mine else ""
         )
     if len({p.dtype for p in parameters if not p.stop_gradient}) > 1:
         return "the model has parameters of several dtypes"

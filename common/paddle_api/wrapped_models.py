@@ -32,6 +32,11 @@ class WrappedModels:
         self._models: list[WrappedModel] = []
         self._first: Synchronizer | None = None  # the group's own, once a model has it
 
+    @property
+    def nranks(self) -> int:
+        """Of the group."""
+        return self._joined().nranks
+
     def __len__(self) -> int:
         return len(self._models)
 

@@ -114,7 +114,13 @@ class Synchronizer(ABC):
             ProtocolError: they are not.
         """
         mine = np.full(WORDS_OF_KIND, kind_of(array, call), np.uint32)
-        everyone = self.all_gather(np.concatenate([mine.view(np.uint8), array.reshape(-1).view(np.uint8)]))
+        try:
+            everyone = self.all_gather(np.concatenate([mine.view(np.uint8), array.reshape(-1).view(np.uint8)]))
+        except ProtocolError as exc:
+            raise ProtocolError(
+                f"rank {self.rank} called {call} with {array.dtype} {list(array.shape)}, another rank with another "
+                f"size; all ranks must make the same calls in the same order, with equal dtypes and shapes ({exc})"
+            ) from exc
         for rank, kind in enumerate(everyone[:, : mine.nbytes].view(np.uint32)[:, 0]):
             if kind != mine[0]:
                 raise ProtocolError(

@@ -120,7 +120,7 @@ class Members:
         """Others cannot go on without the trainers that have left."""
         left = ", ".join(str(rank) for rank in sorted(self.gone))
         steps = f"rank {left} finished at step {self.steps} while others go on"
-        self.fail(PeerLost(f"{steps}; all ranks must make the same number of steps"))
+        self.fail(PeerLost(f"{steps}; all ranks must make the same number of steps and of calls between ranks"))
 
     def fail(self, error: GradSyncError) -> None:
         """The training ends with this error, if it is not over."""

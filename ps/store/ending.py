@@ -25,7 +25,8 @@ class Ending:
     def difference(self, other: Ending) -> tuple[str, str, str] | None:
         """The first disagreement: what this one did, what the other did, and what to do about it."""
         if (self.update, self.again) != (other.update, other.again):
-            return self._did(), other._did(), "all ranks must do the same"
+            cure = "all ranks must do the same; a program that reads gradients to decide needs --update trainer"
+            return self._did(), other._did(), cure
         if self.learning_rate != other.learning_rate:
             mine = f"has learning rate {self.learning_rate}"
             return mine, f"has {other.learning_rate}", "give all trainers the same learning rate and scheduler"

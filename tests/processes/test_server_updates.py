@@ -114,9 +114,17 @@ WRONG = {
         "opt = paddle.optimizer.Lamb(parameters=model.parameters()); backward(); opt.step()",
         r"UsageError: --update server: servers cannot make this update: servers know .* use --update auto",
     ),
-    "a second optimizer": (
+    "server, and a second optimizer": (
         "for _ in range(2): backward(); paddle.optimizer.SGD(parameters=model.parameters()).step()",
-        r"UsageError: a second optimizer updates the model, .* --update trainer",
+        r"UsageError: --update server: a second optimizer updates the model, .* use --update auto",
+    ),
+    "parameters changed by the program": (
+        "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
+        "for step in range(3):\n"
+        "    backward()\n"
+        "    if step: [p.set_value(p - 0.1 * p.grad) for p in model.parameters()]\n"
+        "    else: opt.step(); opt.clear_grad()",
+        r"UsageError: the program changed parameters by itself after a backward .* start with --update trainer",
     ),
     "gradients changed later": (
         "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
@@ -236,7 +244,7 @@ UNKNOWN: dict[str, tuple[Any, Any, str]] = {
     "more": (
         nn.Linear,
         lambda m: optim.SGD(parameters=[*m.parameters(), *nn.Linear(1, 1).parameters()]),
-        "2 of the model's 2 parameters, and 2 others",
+        "2 of the model's 2 parameters, and 2 others (sparse tables, or another model's)",
     ),
     "lazy": (nn.Linear, lambda m: optim.Adam(parameters=m.parameters(), lazy_mode=True), "Adam has lazy_mode set"),
     "some decay": (

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_the_parameters_are_those_of_paddles_own_groups(tmp_path: Path) -> None:
-    kinds = ["gan", "distillation", "sparse"]
+    kinds = ["gan", "distillation", "stages", "sparse"]
     found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, *kinds)[0] for scheme in LAUNCHERS}
     assert len(found["ps"]) == 2 * len(kinds)
     assert found["ps"] == found["collective"] == found["paddle"]

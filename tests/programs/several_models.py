@@ -85,6 +85,22 @@ def thawed():
     return [net]
 
 
+def stages():
+    """An optimizer for each stage of the training, and the first one once more."""
+    net = net_of(6, 8, 2)
+    model = paddle.DataParallel(net, find_unused_parameters=True)
+    first = paddle.optimizer.Adam(0.01, parameters=net.parameters())
+    for step in range(4 * STEPS):
+        if step == STEPS:
+            optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+        elif step % (2 * STEPS) == 0:
+            optimizer = first
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return [net]
+
+
 class Words(nn.Layer):
     def __init__(self):
         super().__init__()
@@ -124,7 +140,7 @@ def only_a_table():
     return [net]
 
 
-KINDS = {each.__name__: each for each in (gan, distillation, thawed, sparse, only_a_table)}
+KINDS = {each.__name__: each for each in (gan, distillation, stages, thawed, sparse, only_a_table)}
 
 
 def main(*kinds):

@@ -11,6 +11,7 @@ from paddle.distributed.communication.group import Group
 
 from common.paddle_api.communication.exchange import Exchange
 from common.paddle_api.communication.post import Post
+from common.paddle_api.communication.tasks import Task
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["Groups", "ProcessGroup"]
@@ -54,6 +55,13 @@ class ProcessGroup:
     def all_reduce(self, tensor: Any, op: int, sync_op: bool = True) -> Any:
         """As `paddle.distributed.all_reduce`; gives a task."""
         return self._calls().all_reduce(tensor, op, self.group, sync_op=False)
+
+    allreduce = all_reduce
+
+    def barrier(self) -> Any:
+        """Block until every member has called it; gives a task."""
+        self.exchange.barrier()
+        return Task()
 
 
 class Groups:
