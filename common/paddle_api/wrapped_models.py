@@ -115,8 +115,6 @@ class WrappedModel:
     ) -> None:
         self._model, self._group, self._elsewhere = ref(model), group, frozenset(elsewhere)
         self._next_synchronizer, self._limits = next_synchronizer, limits
-        self._average: GradientAverage | None = None
-        self._hook: OptimizerHook | None = None
         self._enabled = True
         self._build(model)
         share_buffers(model, group, self._elsewhere | {id(p) for _, p in self._dense(model)})
@@ -170,6 +168,8 @@ class WrappedModel:
             self._synchronizer.close()
 
     def _build(self, model: Any) -> None:
+        self._average: GradientAverage | None = None
+        self._hook: OptimizerHook | None = None
         named = [(name, p) for name, p in trainable(model) if id(p) not in self._elsewhere]
         check_parameters(trainable(model))
         tables = sparse_parameters(model)
