@@ -1,68 +1,65 @@
-"""The flags of one collective command each; those that a script's ranks have too (`--checksum`) are in settings.py."""
+"""How the ranks of a ring exchange gradients: each field is a flag, and a variable that launchers set for scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-import tyro
+from collective.choice import ALGORITHMS, BACKENDS
+from collective.group import Group, connect
+from collective.nccl.binding import BINDINGS
+from common.errors import UsageError, choose
+from common.launch.settings import Settings
+from common.network.links import CHECKSUMS
+from common.network.rpc import check_bind_host, host_of
 
-from collective.settings import RingSettings
-from common.errors import UsageError
-from common.launch.flags import TrainingConfig
-from common.launch.hosts import HostsConfig
-from common.launch.settings import check_rank
-from common.system.addresses import parse_address
-
-__all__ = ["CollectiveConfig", "CollectiveRunConfig", "CollectiveTrainerConfig"]
+__all__ = ["RingSettings", "connect_with"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveConfig(RingSettings, TrainingConfig):
-    """A training on a ring of ranks."""
+class RingSettings(Settings):
+    """Of all ranks alike."""
 
-    shard_optimizer: bool = False
-    """Each rank updates 1/nranks of the parameters and keeps that much optimizer state; the same bits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectiveRunConfig(CollectiveConfig):
-    """Train on a ring of ranks, on this host or several.
-
-    script.py ARGS, or -m package.module ARGS, at the end: your own Paddle program."""
-
-    nranks: int | None = None
-    """Number of ranks, on all hosts together. (default: 2 on each)"""
-    install: bool = True
-    """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
-    hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
+    backend: str = "auto"
+    """What carries the gradients: shm, tcp, nccl, nccl-ring, or auto (nccl if each rank has a GPU, else shm or tcp)."""
+    nccl_binding: str = "cupy"
+    """How NCCL is called: cupy or pynccl."""
+    device: str = "cpu"
+    """Where the model computes: cpu, the only one so far; with NCCL gradients are copied to the GPUs and back."""
+    algorithm: str = "auto"
+    """How they travel: ring (tcp and nccl), direct, hierarchical (shared memory inside each host), or auto."""
+    checksum: str = "auto"
+    """Check what tcp carries: on, off, or auto (on between hosts)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hosts.ranks_each(self.nranks)
+        choose("backend", self.backend, BACKENDS)
+        choose("NCCL binding", self.nccl_binding, BINDINGS)
+        if self.device != "cpu":  # gpu, auto and what is no device at all: nothing else works yet
+            raise UsageError(
+                f"--device {self.device}: only cpu works, training on the GPU is not built yet; --backend nccl "
+                "computes on the CPU and reduces the gradients on GPUs (choose them with --devices)"
+            )
+        choose("algorithm", self.algorithm, ALGORITHMS)
+        choose("checksum", self.checksum, CHECKSUMS)
 
-    def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
-        super().check_script(script, given)
-        if script and self.shard_optimizer:
-            raise UsageError("--shard-optimizer is for the built-in trainer; your own program updates by itself")
 
+def connect_with(settings: RingSettings, rank: int, nranks: int, rendezvous: str, *, insecure: bool) -> Group:
+    """As `collective.connect`.
 
-@dataclass(frozen=True, kw_only=True)
-class CollectiveTrainerConfig(CollectiveConfig):
-    """Train as one rank of a ring; the others are started alike, here or on other hosts."""
-
-    rank: int = 0
-    """This rank, 0..nranks-1."""
-    nranks: int = 2
-    """Number of ranks."""
-    rendezvous: str = "127.0.0.1:8600"
-    """HOST:PORT where the ranks meet; rank 0 listens there."""
-    insecure: bool = False
-    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
-    log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rank(self.rank, self.nranks)
-        parse_address(self.rendezvous)
+    Args:
+        insecure: other hosts may be listened to although nothing is encrypted.
+    """
+    if not rendezvous.startswith("unix"):
+        check_bind_host(host_of(rendezvous), insecure=insecure)
+    return connect(
+        rank,
+        nranks,
+        rendezvous,
+        settings.backend,
+        algorithm=settings.algorithm,
+        checksum=settings.checksum,
+        device=settings.device,
+        nccl_binding=settings.nccl_binding,
+        timeout=settings.timeout,
+        wait_limit=settings.wait_limit,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective.settings import RingSettings, connect_with
+from collective.flags import RingSettings, connect_with
 from collective.synchronizer import RingSynchronizer
 from common.errors import UsageError
 from common.launch.settings import Placement, settings_from

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from collective.flags import CollectiveRunConfig
+from collective.command_flags import CollectiveRunConfig
+from collective.flags import RingSettings
 from collective.nccl.seat import gpus_for, require_nccl
-from collective.settings import RingSettings
 from common.launch.cli import run_command, split_script
 from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, find_node, start_ranks

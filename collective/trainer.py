@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
-    from collective.flags import CollectiveTrainerConfig
+    from collective.command_flags import CollectiveTrainerConfig
 
 __all__ = ["main"]
 
 
 def main(args: list[str] | None = None) -> int:
     prepare_process()
-    from collective.flags import CollectiveTrainerConfig
+    from collective.command_flags import CollectiveTrainerConfig
     from common.launch.cli import run_command
 
     return run_command(CollectiveTrainerConfig, run, prog="collective.trainer", args=args)
 
 
 def run(config: CollectiveTrainerConfig) -> None:
-    from collective.settings import connect_with
+    from collective.flags import connect_with
     from collective.synchronizer import RingSynchronizer
     from common.trainer.entry import run_training
 

@@ -19,8 +19,8 @@ from common.sync.synchronizer import Synchronizer
 from common.system.memory import limit_malloc_arenas
 from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
+from ps.flags import ScriptSettings
 from ps.server import stop_on_sigterm
-from ps.settings import ScriptSettings
 from ps.synchronizer import ServerSynchronizer
 
 __all__ = ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "surface"]

@@ -16,8 +16,8 @@ from common.launch.servers import start_servers
 from common.launch.settings import Placement, variables_of
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after
-from ps.flags import RunConfig
-from ps.settings import ScriptSettings
+from ps.command_flags import RunConfig
+from ps.flags import ScriptSettings
 
 __all__ = ["main"]
 

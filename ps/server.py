@@ -12,8 +12,8 @@ from common.system.memory import limit_malloc_arenas
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
+    from ps.command_flags import ServerConfig
     from ps.coordinator.servicer import ParameterServer
-    from ps.flags import ServerConfig
 
 __all__ = ["main", "prepare_server", "stop_on_sigterm"]
 
@@ -21,7 +21,7 @@ __all__ = ["main", "prepare_server", "stop_on_sigterm"]
 def main(args: list[str] | None = None) -> int:
     prepare_server()
     from common.launch.cli import run_command
-    from ps.flags import ServerConfig
+    from ps.command_flags import ServerConfig
 
     return run_command(ServerConfig, run, prog="ps.server", args=args)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from common.network.gradsync_pb2 import StatusReply
-    from ps.flags import StatusConfig
+    from ps.command_flags import StatusConfig
 
 __all__ = ["main"]
 
@@ -23,7 +23,7 @@ __all__ = ["main"]
 def main(args: list[str] | None = None) -> int:
     prepare_process()
     from common.launch.cli import run_command
-    from ps.flags import StatusConfig
+    from ps.command_flags import StatusConfig
 
     return run_command(StatusConfig, run, prog="ps.status", args=args)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.system.process import prepare_process
 
 if TYPE_CHECKING:
-    from ps.flags import TrainerConfig
+    from ps.command_flags import TrainerConfig
 
 __all__ = ["main"]
 
@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main(args: list[str] | None = None) -> int:
     prepare_process()
     from common.launch.cli import run_command
-    from ps.flags import TrainerConfig
+    from ps.command_flags import TrainerConfig
 
     return run_command(TrainerConfig, run, prog="ps.trainer", args=args)
 

@@ -1,4 +1,4 @@
-"""What both ways to meet share: where ranks write, and how a rank waits while it looks for who has died."""
+"""What both ways in which SharedMemoryBarrier (barrier.py) has ranks meet share: where ranks write, and how a rank waits while it looks for who has died."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks_main
 from collective import run, trainer
-from collective.flags import CollectiveTrainerConfig
+from collective.command_flags import CollectiveTrainerConfig
 from common import __version__, errors
 from common.errors import GradSyncError, UsageError
 from common.launch.cli import check_writable, run_command, split_script, to_reader
@@ -26,7 +26,7 @@ from common.tensors.optimizers import OPTIMIZERS, AdamW
 from ps import run as ps_run
 from ps import server, status
 from ps import trainer as ps_trainer
-from ps.flags import RunConfig, TrainerConfig
+from ps.command_flags import RunConfig, TrainerConfig
 
 pytest.importorskip("tyro")
 

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("tyro")
 
-from collective.flags import CollectiveRunConfig
+from collective.command_flags import CollectiveRunConfig
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
 from common.launch.hosts import HostsConfig, Node, find_node, start_ranks
 from common.launch.ranks import endpoints_of
-from ps.flags import RunConfig
+from ps.command_flags import RunConfig
 from tests.support.groups import ROOT, free_port
 
 LIMIT_S = 20.0

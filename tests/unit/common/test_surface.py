@@ -10,13 +10,13 @@ import pytest
 
 import collective
 import ps
-from collective.settings import RingSettings
+from collective.flags import RingSettings
 from common.errors import UsageError
 from common.launch.cli import split_script
 from common.launch.settings import Placement, Settings, placement_from, settings_from, variables_of
 from common.paddle_api.names import SERVER_SIDE
 from common.sync.local import LocalSynchronizer
-from ps.settings import ScriptSettings
+from ps.flags import ScriptSettings
 from tests.support.groups import on_threads
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import UsageError
-from ps.flags import RunConfig, TrainerConfig
+from ps.command_flags import RunConfig, TrainerConfig
 from ps.store.modes import ASYNC, SYNC, Mode, parse_mode
 from tests.support.relaxed_sessions import SSP
 

@@ -119,7 +119,7 @@ def test_whether_there_are_gpus_enough(fake_cuda, monkeypatch, gpus, text):
 )
 def test_auto_uses_nccl_where_there_are_gpus_enough_and_says_so(monkeypatch, capsys, missing, backend, said):
     from collective import run
-    from collective.flags import CollectiveRunConfig
+    from collective.command_flags import CollectiveRunConfig
 
     monkeypatch.setattr(run, "gpus_for", lambda ranks, binding: missing)
     node = SimpleNamespace(nnodes=1, ranks=range(2))

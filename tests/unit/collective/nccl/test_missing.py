@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import collective
+from collective.flags import RingSettings
 from collective.nccl import cuda
 from collective.nccl.binding import INSTALL, load_binding
-from collective.settings import RingSettings
 from common.errors import UsageError
 from tests.support.groups import ROOT
 
