@@ -1,4 +1,5 @@
-"""What both ways in which SharedMemoryBarrier (barrier.py) has ranks meet share: where ranks write, and how a rank waits while it looks for who has died."""
+"""What both ways share in which barrier.py has ranks meet: where they write, and how one waits while it looks for who has
+died."""
 
 from __future__ import annotations
 
