@@ -1,5 +1,5 @@
-"""What both ways share in which barrier.py has ranks meet: where they write, and how one waits while it looks for who has
-died."""
+"""What both ways share in which barrier.py has ranks meet: where they write, and how one waits while it looks for who
+has died."""
 
 from __future__ import annotations
 
