@@ -124,7 +124,7 @@ WRONG = {
         "    backward()\n"
         "    if step: [p.set_value(p - 0.1 * p.grad) for p in model.parameters()]\n"
         "    else: opt.step(); opt.clear_grad()",
-        r"UsageError: the program changed parameters by itself after a backward .* start with --update trainer",
+        r"UsageError: the program changed parameters by itself after a backward.* start with --update trainer",
     ),
     "gradients changed later": (
         "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"

@@ -182,6 +182,7 @@ def test_the_second_of_two_hosts() -> None:
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": f"{OURS}:6171",
         "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_RANK_IN_NODE": "1",
         "PADDLE_NNODES": "2",
         "FLAGS_selected_gpus": "6",
     }

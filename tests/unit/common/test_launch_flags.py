@@ -57,6 +57,7 @@ def test_the_environment_of_paddles_launcher() -> None:
         "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6170,127.0.0.1:6171,127.0.0.1:6172",
         "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6171",
         "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_RANK_IN_NODE": "1",
         "PADDLE_NNODES": "1",
     }
 

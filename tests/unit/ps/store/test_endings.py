@@ -134,13 +134,13 @@ DISAGREEMENTS: dict[str, tuple[Ending, Ending, str]] = {
         UPDATE,
         AVERAGE,
         "ran another backward before optimizer.step() at step {step}, rank {other} called optimizer.step() after a "
-        "backward; all ranks must do the same",
+        "backward; all ranks must do the same; a program that reads gradients to decide needs --update trainer",
     ),
     "average against update": (
         AVERAGE,
         UPDATE,
         "called optimizer.step() after a backward at step {step}, rank {other} ran another backward before "
-        "optimizer.step(); all ranks must do the same",
+        "optimizer.step(); all ranks must do the same; a program that reads gradients to decide needs --update trainer",
     ),
     "learning rate": (
         UPDATE,
@@ -183,7 +183,8 @@ def test_with_and_without_another_backward_is_refused(first: Ending, second: End
                 deliver(store, rank, bucket, LENGTH)
     store.commit(0, EPOCH, 1, first)
     words = {UPDATE: "after a backward", AGAIN: "without another backward"}
-    text = f"{words[second]} at step 1, rank 0 called optimizer.step() {words[first]}; all ranks must do the same"
+    text = f"{words[second]} at step 1, rank 0 called optimizer.step() {words[first]}; all ranks must do the same; "
+    text += "a program that reads gradients to decide needs --update trainer"
     with refused(store, LayoutMismatch, text=rf"^rank 1 called optimizer\.step\(\) {re.escape(text)}$"):
         store.commit(1, EPOCH, 1, second)
 
