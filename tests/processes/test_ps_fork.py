@@ -105,7 +105,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("plane", ["shm", "tcp", pytest.param("grpc", marks=pytest.mark.long)])
+@pytest.mark.parametrize("plane", ["tcp", *(pytest.param(p, marks=pytest.mark.long) for p in ("shm", "grpc"))])
 def test_a_killed_trainer_is_named_though_a_child_of_it_lives(plane: str, tmp_path: Path) -> None:
     with training(LIVES_ON, plane, tmp_path) as (server, trainer):
         child = json.loads(line_of(trainer))["child"]
@@ -122,7 +122,7 @@ def test_a_killed_trainer_is_named_though_a_child_of_it_lives(plane: str, tmp_pa
     assert "PeerLost: rank 0 died" in complaint
 
 
-@pytest.mark.parametrize("plane", ["shm", "tcp", pytest.param("grpc", marks=pytest.mark.long)])
+@pytest.mark.parametrize("plane", ["shm", *(pytest.param(p, marks=pytest.mark.long) for p in ("tcp", "grpc"))])
 def test_children_of_a_trainer_end_well_and_leave_it_alone(plane: str, tmp_path: Path) -> None:
     with training(FORKS_OFTEN, plane, tmp_path) as (server, trainer):
         out, complaint = trainer.communicate(timeout=DEADLINE_S)

@@ -233,7 +233,7 @@ def test_a_rank_that_exits_without_a_goodbye_is_named(backend):
     [
         ("shm", 1, reduces_for_ever_with_a_short_limit),
         pytest.param("tcp-ring", 1, reduces_for_ever_with_a_short_limit, marks=pytest.mark.long),
-        ("tcp", 0, reduces_for_ever_with_a_short_limit),
+        pytest.param("tcp", 0, reduces_for_ever_with_a_short_limit, marks=pytest.mark.long),
         pytest.param("shm", 1, passes_messages_for_ever, marks=pytest.mark.long),
     ],
 )

@@ -99,7 +99,8 @@ def test_a_trainer_that_dies_is_named_at_once(waits):
 
 
 @pytest.mark.parametrize(
-    "waits", [waits_for_a_message, waits_for_room, pytest.param(waits_in_model_1, marks=pytest.mark.long)]
+    "waits",
+    [waits_for_a_message, *(pytest.param(w, marks=pytest.mark.long) for w in (waits_for_room, waits_in_model_1))],
 )
 def test_a_trainer_that_is_stopped_is_named_at_the_timeout(waits):
     with beside("nothing") as (client, further, process):

@@ -67,6 +67,7 @@ def check_trace_of_program(trace: dict[str, Any], *, servers: int) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long  # tests/processes has the same for whole programs
 @pytest.mark.parametrize("flags", [(), ("--unused",)])
 def test_two_ranks_equal_paddles_data_parallel_bit_for_bit(tmp_path: Path, flags: tuple[str, ...]) -> None:
     found = {scheme: launch(scheme, 2, tmp_path, *flags) for scheme in ("ps", "collective")}

@@ -163,7 +163,7 @@ def answered(setting: Setting, clock: Clock, times: int, ranks: Iterable[int]) -
             setting.say(rank, TrainerMessage(alive=Alive()))
 
 
-@pytest.mark.parametrize("mode", ["", "ssp:0"])
+@pytest.mark.parametrize("mode", ["", pytest.param("ssp:0", marks=pytest.mark.long)])
 def test_a_trainer_that_lives_is_waited_for_and_rank_0_says_so(mode: str) -> None:
     clock = Clock()
     setting = running(3, timeout=10.0, wait_limit=50.0, clock=clock, mode=mode)

@@ -160,6 +160,7 @@ def test_there_are_not_too_many_at_a_time_and_any_number_one_after_the_other(mon
         server.wait()
 
 
+@pytest.mark.long
 def test_many_models_at_a_time_find_threads_enough() -> None:
     """More than a server had threads for sessions of one model; all of them step."""
 
