@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if sys.argv[:1] == ["-m"]:  # a command of ours: a folder `common` where it is started is not meant
     sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
@@ -19,10 +19,12 @@ if getattr(common, "__version__", None) is None:
         f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
     )
 
-from collective.group import Group, connect
 from common.paddle_api.names import PASSED_ON, PUBLIC, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
+
+if TYPE_CHECKING:
+    from collective.group import Group, connect
 
 __all__ = ["Group", "connect", "install", *PUBLIC]
 
@@ -41,7 +43,9 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The names for Paddle programs, loaded with Paddle when first used."""
+    """Loaded when first used: the names for NumPy users with gRPC, those for Paddle programs with Paddle."""
+    if name in ("Group", "connect"):
+        return getattr(import_module(f"{__name__}.group"), name)
     if name not in PUBLIC:
         return own_of_paddle(__name__, name, __all__)
     fleet = import_module(f"{__name__}.fleet")
