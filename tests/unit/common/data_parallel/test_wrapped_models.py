@@ -150,6 +150,28 @@ def test_statistics_of_batch_norm_stay_each_ranks_own_when_a_gan_thaws_all_param
     assert (model[1].bias.grad.numpy() == 8).all()
 
 
+def test_a_scale_that_forward_passes_compute_is_no_trained_parameter(models: WrappedModels, group: Group) -> None:
+    class Scaled(nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.scale = self.create_parameter([4, 3])
+            self.scale.stop_gradient = True
+
+        def forward(self, x: Any) -> Any:
+            found = super().forward(x)
+            paddle.assign(found, self.scale)
+            return found
+
+    model = Scaled()
+    model(batch()).sum().backward()
+    assert not model.scale.stop_gradient  # Paddle: it has a history now
+    model.clear_gradients()
+    wrap(models, model)
+    model(batch()).sum().backward()
+    assert (model.bias.grad.numpy() == 8).all()
+    assert not group.others
+
+
 def test_gradients_that_were_there_when_a_parameter_was_thawed_are_added_to(models: WrappedModels) -> None:
     model, plain = Branches(), Branches()
     plain.set_state_dict(model.state_dict())
