@@ -29,8 +29,8 @@ def trainable(model: Any) -> list[tuple[str, Any]]:
 
 
 def is_trained(parameter: Any) -> bool:
-    """Whether a backward may reach it. It does not reach what a forward pass has computed into a parameter, as a scale of
-    quantisation, although that is part of the graph from then on."""
+    """Whether a backward may reach it. It does not reach what a forward pass has computed into a parameter, as a scale
+    of quantisation, although that is part of the graph from then on."""
     return not parameter.stop_gradient and bool(parameter.is_leaf)
 
 
