@@ -34,7 +34,8 @@ class Program(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         files: other files and folders that it needs, in the repository.
         sha256: of the script and then all files, one after the other.
         folder: that it is started in, in the repository; "" for the script's own.
-        write: small files of ours that are laid beside it, by path: configurations, a test harness's stand-in.
+        write: small files of ours that are laid beside it, by path: configurations, a test harness's stand-in. What
+            it reads is {data} there, as in `arguments` and `replace`.
         replace: what is changed in the script's text, for device and length: pairs of old and new.
         batches: after how many every epoch ends; 0: as long as it is.
         spawns: it starts its ranks itself, and is not started by Paddle's launcher.
@@ -136,7 +137,7 @@ def lay_out(program: Program, folder: Path, into: Path) -> tuple[Path, Path]:
             shutil.copyfile(root / name, target)
     for name, content in program.write.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
-        (into / name).write_text(content, "utf-8")
+        (into / name).write_text(with_data(content, folder), "utf-8")
     script = into / program.path
     text = script.read_text("utf-8")
     if program.blocks:

@@ -6,22 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 import paddle
+from paddle import nn
 
 from common.errors import UsageError
 from common.paddle_api.gradient_hooks import GradientHooks, Named, nothing_again, view_of
 from common.tensors.arena import Arena, Layout, sha256_of_parameters
 
-__all__ = ["Binding", "digest_of_model", "layout_of", "trainable"]
+__all__ = ["Binding", "digest_of_model", "is_trained", "layout_of", "statistics_of", "trainable"]
+
+HAVE_STATISTICS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
     """(name, parameter) of all that is trained, in state_dict order; BatchNorm statistics are not."""
-    wanted = {id(p) for p in model.parameters() if not p.stop_gradient}
+    statistics = statistics_of(model)
+    wanted = {id(p) for p in model.parameters() if is_trained(p) and id(p) not in statistics}
     found: dict[int, tuple[str, Any]] = {}
     for name, p in model.state_dict().items():
         if id(p) in wanted:
             found.setdefault(id(p), (name, p))  # tied parameters have several names
     return list(found.values())
+
+
+def is_trained(parameter: Any) -> bool:
+    """Whether a backward may reach it. It does not reach what a forward pass has computed into a parameter, as a scale
+    of quantisation, although that is part of the graph from then on."""
+    return not parameter.stop_gradient and bool(parameter.is_leaf)
+
+
+def statistics_of(model: Any) -> set[int]:
+    """The `id` of what forward passes estimate. No gradient ever reaches it, also not after a program has set
+    `trainable` of all that `parameters()` gives, as GANs do for each half of a step."""
+    layers = [layer for layer in model.sublayers(include_self=True) if isinstance(layer, HAVE_STATISTICS)]
+    return {id(p) for layer in layers for p in (layer._mean, layer._variance)}
 
 
 def layout_of(model: Any) -> Layout:

@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 import paddle
 
-from common.paddle_api.arena_binding import trainable
+from common.paddle_api.arena_binding import is_trained, statistics_of, trainable
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.optimizer_hook import OptimizerHook, forget_steps, listen_to_steps
@@ -145,7 +145,7 @@ class WrappedModel:
         if self._average:
             self._average.before_backward()
         model = self._model()
-        if model is not None and any(not p.stop_gradient for p in self._frozen):
+        if model is not None and any(is_trained(p) for p in self._frozen):
             self._rebuild(model)
 
     def after_backward(self) -> None:
@@ -173,7 +173,8 @@ class WrappedModel:
         named = [(name, p) for name, p in trainable(model) if id(p) not in self._elsewhere]
         check_parameters(trainable(model))
         tables = sparse_parameters(model)
-        self._frozen = [p for p in model.parameters() if p.stop_gradient]
+        statistics = statistics_of(model)
+        self._frozen = [p for p in model.parameters() if not is_trained(p) and id(p) not in statistics]
         self._sparse = SparseGradients([(name, p) for name, p in named if id(p) in tables], self._group)
         if dense := self._dense(model):
             self._synchronizer = self._next_synchronizer()

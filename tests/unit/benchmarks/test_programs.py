@@ -82,11 +82,11 @@ def test_what_lies_there_is_taken_only_if_it_is_the_same(tmp_path: Path) -> None
 
 
 def test_a_copy_is_changed_and_what_lies_there_is_not(tmp_path: Path) -> None:
-    program = described(tmp_path, folder=".", replace=[("'gpu'", "'{data}/x'")], write={"conf/a.yaml": "a: 1\n"})
+    program = described(tmp_path, folder=".", replace=[("'gpu'", "'{data}/x'")], write={"conf/a.yaml": "a: {data}\n"})
     start, script = lay_out(program, tmp_path, tmp_path / "copy")
     assert start.samefile(tmp_path / "copy")
     assert script.read_text() == f"import helper\nprint(helper.WORD, '{tmp_path}/data/x')\n"
-    assert (start / "conf/a.yaml").read_text() == "a: 1\n"
+    assert (start / "conf/a.yaml").read_text() == f"a: {tmp_path}/data\n"
     assert (tmp_path / "own+tiny/tools/run.py").read_text() == TINY
 
 

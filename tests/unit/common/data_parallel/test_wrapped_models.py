@@ -136,6 +136,42 @@ def test_a_parameter_that_is_thawed_is_synchronised_from_then_on(models: Wrapped
     assert len(group.others) == 1  # once
 
 
+@pytest.mark.filterwarnings("ignore:When training:UserWarning")
+def test_statistics_of_batch_norm_stay_each_ranks_own_when_a_gan_thaws_all_parameters(
+    models: WrappedModels, group: Group
+) -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1D(3))
+    wrap(models, model)
+    for trainable in (False, True):
+        for p in model.parameters():
+            p.trainable = trainable
+    model(batch()).sum().backward()
+    assert not group.others  # of statistics, which would become rank 0's
+    assert (model[1].bias.grad.numpy() == 8).all()
+
+
+def test_a_scale_that_forward_passes_compute_is_no_trained_parameter(models: WrappedModels, group: Group) -> None:
+    class Scaled(nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.scale = self.create_parameter([4, 3])
+            self.scale.stop_gradient = True
+
+        def forward(self, x: Any) -> Any:
+            found = super().forward(x)
+            paddle.assign(found, self.scale)
+            return found
+
+    model = Scaled()
+    model(batch()).sum().backward()
+    assert not model.scale.stop_gradient  # Paddle: it has a history now
+    model.clear_gradients()
+    wrap(models, model)
+    model(batch()).sum().backward()
+    assert (model.bias.grad.numpy() == 8).all()
+    assert not group.others
+
+
 def test_gradients_that_were_there_when_a_parameter_was_thawed_are_added_to(models: WrappedModels) -> None:
     model, plain = Branches(), Branches()
     plain.set_state_dict(model.state_dict())
