@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from paddle.distributed.fleet.meta_optimizers import HybridParallelOptimizer
 
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
@@ -22,6 +23,7 @@ from common.network.rpc import host_of, is_loopback
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.communication import COMMUNICATION
 from common.paddle_api.communication.communication import Communication
+from common.paddle_api.communication.paddles_maps import PaddlesMaps
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
@@ -80,7 +82,7 @@ class FleetApi(FleetPlaces):
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
         super().__init__()
-        self._communication = Communication(self._joined, self._may_pickle)
+        self._communication = Communication(self._joined, self._may_pickle, PaddlesMaps())
         api = self
 
         class BoundDataParallel(DataParallel):
@@ -113,6 +115,7 @@ class FleetApi(FleetPlaces):
         refuse_servers(role_maker)
         self._begin(role_maker, strategy, log_level, is_collective=is_collective)
         self.init_parallel_env()
+        self.get_hybrid_communicate_group()
         return self
 
     def init_parallel_env(self, backend: Any = None) -> Any:
@@ -142,13 +145,16 @@ class FleetApi(FleetPlaces):
         return self.DataParallel(model)
 
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
-        """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
+        """The optimizer, whose gradients are averaged; of several ranks within Paddle's own type for it, which has it
+        as `_inner_opt` and changes nothing.
 
         Raises:
             UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
         """
         self._check(strategy)
         self._minimised = optimizer
+        if strategy is not None:
+            self._strategy = strategy
         if self._models:
             mine = self._models.owned()
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
@@ -157,7 +163,9 @@ class FleetApi(FleetPlaces):
                     "distributed_optimizer: the optimizer has no parameter of the model given to distributed_model; "
                     "make it with parameters=model.parameters()"
                 )
-        return optimizer
+        if not self.is_initialized() or self.worker_num() == 1:  # a server's, or of one worker
+            return optimizer
+        return HybridParallelOptimizer(optimizer, self._hcg, self._user_defined_strategy)
 
     def distributed_scaler(self, scaler: Any) -> Any:
         """The scaler as it is: all ranks see the same averaged gradients, and so the same overflows."""
@@ -253,5 +261,7 @@ class FleetApi(FleetPlaces):
             failed = getattr(sys, "last_value", None)
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
+            self._communication.left()
+            self._forget_hybrid()
         forget(self._unwrapped)
         self._models.stop()
