@@ -6,7 +6,6 @@ then differ in nothing else.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
-from common.system.process import note_joining
+from common.system.process import call_at_end, note_joining
 from common.system.sigterm import end_in_order_on_sigterm, end_quietly_on_sigterm
 
 __all__ = ["FleetApi", "ReduceOp"]
@@ -134,7 +133,7 @@ class FleetApi(FleetPlaces):
                 end_in_order_on_sigterm()
             if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and not self._models:
                 listen_to_backward(self._unwrapped)
-            atexit.register(self.leave)
+            call_at_end(self.leave)
         return self.get_group()
 
     def is_initialized(self) -> bool:
@@ -252,8 +251,8 @@ class FleetApi(FleetPlaces):
             self._communication.destroy(group)
 
     def leave(self) -> None:
-        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it. A forked child has
-        no part in it, so nothing to leave."""
+        """Leave the group, which is done at the end otherwise; after an exception the others learn of it. A forked
+        child has no part in it, so nothing to leave."""
         if os.getpid() != self._process:
             return
         if self._synchronizer is not None:
