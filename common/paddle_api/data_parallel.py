@@ -14,6 +14,7 @@ from typing import Any
 from paddle import nn
 
 from common.errors import UsageError
+from common.paddle_api.refusals import refuse_static
 from common.paddle_api.wrapped_models import WrappedModels
 
 __all__ = ["DataParallel"]
@@ -49,6 +50,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         *,
         models: WrappedModels,
     ) -> None:
+        refuse_static("DataParallel")
         super().__init__(layers.full_name() + "_data_parallel")
         if group is not None and getattr(group, "nranks", 0) != models.nranks:
             raise UsageError("DataParallel: a group of fewer than all ranks is not supported; leave out group=")

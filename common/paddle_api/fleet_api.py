@@ -26,6 +26,7 @@ from common.paddle_api.communication.paddles_maps import PaddlesMaps
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
+from common.paddle_api.refusals import refuse_static
 from common.paddle_api.roles import refuse_servers
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
@@ -140,7 +141,11 @@ class FleetApi(FleetPlaces):
         return self._synchronizer is not None
 
     def distributed_model(self, model: Any) -> Any:
-        """The model, wrapped in DataParallel."""
+        """The model, wrapped in DataParallel.
+
+        Raises:
+            UsageError: as of DataParallel.
+        """
         return self.DataParallel(model)
 
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
@@ -148,8 +153,10 @@ class FleetApi(FleetPlaces):
         as `_inner_opt` and changes nothing.
 
         Raises:
-            UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
+            UsageError: it updates nothing of the models that were wrapped before, the strategy asks for more, or the
+                program builds a static graph.
         """
+        refuse_static("distributed_optimizer")
         self._check(strategy)
         self._minimised = optimizer
         if strategy is not None:

@@ -25,6 +25,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("PADDLE_TRAINER_ID", str(PLACE.rank))
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(PLACE.nranks))
     monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", ",".join(ENDPOINTS))
+    for each in (collective._group_map, collective._group_map_by_name, collective._group_map_backend):
+        each.clear()  # what other tests have not left
+    communication._GroupManager.group_map_by_id.clear()
     fleet = fleet_at()
     fleet.init(is_collective=True)
     yield fleet
