@@ -11,6 +11,7 @@ from paddle.distributed.communication.group import Group
 
 from common.paddle_api.communication.exchange import Exchange
 from common.paddle_api.communication.paddles_maps import NO_MAPS, Maps
+from common.paddle_api.communication.part_synchronizer import PartSynchronizer
 from common.paddle_api.communication.post import Post
 from common.paddle_api.communication.tasks import Task
 from common.sync.synchronizer import Synchronizer
@@ -38,6 +39,7 @@ class ProcessGroup:
         whole = synchronizer if len(ranks) == synchronizer.nranks else None
         self.exchange = Exchange(Post(messenger, ranks, channel), ranks, self._rank, whole)
         self.between_two = Post(messenger, ranks, channel + BETWEEN_TWO)
+        self.synchronizer = whole or PartSynchronizer(self.exchange, ranks, self._rank, synchronizer.backend)
 
     def name(self) -> str:
         """As Paddle calls what it has for these tensors, for programs ask: "GLOO", or "NCCL" on GPUs."""
