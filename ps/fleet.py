@@ -93,6 +93,7 @@ class ServerFleetApi(FleetApi):
             if self._role.is_server:
                 return self
             self.init_parallel_env()
+            self.get_hybrid_communicate_group()
         return self
 
     def is_server(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rich.console import Console
+from rich.text import Text
 
 from benchmarks.measuring.measurement import Measurement
 from benchmarks.measuring.rounds import rounds
@@ -53,6 +54,9 @@ def run(measurement: Measurement[R], output: Output, console: Console) -> int:
         GradSyncError: a contestant of ours failed.
         KeyboardInterrupt: there was no whole round yet.
     """
+    if (output.out / measurement.file).exists():
+        words = f"{output.out} has results of an earlier run, which this one replaces; --out FOLDER keeps both"
+        console.print(Text(words, style="dim"), soft_wrap=True)
     reports = [f"{measurement.report}.{end}" for end in ("md", "html")]
     try:
         results, interrupted = measure(measurement, output.out, console)

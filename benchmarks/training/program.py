@@ -126,8 +126,12 @@ def launcher(contestant: Contestant, seconds: float, log: Path) -> list[str]:
 
 
 def tails(log: Path) -> list[str]:
-    """The last lines of every process."""
-    return [f"{path.name}: {line}" for path in logs(log) for line in lines_of(path)[-3:]]
+    """The last lines of every process, once for those that end alike, without what a launcher repeats of a rank."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for path in logs(log):
+        own = [line for line in lines_of(path) if not line.startswith("|")]
+        alike.setdefault(tuple(own[-3:]), []).append(path.name)
+    return [f"{', '.join(names)}: {line}" for lines, names in alike.items() for line in lines]
 
 
 def reason_in(log: Path) -> str:

@@ -144,17 +144,19 @@ def judge(certificate: Certificate, failures: Failures) -> None:
     if not certificate.passed:
         raise CertificateFailed("too far from paddle.DataParallel; no speed is reported")
     if names := blamed(certificate, failures):
-        exc = next(exc for contestant, exc in failures.items() if contestant.name in names)
+        exc = next(exc for contestant, exc in failures.items() if contestant.name == names[0])
         raise GradSyncError("\n  ".join([f"{', '.join(names)} failed: {exc}", *output_of(exc)]))
 
 
 def blamed(certificate: Certificate, failures: Failures) -> list[str]:
     """Of those of ours that failed where the certificate passed, the names of the first and of all that did for the
-    same reason: `judge` tells it, so that nobody else need."""
+    same reason, and then of Paddle's that did: `judge` tells it, so that nobody else need."""
     ours = {c.name: exc for c, exc in failures.items() if c.scheme not in PADDLE_SCHEMES}
     if not (certificate.identical and certificate.passed) or ours_that_disagree(failures):
         return []
-    return [name for name, exc in ours.items() if str(exc) == str(next(iter(ours.values())))]
+    first = str(next(iter(ours.values()), ""))
+    alike = [c.name for c, exc in failures.items() if str(exc) == first] if ours else []
+    return sorted(alike, key=lambda name: name not in ours)
 
 
 def failures_to_json(failures: Failures) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from paddle import nn
 
 from common.errors import UsageError
+from common.paddle_api.refusals import refuse_static
 from common.paddle_api.wrapped_models import WrappedModels
 
 __all__ = ["DataParallel"]
@@ -35,7 +36,11 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         last_comm_buffer_size: size of the first bucket to be ready, MB.
         find_unused_parameters: accepted; unused parameters are always found.
         strategy: accepted for compatibility.
-        group: the one of all ranks, or None.
+        group: whose members average the gradients; None: all ranks. Either way all ranks call it, in the same order,
+            and begin with rank 0's parameters, as in Paddle.
+
+    Raises:
+        UsageError: something of the model cannot be synchronised, or this rank is no member of the group.
     """
 
     def __init__(
@@ -49,9 +54,14 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
         *,
         models: WrappedModels,
     ) -> None:
+        refuse_static("DataParallel")
         super().__init__(layers.full_name() + "_data_parallel")
-        if group is not None and getattr(group, "nranks", 0) != models.nranks:
-            raise UsageError("DataParallel: a group of fewer than all ranks is not supported; leave out group=")
+        if group is not None and getattr(group, "process_group", None) is None:
+            raise UsageError(
+                "DataParallel: group= must be a group of two ranks or more with this rank among them, as new_group "
+                f"makes them (got {group!r}); leave it out, or do not wrap the model on this rank"
+            )
+        carrier = None if group is None or group.nranks == models.nranks else group.process_group
         self.group = group
         self._layers = layers
         self.find_unused_parameters = find_unused_parameters
@@ -59,6 +69,7 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
             layers,
             first_bytes=int(last_comm_buffer_size * 1_000_000),
             bucket_bytes=int(comm_buffer_size * 1_000_000),
+            among=carrier and carrier.synchronizer,
         )
 
     @property

@@ -6,7 +6,6 @@ then differ in nothing else.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from paddle.distributed.fleet.meta_optimizers import HybridParallelOptimizer
 
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
@@ -22,15 +22,17 @@ from common.network.rpc import host_of, is_loopback
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.communication import COMMUNICATION
 from common.paddle_api.communication.communication import Communication
+from common.paddle_api.communication.paddles_maps import PaddlesMaps
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
+from common.paddle_api.refusals import refuse_static
 from common.paddle_api.roles import refuse_servers
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.mkl import set_cpu_type
-from common.system.process import note_joining
+from common.system.process import call_at_end, note_joining
 from common.system.sigterm import end_in_order_on_sigterm, end_quietly_on_sigterm
 
 __all__ = ["FleetApi", "ReduceOp"]
@@ -80,7 +82,7 @@ class FleetApi(FleetPlaces):
         self._unwrapped = Unwrapped(scheme)
         self.placement = placement_from()
         super().__init__()
-        self._communication = Communication(self._joined, self._may_pickle)
+        self._communication = Communication(self._joined, self._may_pickle, PaddlesMaps())
         api = self
 
         class BoundDataParallel(DataParallel):
@@ -113,6 +115,7 @@ class FleetApi(FleetPlaces):
         refuse_servers(role_maker)
         self._begin(role_maker, strategy, log_level, is_collective=is_collective)
         self.init_parallel_env()
+        self.get_hybrid_communicate_group()
         return self
 
     def init_parallel_env(self, backend: Any = None) -> Any:
@@ -131,24 +134,33 @@ class FleetApi(FleetPlaces):
                 end_in_order_on_sigterm()
             if self._synchronizer.rank == 0 and self._synchronizer.nranks > 1 and not self._models:
                 listen_to_backward(self._unwrapped)
-            atexit.register(self.leave)
+            call_at_end(self.leave)
         return self.get_group()
 
     def is_initialized(self) -> bool:
         return self._synchronizer is not None
 
     def distributed_model(self, model: Any) -> Any:
-        """The model, wrapped in DataParallel."""
+        """The model, wrapped in DataParallel.
+
+        Raises:
+            UsageError: as of DataParallel.
+        """
         return self.DataParallel(model)
 
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
-        """The optimizer as it is: its gradients are averaged, and everything else is Paddle's own doing.
+        """The optimizer, whose gradients are averaged; of several ranks within Paddle's own type for it, which has it
+        as `_inner_opt` and changes nothing.
 
         Raises:
-            UsageError: it updates nothing of the models that were wrapped before, or the strategy asks for more.
+            UsageError: it updates nothing of the models that were wrapped before, the strategy asks for more, or the
+                program builds a static graph.
         """
+        refuse_static("distributed_optimizer")
         self._check(strategy)
         self._minimised = optimizer
+        if strategy is not None:
+            self._strategy = strategy
         if self._models:
             mine = self._models.owned()
             theirs = [p for p in optimizer._parameter_list or [] if not isinstance(p, dict)]
@@ -157,7 +169,9 @@ class FleetApi(FleetPlaces):
                     "distributed_optimizer: the optimizer has no parameter of the model given to distributed_model; "
                     "make it with parameters=model.parameters()"
                 )
-        return optimizer
+        if not self.is_initialized() or self.worker_num() == 1:  # a server's, or of one worker
+            return optimizer
+        return HybridParallelOptimizer(optimizer, self._hcg, self._user_defined_strategy)
 
     def distributed_scaler(self, scaler: Any) -> Any:
         """The scaler as it is: all ranks see the same averaged gradients, and so the same overflows."""
@@ -244,8 +258,8 @@ class FleetApi(FleetPlaces):
             self._communication.destroy(group)
 
     def leave(self) -> None:
-        """Leave the group, which `atexit` does otherwise; after an exception the others learn of it. A forked child has
-        no part in it, so nothing to leave."""
+        """Leave the group, which is done at the end otherwise; after an exception the others learn of it. A forked
+        child has no part in it, so nothing to leave."""
         if os.getpid() != self._process:
             return
         if self._synchronizer is not None:
@@ -253,5 +267,7 @@ class FleetApi(FleetPlaces):
             failed = getattr(sys, "last_value", None)
             self._synchronizer.close("" if failed is None else f"{type(failed).__name__}: {failed}")
             self._synchronizer = None
+            self._communication.left()
+            self._forget_hybrid()
         forget(self._unwrapped)
         self._models.stop()

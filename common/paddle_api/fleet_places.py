@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from paddle.distributed.communication.group import Group
+from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
+from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker, RoleMakerBase
 from paddle.distributed.fleet.utils.log_util import set_log_level
 
 from common.launch.settings import Placement
@@ -31,7 +33,11 @@ class FleetPlaces:
     ParallelEnv: Any
 
     def __init__(self) -> None:
-        self._strategy: Any = None  # that `init` was given
+        self._strategy: Any = None  # that `init` or distributed_optimizer was given
+        self._given_role: Any = None  # by `init`
+        self._is_collective = False
+        self._context: dict[str, Any] = {}  # of static programs, as what follows
+        self._runtime_handle = None
         self._minimised: Any = None  # the optimizer that was given to distributed_optimizer
         self._hybrid: tuple[Synchronizer, DataParallelGroups] | None = None
         self._each_is_first = False
@@ -48,8 +54,11 @@ class FleetPlaces:
             UsageError: the strategy asks for what data parallelism is not.
         """
         self._check(strategy)
-        self._strategy = strategy
+        set_log_level("WARNING")  # a strategy of no settings would say on every rank that it is there
+        self._strategy, self._given_role = DistributedStrategy() if strategy is None else strategy, role_maker
         set_log_level(log_level)
+        self._is_collective = bool(getattr(role_maker, "_is_collective", is_collective))
+        self.__dict__.pop("_role_maker", None)
         self._each_is_first = role_maker is None and not is_collective and not os.environ.get(SERVERS_OF_PADDLE)
 
     def _check(self, strategy: Any) -> None:
@@ -145,17 +154,56 @@ class FleetPlaces:
         """The degrees, ranks and groups of a job that is parallel in its data only."""
         joined, rank = self._joined(), self.placement.rank
         if self._hybrid is None or self._hybrid[0] is not joined:  # it may have been left, and joined anew
-            alone = Group(0, -1, [rank], name="alone")
+            alone = Group(-1, -1, [rank], name="alone")  # in Paddle a group of one has no members
             self._hybrid = joined, DataParallelGroups(rank, self.placement.nranks, self._everyone(), alone)
+            topology._HYBRID_PARALLEL_GROUP = self._hybrid[1]  # where Paddle's layers look for it
         return self._hybrid[1]
+
+    def _forget_hybrid(self) -> None:
+        if self._hybrid and topology._HYBRID_PARALLEL_GROUP is self._hybrid[1]:
+            topology._HYBRID_PARALLEL_GROUP = None
+        self._hybrid = None
 
     @property
     def _hcg(self) -> DataParallelGroups:
         return self.get_hybrid_communicate_group()
 
     @property
+    def _topology(self) -> Any:
+        return self._hcg.topology()
+
+    @property
     def _user_defined_strategy(self) -> Any:
-        return self._strategy or DistributedStrategy()
+        if self._strategy is None:
+            self._strategy = DistributedStrategy()
+        return self._strategy
+
+    @property
+    def hybrid_configs(self) -> Any:
+        return self._user_defined_strategy.hybrid_configs
+
+    @property
+    def user_defined_optimizer(self) -> Any:
+        """That was given to `distributed_optimizer` last."""
+        return self._minimised
+
+    @cached_property
+    def _role_maker(self) -> Any:
+        """A role maker of Paddle's that knows this rank's place."""
+        given = self._given_role
+        if not isinstance(given, RoleMakerBase):
+            given = PaddleCloudRoleMaker(is_collective=self._is_collective)
+        given._generate_role()
+        return given
+
+    def _final_strategy(self) -> dict[str, Any]:
+        """Of static programs, as the following."""
+        return {}
+
+    def _get_applied_meta_list(self) -> list[str]:
+        return []
+
+    _get_applied_graph_list = _get_applied_meta_list
 
     def _everyone(self) -> Any:
         """The group of all ranks."""

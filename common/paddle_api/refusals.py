@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import paddle
+
 from common.errors import UsageError
 from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.used_mask import DTYPES, dtype_of
 
-__all__ = ["check_parameters"]
+__all__ = ["check_parameters", "refuse_static"]
+
+
+def refuse_static(call: str) -> None:
+    """
+    Raises:
+        UsageError: the program builds a static graph.
+    """
+    if not paddle.in_dynamic_mode():
+        raise UsageError(
+            f"{call}: the program builds a static graph, of which nothing is synchronised, so its ranks would train "
+            "apart: leave out paddle.enable_static(), and train with paddle.DataParallel or fleet.distributed_model"
+        )
 
 
 def check_parameters(named: Named) -> None:

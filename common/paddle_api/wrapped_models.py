@@ -40,20 +40,31 @@ class WrappedModels:
     def __len__(self) -> int:
         return len(self._models)
 
-    def wrap(self, model: Any, *, first_bytes: int, bucket_bytes: int) -> WrappedModel:
+    def wrap(
+        self, model: Any, *, first_bytes: int, bucket_bytes: int, among: Synchronizer | None = None
+    ) -> WrappedModel:
         """Average a model's gradients from now on, until it is gone; called by all ranks in the same order. Parameters
         that another model has too stay with that one.
 
         Args:
             first_bytes, bucket_bytes: of the bucket plan.
+            among: of the ranks that average it, if these are not all.
 
         Raises:
             UsageError: something of the model cannot be synchronised.
         """
         group = self._joined()
         self._drop_dead()
+        if among:
+            check_parameters(trainable(model))
+            share_buffers(model, group, self.owned())
         wrapped = WrappedModel(
-            model, group, self.next_synchronizer, self.owned(), first_bytes=first_bytes, bucket_bytes=bucket_bytes
+            model,
+            among or group,
+            among.another if among else self.next_synchronizer,
+            self.owned(),
+            first_bytes=first_bytes,
+            bucket_bytes=bucket_bytes,
         )
         forget(self)
         listen_to_backward(self)
@@ -78,7 +89,8 @@ class WrappedModels:
             each.before_backward()
 
     def after_backward(self) -> None:
-        for each in self._models:
+        first = self._first
+        for each in sorted(self._models, key=lambda each: each.group is not first):  # of some ranks: not within a step
             each.after_backward()
 
     def stop(self) -> None:
@@ -113,7 +125,7 @@ class WrappedModel:
         elsewhere: Collection[int],
         **limits: int,
     ) -> None:
-        self._model, self._group, self._elsewhere = ref(model), group, frozenset(elsewhere)
+        self._model, self.group, self._elsewhere = ref(model), group, frozenset(elsewhere)
         self._next_synchronizer, self._limits = next_synchronizer, limits
         self._enabled = True
         self._build(model)
@@ -164,7 +176,7 @@ class WrappedModel:
 
     def close(self) -> None:
         """End the synchronisation of a model that is gone."""
-        if self._average and self._synchronizer is not self._group:
+        if self._average and self._synchronizer is not self.group:
             self._synchronizer.close()
 
     def _build(self, model: Any) -> None:
@@ -175,7 +187,7 @@ class WrappedModel:
         tables = sparse_parameters(model)
         statistics = statistics_of(model)
         self._frozen = [p for p in model.parameters() if not is_trained(p) and id(p) not in statistics]
-        self._sparse = SparseGradients([(name, p) for name, p in named if id(p) in tables], self._group)
+        self._sparse = SparseGradients([(name, p) for name, p in named if id(p) in tables], self.group)
         if dense := self._dense(model):
             self._synchronizer = self._next_synchronizer()
             self._average = GradientAverage(dense, self._synchronizer, **self._limits)

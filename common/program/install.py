@@ -28,6 +28,18 @@ CALLS = (  # modules of these two
     *("all_gather", "all_reduce", "all_to_all", "batch_isend_irecv", "broadcast", "gather", "group", "recv", "reduce"),
     *("reduce_scatter", "scatter", "send"),
 )
+LAYERS_PARTS = f"{FLEET}.layers.mpu.mp_ops"  # what Paddle's layers that are divided over ranks are made of
+DIVIDED = {
+    **dict.fromkeys(
+        ("_c_identity", "_c_concat", "_c_split", "_c_lookup_table", "_mp_allreduce"),
+        "A layer that is divided over ranks calls it; here each rank has the whole layer: leave out mp_group=.",
+    ),
+    **dict.fromkeys(
+        ("_c_softmax_with_cross_entropy", "_c_softmax_with_multi_label_cross_entropy"),
+        "ParallelCrossEntropy calls it, which gives None in Paddle, too, where each rank has the whole model: use "
+        "paddle.nn.CrossEntropyLoss(reduction='none').",
+    ),
+}
 WHERE = {  # a module of Paddle's: that of which the table has its names
     DISTRIBUTED: DISTRIBUTED,
     **{f"{DISTRIBUTED}.{part}": DISTRIBUTED for part in PARTS},
@@ -82,6 +94,8 @@ def put_in_place() -> None:
             fleet = there["fleet"]
             names |= {name for name, v in there.items() if isinstance(v, MethodType) and v.__self__ is fleet}
         replace(module, {name: replacement(where, name) for name in names})
+    if parts := sys.modules.get(LAYERS_PARTS):
+        replace(parts, {name: replacement(LAYERS_PARTS, name) for name in DIVIDED.keys() & vars(parts).keys()})
 
 
 def replaceable(own: Any, table: str, name: str) -> bool:
@@ -139,4 +153,5 @@ def refusal(where: str, name: str) -> str:
     if entry is not None and entry.source is Source.SERVERS:
         return f"{where}.{name}: {entry.words}"
     begin = f"{where}.{name} is not supported by {_scheme}, which is installed in the place of Paddle's groups. "
-    return begin + ("Leave it out, or start with --no-install." if entry is None else entry.words)
+    words = DIVIDED.get(name, "Leave it out, or start with --no-install.") if entry is None else entry.words
+    return begin + words

@@ -9,6 +9,7 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 
 from common.errors import GradSyncError, UsageError
 from common.launch.settings import placement_from
@@ -90,10 +91,18 @@ def report(script: str, error: BaseException) -> int:
         print(error.code, file=sys.stderr)
     else:
         code = 1
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(below_ours(error)), error.__traceback__)
     if not may_use_ours(script, error):  # last, where a launcher's few lines of a log still show it
         print(f"\n{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
     return code
+
+
+def below_ours(error: BaseException) -> TracebackType | None:
+    """Its traceback as Python shows it of a program that it runs itself; whole, if it is no error of the program's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        frames = frames.tb_next
+    return frames if frames or isinstance(error, SyntaxError) else error.__traceback__
 
 
 def may_use_ours(script: str, error: BaseException) -> bool:

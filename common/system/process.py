@@ -3,15 +3,17 @@ parent."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakSet
 
 from common.system.memory import tune_malloc
@@ -24,6 +26,7 @@ __all__ = [
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
     "Terminated",
+    "call_at_end",
     "die_with_parent",
     "forget_in_children",
     "last_words",
@@ -96,6 +99,28 @@ def note_joining(nranks: int) -> None:
     if file := os.environ.get(JOINED_VARIABLE):
         with suppress(OSError), Path(file).open("a") as out:  # it fails where the launcher is gone, or on another host
             out.write(f"{nranks}\n")
+
+
+_at_end: list[Callable[[], object]] = []
+
+
+def call_at_end(leave: Callable[[], object]) -> None:
+    """Have `leave()` called when this process ends, also where its main thread ends it well by `os._exit(0)`, which
+    leaves out what `atexit` has. A forked child inherits this."""
+    atexit.register(leave)
+    _at_end.append(leave)
+    if len(_at_end) > 1:
+        return
+    at_once = os._exit
+
+    def end_in_order(status: int) -> NoReturn:
+        if status == 0 and threading.current_thread() is threading.main_thread():
+            for each in reversed(_at_end):
+                with suppress(Exception):  # so that the others are called too
+                    each()
+        at_once(status)
+
+    vars(os)["_exit"] = end_in_order
 
 
 class Forgetful(Protocol):

@@ -83,6 +83,30 @@ def test_what_a_scheme_has_not_is_refused_in_our_words(tmp_path: Path) -> None:
     assert "scatters.py: UsageError: paddle.distributed.gloo_barrier is not supported by collective, which is" in said
 
 
+ENDS_AT_ONCE = """
+import os
+import paddle
+import paddle.distributed as dist
+dist.init_parallel_env()
+model = paddle.DataParallel(paddle.nn.Linear(2, 2))
+optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+for step in range(2):
+    model(paddle.ones([1, 2])).sum().backward()
+    optimizer.step()
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+print("RESULT", dist.get_rank(), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_program_that_ends_by_os_exit_when_its_work_is_done_has_ended_well(tmp_path: Path) -> None:
+    program = tmp_path / "ends.py"
+    program.write_text(ENDS_AT_ONCE)
+    assert run("ps", tmp_path, program)[0] == ["RESULT 0", "RESULT 1"]
+
+
 OWN = """
 import os, sys
 import common, tests.mine, benchmarks.mine

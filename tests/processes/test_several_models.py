@@ -14,6 +14,7 @@ from tests.support.unmodified import LAUNCHERS, run
 
 PROGRAM = ROOT / "tests" / "programs" / "several_models.py"
 
+SOME_RANKS = ROOT / "tests" / "programs" / "some_ranks.py"
 ANY_ORDER = ROOT / "tests" / "programs" / "any_order.py"
 
 pytestmark = pytest.mark.processes
@@ -23,6 +24,18 @@ def test_the_parameters_are_those_of_paddles_own_groups(tmp_path: Path) -> None:
     kinds = ["gan", "distillation", "stages", "sparse"]
     found = {scheme: run(scheme, tmp_path / scheme, PROGRAM, *kinds)[0] for scheme in LAUNCHERS}
     assert len(found["ps"]) == 2 * len(kinds)
+    assert found["ps"] == found["collective"] == found["paddle"]
+
+
+@pytest.mark.long
+def test_some_of_the_ranks_average_a_model_among_themselves(tmp_path: Path) -> None:
+    number = {scheme: ["--nproc_per_node" if scheme == "paddle" else "--nranks", 4] for scheme in LAUNCHERS}
+    found = {scheme: run(scheme, tmp_path / scheme, *number[scheme], SOME_RANKS)[0] for scheme in LAUNCHERS}
+    words = [line.split() for line in found["ps"]]
+    assert len({begun for _, _, begun, _ in words}) == 1
+    ended = [end for *_, end in words]
+    assert (ended[0], ended[2]) == (ended[1], ended[3])
+    assert ended[0] != ended[2]
     assert found["ps"] == found["collective"] == found["paddle"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from benchmarks.contestants.training_contestants import Contestant
 from benchmarks.records.environment import head
 from benchmarks.records.script import Certificate, Failure, ScriptResults
 from benchmarks.reports.script import verdict
-from benchmarks.training.program import ProgramFailed
+from benchmarks.training.program import ProgramFailed, tails
 from benchmarks.verbs.script import blamed, judge, show
 from common.errors import GradSyncError
 from tests.system.test_compare_script import PROGRAM, run
@@ -45,13 +46,31 @@ def test_a_reason_of_several_contestants_is_told_once(capsys: pytest.CaptureFixt
     results = ScriptResults(**head(), program="p.py", certificate=certificate, failed=failed, runs=[])
     names = blamed(certificate, failures)
     show(results, Console(width=200), told_later=names)
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "paddle N=2 failed: out of luck.",
-        "ring/shm N=4 failed: out of time.",
-    ]
-    with pytest.raises(GradSyncError, match=r"^ps/shm N=2, ring/shm N=2 failed: out of luck\n  workerlog.0: bye$"):
+    assert capsys.readouterr().out.splitlines()[1:] == ["ring/shm N=4 failed: out of time."]
+    words = r"^ps/shm N=2, ring/shm N=2, paddle N=2 failed: out of luck\n  workerlog.0: bye$"
+    with pytest.raises(GradSyncError, match=words):
         judge(certificate, failures)
     assert verdict(results)[1] == "ps/shm N=2, ring/shm N=2, paddle N=2 failed: out of luck."
+
+
+def test_processes_that_end_alike_are_told_once_and_a_launcher_repeats_nothing(tmp_path: Path) -> None:
+    same = "Traceback (most recent call last):\n  line 4, in f\nValueError: why\n"
+    for name, text in {
+        "workerlog.0": same,
+        "workerlog.1": "only mine\n",
+        "workerlog.2": same,
+        "launcher.log": "ps.run: ProcessFailed: rank 0 ended with exit code 1\n  | ValueError: why\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    for moment, name in enumerate(("workerlog.0", "workerlog.2", "workerlog.1")):
+        os.utime(tmp_path / name, (moment, moment))
+    assert tails(tmp_path) == [
+        "workerlog.0, workerlog.2: Traceback (most recent call last):",
+        "workerlog.0, workerlog.2: line 4, in f",
+        "workerlog.0, workerlog.2: ValueError: why",
+        "workerlog.1: only mine",
+        "launcher.log: ps.run: ProcessFailed: rank 0 ended with exit code 1",
+    ]
 
 
 @pytest.mark.processes

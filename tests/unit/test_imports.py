@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "benchmarks": set(PACKAGES),
 }
 PADDLE_AT_THE_TOP = {
+    "common/paddle_api/communication/paddles_maps.py",
+    "common/paddle_api/refusals.py",
     "common/paddle_api/backward.py",
     "common/paddle_api/sparse_gradients.py",
     "common/paddle_api/wrapped_models.py",

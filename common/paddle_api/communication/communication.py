@@ -8,6 +8,7 @@ from typing import Any
 from common.paddle_api.communication.groups import Groups
 from common.paddle_api.communication.object_calls import ObjectCalls
 from common.paddle_api.communication.objects import Codec
+from common.paddle_api.communication.paddles_maps import NO_MAPS, Maps
 from common.paddle_api.communication.point_to_point import P2POp, PointToPoint
 from common.paddle_api.communication.reduce_op import ReduceOp
 from common.paddle_api.communication.stream import Stream
@@ -23,12 +24,13 @@ class Communication:
     Args:
         joined: gives the synchronizer, and joins the group first if need be.
         pickles: whether objects of other than plain types may be pickled.
+        maps: of the groups of this process.
     """
 
     P2POp: Any
 
-    def __init__(self, joined: Callable[[], Synchronizer], pickles: Callable[[], bool]) -> None:
-        self._groups = Groups(joined, lambda: self.stream)
+    def __init__(self, joined: Callable[[], Synchronizer], pickles: Callable[[], bool], maps: Maps = NO_MAPS) -> None:
+        self._groups = Groups(joined, lambda: self.stream, maps)
         self._point_to_point = PointToPoint(self._groups)
         self.stream = Stream(self._groups, self._point_to_point)
         objects = ObjectCalls(self._groups, lambda: Codec(pickles=pickles()), self._point_to_point.finish)
@@ -58,6 +60,10 @@ class Communication:
         """A group but that of all ranks; called by all."""
         self._groups.destroy(group)
         self._point_to_point.forget(group)
+
+    def left(self) -> None:
+        """This process has left the group of all ranks."""
+        self._groups.forget()
 
     def barrier(self, group: Any = None) -> None:
         """Block until every member has called it."""

@@ -10,6 +10,8 @@ from typing import Any
 from paddle.distributed.communication.group import Group
 
 from common.paddle_api.communication.exchange import Exchange
+from common.paddle_api.communication.paddles_maps import NO_MAPS, Maps
+from common.paddle_api.communication.part_synchronizer import PartSynchronizer
 from common.paddle_api.communication.post import Post
 from common.paddle_api.communication.tasks import Task
 from common.sync.synchronizer import Synchronizer
@@ -37,6 +39,7 @@ class ProcessGroup:
         whole = synchronizer if len(ranks) == synchronizer.nranks else None
         self.exchange = Exchange(Post(messenger, ranks, channel), ranks, self._rank, whole)
         self.between_two = Post(messenger, ranks, channel + BETWEEN_TWO)
+        self.synchronizer = whole or PartSynchronizer(self.exchange, ranks, self._rank, synchronizer.backend)
 
     def name(self) -> str:
         """As Paddle calls what it has for these tensors, for programs ask: "GLOO", or "NCCL" on GPUs."""
@@ -70,10 +73,11 @@ class Groups:
     Args:
         joined: gives the synchronizer, and joins the group first if need be.
         calls: as of ProcessGroup.
+        maps: are kept up to date.
     """
 
-    def __init__(self, joined: Callable[[], Synchronizer], calls: Callable[[], Any]) -> None:
-        self._joined, self._calls = joined, calls
+    def __init__(self, joined: Callable[[], Synchronizer], calls: Callable[[], Any], maps: Maps = NO_MAPS) -> None:
+        self._joined, self._calls, self._maps = joined, calls, maps
         self._of: Synchronizer | None = None  # the groups
         self._groups: dict[int, Any] = {}
         self._made = 0
@@ -114,15 +118,22 @@ class Groups:
         """
         if not self._knows(group):
             raise ValueError(f"destroy_process_group: no such group (got {group!r}, expected one of new_group's)")
-        del self._groups[group.id]
+        self._maps.drop(self._groups.pop(group.id))
+
+    def forget(self) -> None:
+        """All of them: this process has left."""
+        for group in reversed(self._groups.values()):
+            self._maps.drop(group)
+        self._groups.clear()
+        self._of = None
 
     @property
     def world(self) -> Any:
         """Of all ranks."""
         synchronizer = self._joined()
         if synchronizer is not self._of:  # joined anew, after it was left
+            self.forget()
             self._of, self._made = synchronizer, 0
-            self._groups.clear()
             self._add([*range(synchronizer.nranks)], 0)
         return self._groups[0]
 
@@ -155,8 +166,9 @@ class Groups:
         is_member = synchronizer.rank in ranks and not alone
         carrier = ProcessGroup(synchronizer, ranks, number, self._calls) if is_member else None
         rank = ranks.index(synchronizer.rank) if is_member else -1
-        group = Group(rank, number, ranks, pg=carrier, name=f"_default_pg{number}")
+        group = Group(rank, number, ranks, pg=carrier, name=f"_default_pg{number or ''}")
         if carrier:
             carrier.group = group
         self._groups[number] = group
+        self._maps.add(group)
         return group

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import paddle
 
+from common.paddle_api.refusals import refuse_static
 from common.tensors.reduction_of_any import BFLOAT16
 
 __all__ = ["Array", "array_dtype", "array_of", "check_tensor", "check_tensors", "put_into"]
@@ -25,7 +26,9 @@ def check_tensor(call: str, what: str, tensor: Any) -> None:
     """
     Raises:
         ValueError: it is no tensor of a type that can be sent.
+        UsageError: it is one of a static graph.
     """
+    refuse_static(call)
     if not isinstance(tensor, paddle.Tensor):
         raise ValueError(f"{call}: {what} must be a Tensor (got {type(tensor).__name__}, expected paddle.Tensor)")
     if tensor.dtype not in DTYPES:

@@ -11,7 +11,7 @@ import pytest
 from common.errors import UsageError
 from common.paddle_api.names import why_refused
 from common.paddle_api.names_table import DISTRIBUTED, FLEET
-from common.program.install import found_in
+from common.program.install import DIVIDED, LAYERS_PARTS, found_in
 from tests.support.groups import ROOT
 
 
@@ -91,6 +91,7 @@ def test_calls_of_the_stream_modules_are_those_of_stream() -> None:
     [
         (DISTRIBUTED, "shard_tensor", why_refused("shard_tensor")),
         (FLEET, "save_persistables", why_refused("save_persistables")),
+        (LAYERS_PARTS, "_c_softmax_with_cross_entropy", DIVIDED["_c_softmax_with_cross_entropy"]),
         (FLEET, "new_in_a_later_paddle", "Leave it out, or start with --no-install."),
     ],
 )
@@ -127,6 +128,9 @@ def test_what_needs_no_group_stays_paddles_and_what_we_have_not_is_refused() -> 
         "assert isinstance(paddle.distributed.ParallelEnv(), paddle.distributed.ParallelEnv)\n"
         "from paddle.distributed.communication.all_reduce import all_reduce\n"
         "assert all_reduce == surface.all_reduce\n"
+        "from paddle.distributed.fleet.layers.mpu import mp_ops\n"
+        "try: mp_ops._c_softmax_with_cross_entropy()\n"
+        "except Exception as exc: assert 'ParallelCrossEntropy calls it' in str(exc)\n"
         "assert fleet.metrics.sum.__module__ == 'paddle.distributed.fleet.metrics.metric'\n"
         "try: paddle.distributed.sharding.group_sharded_parallel()\n"
         "except Exception as exc: print(type(exc).__name__, exc)"

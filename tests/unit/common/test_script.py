@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UsageError
-from common.program.script import hint_after_training, report
+from common.program.script import hint_after_training, report, run_script
 from common.system.process import PARENT_VARIABLE
 from tests.support.groups import ROOT
 
@@ -82,6 +82,26 @@ def test_a_program_that_ended_above_its_import_is_not_told_to_change_it(
 def test_our_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert report("mine.py", UsageError("no such script: mine.py")) == UsageError.exit_code
     assert capsys.readouterr().err == "mine.py: UsageError: no such script: mine.py\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [
+        ("def inner():\n    raise ValueError('why')\ninner()\n", '  File "{script}", line 3, in <module>'),
+        ("def (\n", '  File "{script}", line 1'),
+    ],
+)
+def test_a_programs_traceback_begins_with_the_program(
+    source: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(source)
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises((ValueError, SyntaxError)) as raised:
+        run_script([str(script)])
+    report(str(script), raised.value.with_traceback(raised.tb.tb_next))  # without this test's own frame
+    lines = capsys.readouterr().err.splitlines()
+    assert first.format(script=script) in lines[:2]
 
 
 @pytest.mark.parametrize("under_a_launcher", [True, False])

@@ -263,6 +263,7 @@ def test_servers_take_paddles_own_role_makers(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     joined: list[bool] = []
     monkeypatch.setattr(ServerFleetApi, "init_parallel_env", lambda _: joined.append(True))
+    monkeypatch.setattr(ServerFleetApi, "get_hybrid_communicate_group", lambda _: None)
     for collective_role in (True, False):
         fleet = ServerFleetApi()
         fleet.init(paddles("PaddleCloudRoleMaker", is_collective=collective_role))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
 from common.errors import UsageError  # noqa: E402
+from common.paddle_api.data_parallel import DataParallel  # noqa: E402
 from common.paddle_api.wrapped_models import WrappedModel, WrappedModels  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
 from tests.support.paddle_models import Branches, Twice, batch, gradients  # noqa: E402
@@ -226,3 +228,34 @@ def test_what_cannot_be_synchronised_is_refused(models: WrappedModels) -> None:
         wrap(models, nn.ReLU())
     with pytest.raises(UsageError, match=r"bfloat16: only float32 and float64 .*auto_cast\(level='O1'\)"):
         wrap(models, nn.Linear(2, 2).to(dtype="bfloat16"))
+
+
+def test_a_model_of_some_ranks_is_averaged_by_these_after_those_of_all(models: WrappedModels, group: Group) -> None:
+    some, all_of_them = nn.Linear(6, 2), nn.Linear(6, 2)
+    order: list[str] = []
+    part = Group()
+    mine = DataParallel(some, group=group_of(part, 2), models=models)
+    other = DataParallel(all_of_them, models=models)
+    for name, each in (("some", part.others[0]), ("all", group)):
+        each.finish = lambda rate, name=name, end=each.finish: (order.append(name), end(rate))
+    (mine(batch()).sum() + other(batch()).sum()).backward()
+    assert order == ["all", "some"]
+    once = np.abs(batch().numpy().sum(0)).max()
+    for model in (some, all_of_them):
+        assert values_of(model)["weight"] == pytest.approx(2 * once)
+
+
+def test_a_group_of_as_many_ranks_as_there_are_is_that_of_all(models: WrappedModels) -> None:
+    part = Group()
+    DataParallel(nn.Linear(6, 2), group=group_of(part, Group.nranks), models=models)
+    assert part.others == []
+
+
+@pytest.mark.parametrize("group_", [object(), SimpleNamespace(nranks=1, process_group=None)])
+def test_who_is_no_member_cannot_wrap_a_model_for_the_group(models: WrappedModels, group_: Any) -> None:
+    with pytest.raises(UsageError, match="group= must be a group of two ranks or more with this rank among them"):
+        DataParallel(nn.Linear(6, 2), group=group_, models=models)
+
+
+def group_of(synchronizer: Group, nranks: int) -> Any:
+    return SimpleNamespace(nranks=nranks, process_group=SimpleNamespace(synchronizer=synchronizer))
