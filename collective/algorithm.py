@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,11 @@ class Algorithm(ABC):
         """Write the elements of a contiguous copy back to the array, of any layout."""
         array[...] = flat.reshape(array.shape)
 
-    def repeat(self, array: Any, op: str, label: Label) -> bool:  # noqa: ARG002 - those that can
-        """An all-reduce of a kind that there was before, at once and without checks but its own; whether it was done.
-        If not, `all_reduce` follows."""
-        return False
+    @property
+    def repeat(self) -> Callable[[Any, str, Label], bool]:
+        """An all-reduce, by `op`, of a kind that there was before, at once and without checks but its own; whether it
+        was done. If not, `all_reduce` follows."""
+        return lambda array, op, label: False  # noqa: ARG005
 
     @abstractmethod
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:

@@ -44,6 +44,7 @@ class Group:
 
     def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0, messenger: Messenger = ALONE) -> None:
         self._algorithm, self.messenger = algorithm, messenger
+        self._repeat = algorithm.repeat
         self.algorithm, self.backend = algorithm.name, backend
         self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
@@ -89,8 +90,8 @@ class Group:
         Raises:
             ValueError, TypeError: the array or op is not of that kind.
         """
-        with self._one_call():
-            if self._algorithm.repeat(array, op, self._next_label(step, bucket)):
+        with self._turn if not (self._shut or self._turn.locked()) else self._one_call():
+            if self._repeat(array, op, self._next_label(step, bucket)):
                 self._calls += 1
                 return
             reduction, flat, scattered = self._prepared(array, op)
@@ -181,9 +182,11 @@ class Group:
             self._algorithm.restore(flat, scattered)
 
     def _next_label(self, step: int | None, bucket: int) -> Label:
+        self.step = step
+        if step is None and bucket == 0:
+            return self.epoch, self._calls + 1, 0
         if not (0 <= (step or 0) < 1 << 64 and 0 <= bucket < 1 << 32):
             raise ValueError(f"step must be in 0..2^64-1 and bucket in 0..2^32-1 (got {step}, {bucket})")
-        self.step = step
         return self.epoch, self._calls + 1 if step is None else step, bucket
 
     def _label(self, step: int | None, bucket: int) -> Label:

@@ -9,6 +9,9 @@ Every call begins with a meeting where the ranks compare what they are about to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
@@ -49,8 +52,9 @@ class SharedMemoryAlgorithm(Algorithm):
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         return self._barrier.empty(count, dtype)
 
-    def repeat(self, array: Array, op: str, label: Label) -> bool:
-        return self._short.repeat(array, op, label)
+    @property
+    def repeat(self) -> Callable[[Any, str, Label], bool]:
+        return self._short.repeat
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, ALL_REDUCE)

@@ -37,14 +37,17 @@ class ShortReduction:
     def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self._barrier = barrier
         self._plans: dict[tuple[object, ...], Posting | WholeCall] = {}
-        self._known: dict[tuple[object, ...], WholeCall] = {}  # all-reduces by op, dtype and size
+        self._known: dict[tuple[str, int], WholeCall] = {}  # all-reduces by op and size, of the dtype that came last
 
     def repeat(self, array: Array, op: str, label: Label) -> bool:
         """An all-reduce in one call, if there was such a one before; whether that was done."""
         if type(array) is not np.ndarray:
             return False
-        call = self._known.get((op, array.dtype.num, array.size))
-        return call is not None and self._done(call, call.attempt(array, label))
+        call = self._known.get((op, array.size))
+        if call is None:
+            return False
+        state = call.attempt(array, label)
+        return state == MET or self._done(call, state)
 
     def reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
         """Replace the array, or with REDUCE_SCATTER this rank's chunk of it, by the reduction over ranks."""
@@ -57,7 +60,7 @@ class ShortReduction:
             return
         self._done(plan, plan.reduce(flat, label))
         if operation == ALL_REDUCE:
-            remember(self._known, (reduction.op, flat.dtype.num, flat.size), plan)
+            remember(self._known, (reduction.op, flat.size), plan)
 
     def _done(self, call: WholeCall, state: int) -> bool:
         if state == DIFFERENT:

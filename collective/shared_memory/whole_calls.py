@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 import numpy as np
 
 from collective.call_tags import OPERATIONS, Array, Label
 from collective.shared_memory.meetings.compiled import CompiledMeetings
-from common.kernels.layout import ARRAY, LABEL, LATE, POSITION, RESULT, STEP, UNFIT
+from common.kernels.layout import ARRAY, LATE, POSITION, RESULT, UNFIT, WORD
 from common.kernels.loader import whole_call
 from common.kernels.names import Whole
 from common.tensors.reduction import MOST_INPUTS, Reduction
 
 __all__ = ["WholeCall"]
+
+SAID = struct.Struct("=qQQ")  # what each call says in its plan, from ARRAY on: the array, STEP, LABEL
 
 
 class WholeCall:
@@ -56,10 +59,8 @@ class WholeCall:
     def attempt(self, array: Array, label: Label) -> int:
         """Reduce a C-contiguous array. Returns MET when it is done; UNFIT if the array is not as planned, DIFFERENT if
         the notes of the ranks are: then it is as it was."""
-        plan = self._plan
-        epoch, plan[STEP], bucket = label
-        plan[LABEL] = epoch | bucket << 32
-        plan[ARRAY] = id(array)
+        epoch, step, bucket = label
+        SAID.pack_into(self._plan, WORD * ARRAY, id(array), step, epoch | bucket << 32)
         self._run()
         state: int = self._frame[RESULT]
         if state == LATE:

@@ -5,7 +5,8 @@ plain loop, vectorised for this processor, without fast-math and without contrac
 multiplication rounds by itself, as NumPy's do. It refers to nothing outside itself, and calls only C functions whose
 addresses it is given, so that it can lie anywhere; `machine_code` refuses any that does not.
 
-Every kernel has Numba's own calling convention, int f(void *unused, void *unused, arguments...), and returns 0.
+Kernels of a table have the convention int f(int64 table), the others Numba's own, int f(void *unused, void *unused,
+arguments...); all return 0.
 """
 
 from __future__ import annotations
@@ -36,16 +37,28 @@ PAUSES = {
     "aarch64": ("call void @llvm.aarch64.hint(i32 1)", "\ndeclare void @llvm.aarch64.hint(i32)\n"),
 }
 
+OF_A_TABLE = (types.int64,)  # the arguments of such kernels
+NUMBAS = re.compile(r"(?m)^define (.*i32 @\S+?)\((\S.*?) noalias .*%retptr, (\S.*?) noalias .*%excinfo, i64 ")
+BY_TABLE = """
+define i32 @by_table(i64 %table) {{
+  %unused = alloca {}
+  %other = alloca {}
+  %status = call i32 @{}({} %unused, {} %other, i64 %table)
+  ret i32 %status
+}}
+
+"""
+
 
 def kernel_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """What is compiled, and the types of its arguments."""
     way = name.partition("-")[0]
     if name in MEETING:
-        return getattr(meeting, name), (types.int64,)
+        return getattr(meeting, name), OF_A_TABLE
     if name == COPY:
         return copy_lines, (types.int64, types.int64, types.int64)
     if way in WAYS:
-        return getattr(whole_calls, way)(Whole.of(name)), (types.int64,)
+        return getattr(whole_calls, way)(Whole.of(name)), OF_A_TABLE
     return reduce_loop(Reduce.of(name))
 
 
@@ -67,6 +80,16 @@ def for_machine(code: str, machine: llvm.TargetMachine) -> str:
     return NO_PAUSE.sub(call, code) + declaration if call else code
 
 
+def by_table(code: str) -> str:
+    """LLVM's text of a kernel of a table, to be called with that alone: ctypes takes 0.1 us for each argument."""
+    found = NUMBAS.search(code)
+    assert found, "Numba's own function comes first"
+    name, types = found[1].rpartition("@")[2], found.group(2, 3)
+    pointees = [kind[:-1] if kind.endswith("*") else "i64" for kind in types]  # of an opaque pointer: anything
+    entry = BY_TABLE.format(*pointees, name, *types)  # comes first: machine code is called at its beginning
+    return code.replace(f"define {found[1]}(", f"{entry}define internal {found[1]}(", 1)
+
+
 def machine_code(name: str, machine: llvm.TargetMachine) -> bytes:
     """
     Raises:
@@ -75,7 +98,8 @@ def machine_code(name: str, machine: llvm.TargetMachine) -> bytes:
     loop, argument_types = kernel_of(name)
     compiled = njit(**OPTIONS)(loop)
     compiled.compile(argument_types)
-    module = llvm.parse_assembly(for_machine(compiled.inspect_llvm(argument_types), machine))
+    code = for_machine(compiled.inspect_llvm(argument_types), machine)
+    module = llvm.parse_assembly(by_table(code) if argument_types == OF_A_TABLE else code)
     optimiser = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     optimiser.getModulePassManager().run(module, optimiser)
     sections = {
@@ -85,8 +109,8 @@ def machine_code(name: str, machine: llvm.TargetMachine) -> bytes:
     outside = [str(key) for key in sections if key and (key.startswith((b".rel", b".rodata", b".data", b".bss")))]
     if outside:
         raise ValueError(f"the code of {name} is not by itself: it has {', '.join(outside)}")
-    code: bytes = sections[b".text"]
-    return code
+    made: bytes = sections[b".text"]
+    return made
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -126,9 +126,7 @@ def whole_call(kernel: Whole, plan: int) -> Kernel | None:
 
 def called(address: int, table: int) -> Kernel:
     """A kernel with its table. Each further argument would take another 0.1 us."""
-    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    unused = ctypes.addressof(UNUSED)
-    return partial(prototype(address), unused, unused, table)
+    return partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), table)
 
 
 @cache
