@@ -14,6 +14,7 @@ import pytest
 from common.errors import PeerLost, PeerStalled, PeerUnreachable, ProtocolError
 from common.network.gradsync_pb2 import Plane, Served, ServerMessage, TrainerMessage
 from common.network.links import FRAME, MAGIC
+from common.network.tls_sockets import is_encrypted
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
@@ -22,6 +23,7 @@ from ps.coordinator.servicer import ParameterServer
 from ps.planes.data_connection import NEAR_BYTES, DataConnection
 from ps.planes.frames import HEADER, TAG_BYTES
 from tests.support.commands import until
+from tests.support.credentials import encrypted
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -92,6 +94,20 @@ def test_what_nobody_can_mean_fails_all_by_the_rank_that_sent_it(what: str) -> N
     with serving(2) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
         assert_all([*errors, failure_of(server)], ProtocolError, text)
+
+
+def test_over_tls_servers_and_trainers_give_the_same_bits() -> None:
+    def body(client: Client, arena: Arena) -> FloatArray:
+        for _ in range(3):
+            take_step(client, arena)
+        assert is_encrypted(socket_of(client))
+        return arena.parameters.copy()
+
+    with encrypted(), serving(2) as (server,):
+        results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
+        server.wait()
+    for result in results:
+        assert result.tobytes() == expected_after(3, 2, make_arena(0)).tobytes()
 
 
 def test_strangers_at_the_data_port_harm_nobody() -> None:
