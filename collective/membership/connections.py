@@ -135,7 +135,7 @@ def open_all(
             ranks = f"rank {rank} and rank {other}"
             raise RendezvousError(f"{ranks} cannot share memory: {exc}; use --backend tcp") from exc
         except PeerUnreachable as exc:
-            raise RendezvousError(f"rank {other} at {addresses[other].strip()} {exc}") from exc
+            raise RendezvousError(f"rank {other} at {addresses[other].strip().replace(' ', ':')} {exc}") from exc
     while expected:
         if not door.wait(expected, deadline):
             missing = ", ".join(str(r) for r in sorted({r for _, r in expected.values()}))

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from collective.membership.connections import MESH, Listener, call, key_of, seat_of
-from common.credentials.credentials import Credentials
+from common.credentials.credentials import TOKEN_VARIABLE, Credentials
+from common.credentials.token import new_token
 from common.system.memory import Segment, Unreachable
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of
@@ -59,7 +60,8 @@ def test_another_user_neither_hands_in_nor_gets_anything() -> None:
 AS_A_RANK = """
 import sys
 from collective.membership.connections import Listener, build_mesh, call
-from common.credentials.credentials import Credentials
+from common.credentials.credentials import TOKEN_VARIABLE, Credentials
+from common.credentials.token import new_token
 from common.errors import RendezvousError
 from common.network.proofs import GREETING
 import os, socket
@@ -114,7 +116,9 @@ for client in clients:
 """
 
 
-def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not() -> None:
+def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If both have the job's token."""
+    monkeypatch.setenv(TOKEN_VARIABLE, new_token())
     with ParameterServer("127.0.0.1:0", 1) as first, ParameterServer("127.0.0.1:0", 1) as second:
         command = [sys.executable, "-c", TRAINER, first.address, second.address]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
