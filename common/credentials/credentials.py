@@ -10,7 +10,9 @@ the user's own secret                                        among processes of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +24,14 @@ from common.credentials.identity import MEMBER_NAME, Identity
 from common.credentials.token import read_token, secret_of, token_of
 from common.credentials.user_secret import user_secret
 from common.errors import UsageError
-from common.system.process import JOB_SECRET_VARIABLE
+from common.system.process import JOB_SECRET_VARIABLE, PARENT_VARIABLE
 
 if TYPE_CHECKING:
     import ssl
 
     import grpc
 
-__all__ = ["TOKEN_VARIABLE", "CredentialFlags", "Credentials", "current", "environment_of", "find", "use"]
+__all__ = ["TOKEN_VARIABLE", "CredentialFlags", "Credentials", "current", "environment_of", "find", "using"]
 
 TOKEN_VARIABLE = "GRADSYNC_TOKEN"
 MAKE_CERTIFICATES = "python -m common.credentials new DIR"
@@ -60,7 +62,7 @@ class Credentials:
     Args:
         kind: files, token, job, user or none.
         source: where they come from, for people.
-        secret: of kinds token, job and user; empty: none.
+        secret: of kinds token and job. The user's own is read, and made, when it is needed.
         files: of kind files.
         paths: theirs, in the order of the flags.
     """
@@ -79,21 +81,29 @@ class Credentials:
     @property
     def between_hosts(self) -> bool:
         """Other hosts may be listened and connected to."""
-        return self.kind != "user"
+        return self.kind in ("files", "token", "none")
 
     @cached_property
     def identity(self) -> Identity:
+        """
+        Raises:
+            UsageError: the user's own secret is needed, and cannot be had.
+        """
         if not self.secure:
             raise ValueError("without credentials there is nothing to show")
-        return self.files or identity_from(self.secret)
+        return self.files or identity_from(self.secret or user_secret())
 
     def server_context(self) -> ssl.SSLContext:
         """TLS 1.3, for members only. Not of kind none."""
-        return self.identity.server_context()
+        from common.credentials.contexts import server_context
+
+        return server_context(self.identity)
 
     def client_context(self) -> ssl.SSLContext:
         """TLS 1.3, to members only; `wrap_socket` must be given server_hostname=MEMBER_NAME. Not of kind none."""
-        return self.identity.client_context()
+        from common.credentials.contexts import client_context
+
+        return client_context(self.identity)
 
     def grpc_server(self) -> grpc.ServerCredentials:
         """Clients must have a certificate of our authority; whether it names a member, the server must look itself
@@ -120,8 +130,9 @@ class Credentials:
         Certificates in files have no secret that both ends know: then it is the launcher's, or the user's own.
         Of kind none: one that everybody knows.
         """
-        secret = self.secret or (KNOWN_TO_ALL if not self.secure else _job_secret(os.environ) or user_secret())
-        return derive(secret, b"proof " + purpose)
+        if not self.secure:
+            return derive(KNOWN_TO_ALL, b"proof " + purpose)
+        return derive(self.secret or _job_secret(os.environ) or user_secret(), b"proof " + purpose)
 
 
 def find(flags: CredentialFlags | None = None, *, environment: Mapping[str, str] | None = None) -> Credentials:
@@ -181,7 +192,7 @@ def _chosen(flags: CredentialFlags, token: str, called: Callable[[str], str]) ->
 def _of_this_host(env: Mapping[str, str]) -> Credentials:
     if secret := _job_secret(env):
         return Credentials("job", "the launcher of this job", secret)
-    return Credentials("user", "this user's own secret", user_secret())
+    return Credentials("user", "this user's own secret")
 
 
 def _job_secret(env: Mapping[str, str]) -> bytes:
@@ -197,12 +208,20 @@ def _job_secret(env: Mapping[str, str]) -> bytes:
 
 
 _in_use: Credentials | None = None
+_warned = False
 
 
-def use(credentials: Credentials | None) -> None:
-    """Have this process use these from now on; None: those that its environment says, as at its start."""
+@contextmanager
+def using(credentials: Credentials, *, warn: bool = True) -> Iterator[None]:
+    """Have this process use these within, instead of those that its environment says."""
     global _in_use
-    _in_use = credentials
+    before, _in_use = _in_use, credentials
+    try:
+        if warn:
+            _warn_of(credentials)
+        yield
+    finally:
+        _in_use = before
 
 
 def current() -> Credentials:
@@ -211,7 +230,23 @@ def current() -> Credentials:
     Raises:
         UsageError: see `find`.
     """
-    return _in_use or find()
+    if _in_use is not None:
+        return _in_use
+    found = find()
+    _warn_of(found)
+    return found
+
+
+def _warn_of(credentials: Credentials) -> None:
+    """Once in each process that a person has started."""
+    global _warned
+    if not (credentials.secure or _warned or PARENT_VARIABLE in os.environ):
+        _warned = True
+        print(
+            f"gradsync: WARNING: {credentials.source}: nothing is encrypted or authenticated; "
+            "whoever reaches a port of this job can read and change all of it",
+            file=sys.stderr,
+        )
 
 
 def environment_of(credentials: Credentials) -> dict[str, str]:

@@ -22,11 +22,13 @@ def identity_in(certificate: Path, key: Path, authority: Path) -> Identity:
     """
     import ssl
 
+    from common.credentials.contexts import client_context
+
     identity = Identity(
         _public(certificate, "--tls-cert"), read_private(key, "the key file"), _public(authority, "--tls-ca")
     )
     try:
-        identity.client_context()
+        client_context(identity)
     except (ssl.SSLError, ValueError) as exc:
         raise UsageError(
             f"{certificate}, {key} and {authority} are not a certificate, its key without a password, and an "
