@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from common.credentials.identity import MEMBER_NAME, MemberSocket
+from common.credentials.contexts import MemberSocket
+from common.credentials.identity import MEMBER_NAME
 from common.errors import ProtocolError
 
 if TYPE_CHECKING:

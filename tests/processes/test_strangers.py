@@ -62,7 +62,8 @@ def sockets_of(pids: Sequence[int]) -> set[str]:
 def ports_of(pid: int) -> set[int]:
     """Where a job awaits TCP connections, as the kernel's table says."""
     own = sockets_of(family_of(pid))
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]  # gRPC's IPv4 is in the latter
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
     return {int(line[1].partition(":")[2], 16) for line in lines if line[3] == LISTENS and line[9] in own}
 
 

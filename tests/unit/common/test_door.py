@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from common.errors import PeerUnreachable
 from common.network import door as doors
 from common.network import proofs
 from common.network.door import Door, listening
-from common.network.proofs import ANSWER, GREETING, MARK, NONCE_BYTES, Nonces, connect_to
+from common.network.proofs import ANSWER, GREETING, MARK, NONCE_BYTES, Nonces, connect_to, encrypts
 from common.network.tls_sockets import is_encrypted
 from tests.support.credentials import with_secret
 
@@ -132,6 +134,42 @@ def test_who_calls_before_the_keys_are_known_is_let_in_then(kind: str) -> None:
         entry.door.admit(KEYS)
         caller.join()
         taken(entry, 1).close()
+
+
+@dataclass
+class Ends:
+    """Of a connection between these addresses."""
+
+    own: str
+    other: str
+    family: int = socket.AF_INET
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own, 1
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.other, 2
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "family", "between_hosts"),
+    [
+        ("127.0.0.1", "127.0.0.1", socket.AF_INET, False),
+        ("127.0.0.1", "127.0.0.2", socket.AF_INET, False),
+        ("::1", "::1", socket.AF_INET6, False),
+        ("", "", socket.AF_UNIX, False),
+        ("10.0.0.1", "10.0.0.2", socket.AF_INET, True),
+        ("10.0.0.1", "10.0.0.1", socket.AF_INET, True),
+        ("127.0.0.1", "10.0.0.1", socket.AF_INET, True),
+        ("fe80::1%eth0", "fe80::2%eth0", socket.AF_INET6, True),
+    ],
+)
+def test_what_is_between_hosts_is_encrypted_unless_nobody_has_credentials(
+    own: str, other: str, family: int, between_hosts: bool
+) -> None:
+    ends: Any = Ends(own, other, family)
+    assert encrypts(ends, OURS) == between_hosts
+    assert not encrypts(ends, Credentials("none", "--insecure"))
 
 
 # ---- strangers ------------------------------------------------------------------------------------------------------
