@@ -13,26 +13,13 @@ import pytest
 
 from common.errors import ProtocolError
 from common.network.links import FRAME, Link
-from common.network.tls_sockets import RECORD_BYTES, TlsSocket, chunk_of, pending_in, secured
-from tests.support.credentials import with_secret
+from common.network.tls_sockets import RECORD_BYTES, TlsSocket, chunk_of, pending_in
+from tests.support.credentials import shake_hands
 from tests.support.groups import assert_same_bits, on_threads, sample
 
 TAG = b"which one"
 HEADER_BYTES = FRAME.size + len(TAG)
 DEADLINE_S = 20.0
-OURS = with_secret(1)
-
-
-def shake_hands(ends: tuple[socket.socket, socket.socket]) -> list[TlsSocket]:
-    def end(number: int) -> TlsSocket:
-        context = OURS.client_context() if number else OURS.server_context()
-        ends[number].settimeout(DEADLINE_S)
-        made = secured(ends[number], context, server=not number)
-        made.do_handshake()
-        made.peer = f"rank {1 - number}"
-        return made
-
-    return on_threads(2, end)
 
 
 @pytest.fixture
