@@ -178,7 +178,7 @@ def _chosen(flags: CredentialFlags, token: str, called: Callable[[str], str]) ->
     if len(said) > 1:
         raise UsageError(f"{' and '.join(said)} contradict each other: leave all but one of them out")
     if token:
-        return Credentials("token", TOKEN_VARIABLE, secret_of(token, TOKEN_VARIABLE))
+        return Credentials("token", f"the token of {TOKEN_VARIABLE} or --token-file", secret_of(token, TOKEN_VARIABLE))
     if flags.token_file:
         return Credentials("token", f"{called('token_file')} {flags.token_file}", read_token(flags.token_file))
     if flags.insecure:
@@ -207,21 +207,26 @@ def _job_secret(env: Mapping[str, str]) -> bytes:
     return secret
 
 
-_in_use: Credentials | None = None
 _warned = False
 
 
 @contextmanager
 def using(credentials: Credentials, *, warn: bool = True) -> Iterator[None]:
-    """Have this process use these within, instead of those that its environment says."""
-    global _in_use
-    before, _in_use = _in_use, credentials
+    """Have this process, and those that it starts, find these within, whatever its environment says otherwise."""
+    global _warned
+    told = environment_of(credentials)
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
-        if warn:
-            _warn_of(credentials)
+        _warned = _warned or not warn
+        _warn_of(credentials)
         yield
     finally:
-        _in_use = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def current() -> Credentials:
@@ -230,8 +235,6 @@ def current() -> Credentials:
     Raises:
         UsageError: see `find`.
     """
-    if _in_use is not None:
-        return _in_use
     found = find()
     _warn_of(found)
     return found

@@ -49,7 +49,7 @@ __all__ = [
 CHUNK_BYTES = 1 << 20  # payload of one streamed message
 WINDOW_BYTES = 1 << 20  # of a stream between hosts, at most so many are under way
 NO_METHOD = "/gradsync/is-anybody-there"  # who has no such method answers that, and so is there
-FIRST_LOOK_S = 0.3  # at why nobody answers
+FIRST_LOOK_S = 0.1  # at why nobody answers
 NEEDED = (
     f"make a token with {MAKE_TOKEN}, copy it to all hosts and start there with --token-file FILE, or with "
     "GRADSYNC_TOKEN_FILE=FILE; on a network you trust --insecure or GRADSYNC_INSECURE=1 goes without"
@@ -194,7 +194,9 @@ def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float, creden
         except grpc.RpcError as exc:
             if exc.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 return
-            if why := why_refused(address, credentials):  # gRPC itself only tries again
+            if why := why_refused(
+                address, credentials, max(FIRST_LOOK_S, left - patience)
+            ):  # gRPC itself only tries again
                 raise CredentialsRefused(why) from exc
             if left <= patience:
                 raise PeerUnreachable(

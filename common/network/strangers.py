@@ -10,14 +10,18 @@ from common.credentials.identity import MEMBER_NAME
 
 __all__ = ["why_refused"]
 
-LIMIT_S = 2.0  # for each step of a handshake
+MOST_S = 2.0  # for each step of a handshake
 HTTP2 = ["h2"]  # what gRPC asks for
 
 
-def why_refused(address: str, credentials: Credentials) -> str:
-    """What is wrong with the credentials, for people; "" if nothing is, or nobody is there to tell."""
+def why_refused(address: str, credentials: Credentials, seconds: float) -> str:
+    """What is wrong with the credentials, for people; "" if nothing is, or nobody is there to tell.
+
+    Args:
+        seconds: the longest to wait for each step of a handshake; MOST_S, if that is less.
+    """
     try:
-        with _dial(address) as connection:
+        with _dial(address, min(seconds, MOST_S)) as connection:
             if credentials.secure:
                 return _with_credentials(connection, address, credentials)
             return _without(connection, address)
@@ -25,11 +29,11 @@ def why_refused(address: str, credentials: Credentials) -> str:
         return ""
 
 
-def _dial(address: str) -> socket.socket:
+def _dial(address: str, seconds: float) -> socket.socket:
     if address.startswith("unix"):
         kind, _, name = address.partition(":")
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(LIMIT_S)
+        connection.settimeout(seconds)
         try:
             connection.connect("\0" + name if kind == "unix-abstract" else name.removeprefix("//"))
         except BaseException:
@@ -37,7 +41,7 @@ def _dial(address: str) -> socket.socket:
             raise
         return connection
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), LIMIT_S)
+    return socket.create_connection((host.strip("[]"), int(port)), seconds)
 
 
 def _with_credentials(connection: socket.socket, address: str, credentials: Credentials) -> str:
