@@ -79,7 +79,8 @@ class Door:
         been waiting."""
         with self._changed:
             self._keys = {**(self._keys or {}), **keys}
-        os.eventfd_write(self._bell, 1)
+            if not self._closing:
+                os.eventfd_write(self._bell, 1)
 
     def take(self, seat: int) -> socket.socket | None:
         """The connection that was opened for this seat, once; None: none was yet."""
@@ -104,8 +105,9 @@ class Door:
         """Nobody is let in any longer; idempotent."""
         if self._closing:
             return
-        self._closing = True
-        os.eventfd_write(self._bell, 1)
+        with self._changed:
+            self._closing = True
+            os.eventfd_write(self._bell, 1)
         self._thread.join()
         self._selector.close()
         for connection in (*self._listeners, *(c.connection for c in self._callers.values()), *self._let_in.values()):

@@ -67,8 +67,13 @@ def encrypts(connection: socket.socket, credentials: Credentials) -> bool:
 
 def stays_here(connection: socket.socket) -> bool:
     """Whether both addresses of a TCP connection are of the loopback."""
-    ends = connection.getsockname()[0], connection.getpeername()[0]
-    return all(ipaddress.ip_address(end.partition("%")[0]).is_loopback for end in ends)
+    return all(on_loopback(end[0]) for end in (connection.getsockname(), connection.getpeername()))
+
+
+def on_loopback(host: str) -> bool:
+    """Of an address, which a socket for both IPv4 and IPv6 writes in the latter's way."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def ports_of(connection: socket.socket, *, caller: bool) -> tuple[int, int]:

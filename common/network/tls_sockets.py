@@ -36,7 +36,8 @@ class TlsSocket(MemberSocket):
 
     peer = "the other end"
     lock = threading.Lock()  # of all until they are `secured`
-    _stuck: memoryview | bytes = b""  # what was to be sent, and has to be offered again
+    _stuck: memoryview | bytes = b""  # what was to be sent, and has to be offered to OpenSSL again
+    _ahead = 0  # bytes that it has of what is offered here: more than that, where less is offered than the last time
 
     def sendmsg(self, buffers: Iterable[ReadableBuffer], *_: Any) -> int:  # type: ignore[override] # ssl's raises
         """How many bytes OpenSSL has taken.
@@ -44,18 +45,21 @@ class TlsSocket(MemberSocket):
         Raises:
             BlockingIOError: none.
         """
-        parts, sent = [memoryview(each).cast("B") for each in buffers], 0
+        parts = [memoryview(each).cast("B") for each in buffers]
+        offered = sum(map(len, parts))
         with self.lock:
-            while chunk := self._stuck or chunk_of(parts, sent):
-                self._stuck = chunk
+            while self._ahead < offered:
+                self._stuck = self._stuck or chunk_of(parts, self._ahead)
                 try:
-                    sent += super().send(chunk)
+                    self._ahead += super().send(self._stuck)
                 except WAITS:
-                    if sent:
-                        break
-                    raise BlockingIOError from None
+                    break
                 self._stuck = b""
-        return sent
+            taken = min(self._ahead, offered)
+            self._ahead -= taken
+        if offered and not taken:
+            raise BlockingIOError
+        return taken
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:  # noqa: ARG002 - of a socket
         return self.sendmsg([data])

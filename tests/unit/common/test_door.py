@@ -21,6 +21,7 @@ from common.network import proofs
 from common.network.door import Door, listening
 from common.network.proofs import ANSWER, GREETING, MARK, NONCE_BYTES, Nonces, connect_to, encrypts
 from common.network.tls_sockets import is_encrypted
+from tests.support.commands import until
 from tests.support.credentials import with_secret
 
 KEYS = {0: b"seat 0's key", 1: b"seat 1's key"}
@@ -128,8 +129,7 @@ def test_who_calls_before_the_keys_are_known_is_let_in_then(kind: str) -> None:
         caller = threading.Thread(target=call)
         caller.start()
         come.wait(DEADLINE_S)
-        while not any(each.has_answered for each in list(entry.door._callers.values())):
-            time.sleep(0.005)
+        until(lambda: any(each.has_answered for each in list(entry.door._callers.values())), "its answer")
         assert not entry.door.wait([1], time.monotonic())
         entry.door.admit(KEYS)
         caller.join()
@@ -157,6 +157,8 @@ class Ends:
         ("127.0.0.1", "127.0.0.1", socket.AF_INET, False),
         ("127.0.0.1", "127.0.0.2", socket.AF_INET, False),
         ("::1", "::1", socket.AF_INET6, False),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", socket.AF_INET6, False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", socket.AF_INET6, True),
         ("", "", socket.AF_UNIX, False),
         ("10.0.0.1", "10.0.0.2", socket.AF_INET, True),
         ("10.0.0.1", "10.0.0.1", socket.AF_INET, True),
@@ -325,6 +327,7 @@ def test_it_closes_while_callers_are_silent() -> None:
         waiting = stranger(entry, b"\0")
     assert_dropped(waiting)
     waiting.close()
+    entry.door.admit({7: b"a key"})  # of a model that comes too late
     entry.door.close()
 
 
@@ -367,13 +370,14 @@ def test_another_service_is_told_nothing() -> None:
 
 def test_a_listener_that_does_not_know_the_key_is_not_believed() -> None:
     """Nor one that says again what it has overheard."""
-    overheard = Nonces(bytes(NONCE_BYTES), bytes(NONCE_BYTES)).proof(b"key", b"listener", 3)
-    for proof in (bytes(32), overheard):
+    for heard in (False, True):
 
-        def answer(connection: socket.socket, proof: bytes = proof) -> None:
+        def answer(connection: socket.socket, heard: bool = heard) -> None:
             connection.sendall(GREETING.pack(MARK, bytes(NONCE_BYTES)))
             assert len(connection.recv(ANSWER.size, socket.MSG_WAITALL)) == ANSWER.size
-            connection.sendall(proof)
+            ports = connection.getsockname()[1], connection.getpeername()[1]
+            before = Nonces(bytes(NONCE_BYTES), bytes(NONCE_BYTES), ports)  # when only the caller's nonce was another
+            connection.sendall(before.proof(b"key", b"listener", 3) if heard else bytes(32))
 
         assert answered_by(answer) == "did not let rank 3 in (somebody else answers there)"
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +110,55 @@ def test_what_could_not_be_sent_is_offered_again_though_more_has_come_to_it(ends
             link.push()  # with fewer buffers than the next time
     exchange.run(50_000)
     exchange.check()
+
+
+def test_what_was_offered_together_may_be_offered_in_parts_the_next_time(ends: list[TlsSocket]) -> None:
+    """As by a rank that leaves in the middle of a large message."""
+    sizes = [30, 9_000, 0, 5, 40_000, 1, 2, 3, 262_144, 7] * 3
+    left = deque(memoryview(sample(0, size, "uint8", seed=k).data) for k, size in enumerate(sizes))
+    expected, got, together = b"".join(left), bytearray(), True
+    for each in ends:
+        each.setblocking(False)
+    while len(got) < len(expected):
+        try:
+            sent = ends[0].sendmsg(list(left if together else islice(left, 1)))
+        except BlockingIOError:
+            sent, together = 0, not together
+            got += everything_at(ends[1])
+        while left and sent >= len(left[0]):
+            sent -= len(left.popleft())
+        if sent:
+            left[0] = left[0][sent:]
+        if not left:
+            got += everything_at(ends[1])
+    assert got == expected
+
+
+def everything_at(end: TlsSocket) -> bytes:
+    found = b""
+    with suppress(BlockingIOError):
+        while True:
+            found += end.recv(5_000)
+    return found
+
+
+def test_no_two_threads_are_in_openssl_at_once(ends: list[TlsSocket], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lets others run meanwhile, and holds them off only from 3.13 on."""
+    held: list[bool] = []
+    send, receive = ssl.SSLSocket.send, ssl.SSLSocket.recv_into
+
+    def watched(function: Callable[..., int]) -> Callable[..., int]:
+        def call(end: TlsSocket, *given: Any) -> int:
+            held.append(end.lock.locked())
+            return function(end, *given)
+
+        return call
+
+    monkeypatch.setattr(ssl.SSLSocket, "send", watched(send))
+    monkeypatch.setattr(ssl.SSLSocket, "recv_into", watched(receive))
+    ends[0].sendall(b"word")
+    assert ends[1].recv(4) == b"word"
+    assert held == [True, True]
 
 
 def test_what_was_decrypted_and_not_taken_is_told_and_can_be_had_without_the_kernel(ends: list[TlsSocket]) -> None:
