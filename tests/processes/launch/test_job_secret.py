@@ -14,6 +14,7 @@ from common.launch.child import ProcessFailed
 from common.launch.ranks import abstract_address
 from common.launch.servers import start_servers
 from common.network import rpc
+from ps.status import ask, credentials_for
 from tests.support.channels import INSECURE, OTHERS
 from tests.support.groups import environment
 from tests.support.short_job import Job
@@ -70,6 +71,16 @@ def test_strangers_do_not_end_a_server_that_is_waiting(tmp_path: Path) -> None:
         (address,) = start_servers(job, 1, nranks=2, timeout=DEADLINE_S, environment=environment())
         run_with_strangers(job, TRAINER, address)
     assert [(tmp_path / f"workerlog.{rank}").read_text() for rank in range(2)] == [f"{[1.5] * 5}\n"] * 2
+
+
+def test_the_status_of_a_launchers_servers_is_told_to_its_user(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        (address,) = start_servers(job, 1, nranks=2, timeout=DEADLINE_S, environment=environment())
+        found = credentials_for(address)
+        assert (found.kind, found.secret.hex()) == ("job", job.secret)
+        with rpc.connect(address, timeout=DEADLINE_S, credentials=found) as channel:
+            (reply,) = ask([address], [channel], DEADLINE_S)
+        assert reply.state == "waiting for trainers"
 
 
 def test_ranks_of_the_job_that_disagree_are_both_told(tmp_path: Path) -> None:
