@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.credentials.credentials import find
+from common.credentials.token import new_token
 from common.errors import CredentialsRefused
 from common.launch.child import ProcessFailed
 from common.launch.ranks import abstract_address
@@ -100,6 +101,19 @@ def test_the_secret_stands_in_no_command_line() -> None:
         while job.secret not in Path(f"/proc/{process.pid}/environ").read_text():  # it has not begun
             assert time.monotonic() < deadline
         assert job.secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        process.communicate(b"\n")
+
+
+def test_a_token_reaches_ranks_of_several_hosts_by_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = new_token()
+    monkeypatch.setenv("GRADSYNC_TOKEN", token)
+    with Job(all_ranks_here=False) as job:
+        code = "import os; print(os.environ['GRADSYNC_TOKEN']); input()"
+        process = job.start("rank 0", ["-c", code], log="log", talk=True)
+        assert process.stdout
+        assert process.stdout.readline().decode().strip() == token
+        assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert token not in repr(job)
         process.communicate(b"\n")
 
 
