@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from common.credentials.credentials import Credentials, using
 from common.errors import UsageError, choose
 from common.launch.cli import VERSION, run_command, split_script, to_reader
 from common.system.process import die_with_parent
@@ -24,7 +23,6 @@ VERBS = {  # flags and function; compare has several, see `compare`
     "results": ("benchmarks.verbs.results:ResultsConfig", "benchmarks.verbs.results:list_results"),
     "doctor": ("benchmarks.verbs.doctor:DoctorConfig", "benchmarks.verbs.doctor:doctor"),
 }
-PLAIN_TEXT = Credentials("none", "benchmarks")  # as other libraries have it that are measured
 USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the built-in training
        python -m benchmarks compare [OPTIONS] script.py ARGS...  your own Paddle program, unchanged
        python -m benchmarks compare --preset quick|full|accuracy [OPTIONS]
@@ -65,7 +63,10 @@ def run_verb() -> int:
         return exc.exit_code
     if verb == "doctor":  # says which credentials a job would have
         return other_verb(verb)
-    with using(PLAIN_TEXT, warn=False):
+    from common.credentials.credentials import Credentials, using
+
+    plain_text = Credentials("none", "benchmarks")  # as other libraries that are measured have it
+    with using(plain_text, warn=False):
         return compare(sys.argv[2:]) if verb == "compare" else other_verb(verb)
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from common.credentials.credentials import find
+from common.credentials.token import new_token
 from common.errors import CredentialsRefused
 from common.launch.child import ProcessFailed
 from common.launch.ranks import abstract_address
 from common.launch.servers import start_servers
 from common.network import rpc
+from ps.status import ask, credentials_for
 from tests.support.channels import INSECURE, OTHERS
 from tests.support.groups import environment
 from tests.support.short_job import Job
@@ -72,6 +74,16 @@ def test_strangers_do_not_end_a_server_that_is_waiting(tmp_path: Path) -> None:
     assert [(tmp_path / f"workerlog.{rank}").read_text() for rank in range(2)] == [f"{[1.5] * 5}\n"] * 2
 
 
+def test_the_status_of_a_launchers_servers_is_told_to_its_user(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        (address,) = start_servers(job, 1, nranks=2, timeout=DEADLINE_S, environment=environment())
+        found = credentials_for(address)
+        assert (found.kind, found.secret.hex()) == ("job", job.secret)
+        with rpc.connect(address, timeout=DEADLINE_S, credentials=found) as channel:
+            (reply,) = ask([address], [channel], DEADLINE_S)
+        assert reply.state == "waiting for trainers"
+
+
 def test_ranks_of_the_job_that_disagree_are_both_told(tmp_path: Path) -> None:
     with Job(tmp_path) as job, pytest.raises(ProcessFailed):
         run_with_strangers(job, RANK, abstract_address("test"), nranks=(2, 3))
@@ -89,6 +101,19 @@ def test_the_secret_stands_in_no_command_line() -> None:
         while job.secret not in Path(f"/proc/{process.pid}/environ").read_text():  # it has not begun
             assert time.monotonic() < deadline
         assert job.secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        process.communicate(b"\n")
+
+
+def test_a_token_reaches_ranks_of_several_hosts_by_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = new_token()
+    monkeypatch.setenv("GRADSYNC_TOKEN", token)
+    with Job(all_ranks_here=False) as job:
+        code = "import os; print(os.environ['GRADSYNC_TOKEN']); input()"
+        process = job.start("rank 0", ["-c", code], log="log", talk=True)
+        assert process.stdout
+        assert process.stdout.readline().decode().strip() == token
+        assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert token not in repr(job)
         process.communicate(b"\n")
 
 

@@ -57,6 +57,28 @@ def test_members_are_answered(kind: str) -> None:
         assert len(seen) == 1
 
 
+def test_what_is_negotiated() -> None:
+    """gRPC's oldest versions that we take do not tell the version."""
+    seen: list[Any] = []
+
+    def tell(_: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.append(context.auth_context())
+        return b"yes"
+
+    handlers = {"unary_unary": grpc.unary_unary_rpc_method_handler(tell)}
+    server, address = rpc.serve("127.0.0.1:0", "test.Service", handlers, threads=1, credentials=TOKEN)
+    try:
+        with rpc.connect(address, timeout=LIMIT_S, credentials=TOKEN) as channel:
+            ask(channel)
+    finally:
+        server.stop(0).wait()
+    (shown,) = seen
+    assert shown["x509_subject_alternative_name"] == [b"gradsync"]
+    assert shown["security_level"] == [b"TSI_PRIVACY_AND_INTEGRITY"]
+    assert shown.get("ssl_tls_version", [b"TLSv1.3"]) == [b"TLSv1.3"]
+    assert shown["ssl_session_reused"] == [b"false"]
+
+
 PAIRS = {
     "another token": (TOKEN, OTHERS, "does not belong to this job: other credentials"),
     "insecure client": (TOKEN, INSECURE, "asks for credentials, and this process was started with --insecure"),
