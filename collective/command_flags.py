@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from collective.flags import RingSettings
+from common.credentials.credentials import CredentialFlags
 from common.errors import UsageError
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
@@ -49,7 +50,7 @@ class CollectiveRunConfig(CollectiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveTrainerConfig(CollectiveConfig):
+class CollectiveTrainerConfig(CredentialFlags, CollectiveConfig):
     """Train as one rank of a ring; the others are started alike, here or on other hosts."""
 
     rank: int = 0
@@ -58,8 +59,6 @@ class CollectiveTrainerConfig(CollectiveConfig):
     """Number of ranks."""
     rendezvous: str = "127.0.0.1:8600"
     """HOST:PORT where the ranks meet; rank 0 listens there."""
-    insecure: bool = False
-    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
     log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
 
     def __post_init__(self) -> None:

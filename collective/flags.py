@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from collective.choice import ALGORITHMS, BACKENDS
 from collective.group import Group, connect
 from collective.nccl.binding import BINDINGS
+from common.credentials.credentials import current
 from common.errors import UsageError, choose
 from common.launch.settings import Settings
 from common.network.links import CHECKSUMS
@@ -43,14 +44,10 @@ class RingSettings(Settings):
         choose("checksum", self.checksum, CHECKSUMS)
 
 
-def connect_with(settings: RingSettings, rank: int, nranks: int, rendezvous: str, *, insecure: bool) -> Group:
-    """As `collective.connect`.
-
-    Args:
-        insecure: other hosts may be listened to although nothing is encrypted.
-    """
+def connect_with(settings: RingSettings, rank: int, nranks: int, rendezvous: str) -> Group:
+    """As `collective.connect`."""
     if not rendezvous.startswith("unix"):
-        check_bind_host(host_of(rendezvous), insecure=insecure)
+        check_bind_host(host_of(rendezvous), current())
     return connect(
         rank,
         nranks,

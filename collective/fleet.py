@@ -22,7 +22,7 @@ def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchroniz
             "start it with python -m collective.run, or import ps instead"
         )
     settings = settings_from(RingSettings)
-    group = connect_with(settings, place.rank, place.nranks, place.rendezvous, insecure=place.insecure)
+    group = connect_with(settings, place.rank, place.nranks, place.rendezvous)
     return synchronizer(group, overlap=settings.overlap)
 
 

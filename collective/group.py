@@ -238,7 +238,7 @@ def connect(
             everyone's shared memory; over tcp what is short goes straight to its reducer, the rest round the ring),
             "hierarchical" (several hosts with equally many ranks, numbered host by host: shared memory inside a host,
             tcp between them), or "auto": hierarchical where backend tcp finds such hosts, else direct.
-        checksum: of what tcp carries: "on", "off", or "auto": on between hosts, off on loopback.
+        checksum: of what tcp carries: "on", "off", or "auto": on between hosts unless it is encrypted, off on loopback.
         timeout: how long to wait for ranks to join, and for one that gives no sign of life, in seconds.
         wait_limit: how long to wait for one that is alive but does not come to a call, in seconds.
 

@@ -37,9 +37,8 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     rendezvous = node.meeting_place or abstract_address("ring")
     config = replace(config, backend=choose_backend(config, node))
     trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "install", "log_dir", "nranks"))]
-    trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous, *["--insecure"] * config.hosts.insecure]
-    place = Placement(rendezvous=rendezvous, insecure=config.hosts.insecure)
-    environment = {**place.variables(), **variables_of(RingSettings, config)}
+    trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous]
+    environment = {**Placement(rendezvous=rendezvous).variables(), **variables_of(RingSettings, config)}
     check_one_host(config.trace, script, node)
     joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (

@@ -27,7 +27,7 @@ def run(config: CollectiveTrainerConfig) -> None:
     from common.trainer.entry import run_training
 
     def join() -> RingSynchronizer:
-        group = connect_with(config, config.rank, config.nranks, config.rendezvous, insecure=config.insecure)
+        group = connect_with(config, config.rank, config.nranks, config.rendezvous)
         return RingSynchronizer(group, overlap=config.overlap, shard_optimizer=config.shard_optimizer)
 
     run_training(config, join)

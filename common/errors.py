@@ -7,6 +7,7 @@
     │   ├── SharedMemoryTooSmall         not enough memory for a shared segment
     │   ├── RendezvousError              the group never came together: wrong, duplicate or missing rank
     │   ├── PeerUnreachable              nobody answered at that address
+    │   ├── CredentialsRefused           who answered there does not belong to this job, or says that we don't
     │   ├── VersionMismatch              two versions of GradSync in one group
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
     ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
@@ -30,6 +31,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CertificateFailed",
+    "CredentialsRefused",
     "DataError",
     "GradSyncError",
     "LayoutMismatch",
@@ -78,6 +80,10 @@ class RendezvousError(UsageError):
 
 
 class PeerUnreachable(UsageError):
+    pass
+
+
+class CredentialsRefused(UsageError):
     pass
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from common.credentials.credentials import CredentialFlags
 from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
@@ -26,7 +27,7 @@ TRAINERS = tyro.conf.arg(aliases=("--trainers",))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(CredentialFlags):
     """Serve one training: collect its trainers' gradients, update the parameters, and end when they have ended."""
 
     host: str = "127.0.0.1"
@@ -43,8 +44,6 @@ class ServerConfig:
     """How long to wait for a trainer that gives no sign of life, in seconds; the first one may come at any time."""
     wait_limit: float = WAIT_LIMIT_S
     """How long trainers wait for one that is alive but busy, in seconds."""
-    insecure: bool = False
-    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
     address_file: Path | None = None
     """Write HOST:PORT to this file once trainers can connect."""
     metrics_port: int | None = None
@@ -63,7 +62,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusConfig:
+class StatusConfig(CredentialFlags):
     """Show how the training of these servers goes, until it ends or Ctrl-C."""
 
     servers: str = "127.0.0.1:8500"
@@ -107,7 +106,7 @@ class ServedConfig(ServedSettings, TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(ServedConfig):
+class TrainerConfig(CredentialFlags, ServedConfig):
     """Train as one rank; the servers and the other trainers are started alike, here or on other hosts."""
 
     rank: int = 0

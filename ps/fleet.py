@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from common.credentials.credentials import current
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder
@@ -125,7 +126,7 @@ class ServerFleetApi(FleetApi):
         placement, endpoint = self._role.placement, self._role.endpoint
         if endpoint not in placement.servers:
             raise UsageError(f"run_server: {endpoint} is not among the servers {', '.join(placement.servers)}")
-        check_bind_host(host_of(endpoint), insecure=placement.insecure)
+        check_bind_host(host_of(endpoint), current())
         shard = (placement.servers.index(endpoint), len(placement.servers))
         limit_malloc_arenas(1)
         limits = settings_from(Settings)

@@ -40,7 +40,7 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
         collecting(config.trace if alone else None) as traced,
         Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,
     ):
-        place = Placement(servers=tuple(find_servers(job, node, config, traced)), insecure=config.hosts.insecure)
+        place = Placement(servers=tuple(find_servers(job, node, config, traced)))
         trainer = ["-m", "ps.trainer", *flags_of(config, without=NOT_TRAINERS)]
         trainer += ["--nranks", str(node.nranks), "--servers", ",".join(place.servers)]
         environment = {**place.variables(), **variables_of(ScriptSettings, config), **traced}
@@ -54,7 +54,6 @@ def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[s
     if node.index > 0:
         return [address_after(node.meeting_place, index) for index in range(config.servers)]
     first = node.meeting_place or "127.0.0.1:0"
-    insecure = config.hosts.insecure
     return start_servers(
         job,
         config.servers,
@@ -63,7 +62,6 @@ def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[s
         wait_limit=config.wait_limit,
         first=first,
         data_port=config.data_port,
-        insecure=insecure,
         environment=environment,
     )
 

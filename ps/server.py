@@ -34,6 +34,7 @@ def prepare_server() -> None:
 
 
 def run(config: ServerConfig) -> None:
+    from common.credentials.credentials import current
     from common.launch.cli import check_writable
     from common.launch.tracing import parts_folder
     from common.network.rpc import check_bind_host
@@ -41,7 +42,7 @@ def run(config: ServerConfig) -> None:
     from ps.coordinator.servicer import ParameterServer
     from ps.store.shards import parse_shard
 
-    check_bind_host(config.host, insecure=config.insecure)
+    check_bind_host(config.host, current())
     host = f"[{config.host}]" if ":" in config.host else config.host
     shard = parse_shard(config.shard)
     with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import grpc
     from rich.console import RenderableType
 
+    from common.credentials.credentials import Credentials
     from common.network.gradsync_pb2 import StatusReply
     from ps.command_flags import StatusConfig
 
@@ -39,7 +40,10 @@ def run(config: StatusConfig) -> None:
     console = Console()
     addresses = parse_addresses(config.servers)
     with ExitStack() as stack:
-        channels = [stack.enter_context(rpc.connect(address, timeout=config.timeout)) for address in addresses]
+        channels = [
+            stack.enter_context(rpc.connect(address, timeout=config.timeout, credentials=credentials_for(address)))
+            for address in addresses
+        ]
         replies = ask(addresses, channels, config.timeout)
         if config.once or not console.is_terminal:
             console.print(table_of(addresses, replies))
@@ -55,6 +59,17 @@ def run(config: StatusConfig) -> None:
             console.print("the servers have ended")
         except KeyboardInterrupt:
             live.stop()
+
+
+def credentials_for(address: str) -> Credentials:
+    """Ours; if we were given none, those that a launcher of this user's gave the server of that address."""
+    from common.credentials.credentials import current
+    from common.credentials.of_listener import credentials_at
+    from common.network.rpc import host_of, is_loopback
+
+    if current().kind != "user" or not is_loopback(host_of(address)):
+        return current()
+    return credentials_at(int(address.rpartition(":")[2])) or current()
 
 
 def ask(addresses: Sequence[str], channels: Sequence[grpc.Channel], timeout: float) -> list[StatusReply]:

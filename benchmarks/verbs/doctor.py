@@ -21,7 +21,9 @@ from rich.text import Text
 from benchmarks.contestants.sweep_contestants import load_backend
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.records.environment import cpu_name, installed
-from common.errors import GradSyncError
+from common.credentials.credentials import find
+from common.credentials.token import MAKE_TOKEN
+from common.errors import GradSyncError, UsageError
 from common.kernels import loader
 from common.kernels.names import NEW, Reduce
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
@@ -104,6 +106,20 @@ def paddle() -> Finding:
         return Finding("Paddle", False, "not installed; arrays only, no training", "pip install paddlepaddle")
     said, usable = imported(PADDLE)
     return Finding("Paddle", usable, said.replace(" C", ", built for C"), "" if usable else "pip install paddlepaddle")
+
+
+def credentials() -> Finding:
+    """What a job that is started here would have."""
+    try:
+        found = find()
+        _ = found.identity if found.secure else None
+    except UsageError as exc:
+        return Finding("credentials", False, str(exc), lack="refused")
+    if not found.secure:
+        return Finding("credentials", False, f"none: {found.source}", "unset GRADSYNC_INSECURE", lack="insecure")
+    if found.kind == "user":
+        return Finding("credentials", True, f"{found.source}, for jobs of one host; for several: {MAKE_TOKEN}")
+    return Finding("credentials", True, f"{found.kind}, from {found.source}")
 
 
 def cpu() -> Finding:
@@ -262,5 +278,5 @@ def imported(code: str, limit: float = IMPORT_S) -> tuple[str, bool]:
 
 CHECKS = (
     *(python, packages, paddle, cpu, compiled_loops, cores, memory, memfd, shared_memory, gpu, cupy_and_nccl),
-    *(emulated_hosts, emulated_latency, ports, torch, mpi, ray),
+    *(credentials, emulated_hosts, emulated_latency, ports, torch, mpi, ray),
 )

@@ -292,9 +292,9 @@ class Mesh:
         os.close(self._wake)
 
     def _read(self, peer: Peer) -> None:
-        for _ in range(MOST_READS):
-            if not peer.read(timeout=self.timeout):
-                break
+        reads = 0
+        while (peer.read(timeout=self.timeout) and reads < MOST_READS) or peer.has_more:
+            reads += 1
         if peer.failure:
             self._fail(*peer.failure)
 

@@ -27,7 +27,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from common.errors import GradSyncError, LayoutMismatch, PeerLost, error_from_name
+from common.errors import GradSyncError, LayoutMismatch, PeerLost, ProtocolError, error_from_name
+from common.network.tls_sockets import pending_in
 from common.system.handover import receive
 
 __all__ = ["PIECE_BYTES", "Peer"]
@@ -135,6 +136,9 @@ class Peer:
             data = self._received()
         except BlockingIOError:
             return False
+        except ProtocolError as exc:
+            self._fail(exc, self.rank)
+            data = b""
         except OSError:
             data = b""
         self._unread += data
@@ -152,6 +156,11 @@ class Peer:
             self._fail(PeerLost(f"rank {self.rank} died: its connection closed without a goodbye"), self.rank)
             self.left = True
         return self._missing > 0 or bool(self._message)
+
+    @property
+    def has_more(self) -> bool:
+        """Something can be read of which polling the socket tells nothing."""
+        return not self.left and pending_in(self.connection) > 0
 
     def _received(self) -> bytes:
         """As much as is read at once, but of a piece; raises as `recv`."""

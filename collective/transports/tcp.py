@@ -30,7 +30,7 @@ class TcpTransport(Transport):
     """Over one data connection to each rank that this one talks to.
 
     Args:
-        checksum: one of CHECKSUMS; auto: on between hosts, off on loopback. Equal on all ranks.
+        checksum: one of CHECKSUMS, see Link. Equal on all ranks.
     """
 
     piece_bytes = 512 * 1024

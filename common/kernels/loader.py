@@ -17,10 +17,8 @@ import importlib.metadata
 import mmap
 import os
 import platform
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +33,7 @@ import common
 from common.errors import choose
 from common.kernels.layout import ARRAY_DATA, ARRAY_DTYPE, ARRAY_FLAGS, ARRAY_GOOD, ARRAY_NDIM, ARRAY_SHAPE
 from common.kernels.names import COPY, MEETING, Reduce, Whole
+from common.system.private_files import OTHERS_WRITE, private_folder, user_folder
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -174,20 +173,10 @@ def cache_folder() -> Path:
     Raises:
         PermissionError: there is none that only this user can write to.
     """
-    refused = []
-    for folder in _candidates():
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = folder.stat()
-            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-                refused.append(f"others can write to {folder}")
-            elif os.access(folder, os.W_OK):
-                return folder
-            else:
-                refused.append(f"{folder} is read-only")
-        except OSError as error:
-            refused.append(str(error))
-    raise PermissionError(f"{NO_FOLDER}: " + "; ".join(refused))
+    try:
+        return private_folder(_candidates(), refused_rights=OTHERS_WRITE)
+    except PermissionError as exc:
+        raise PermissionError(f"{NO_FOLDER}: {exc}") from None
 
 
 def _candidates() -> Iterator[Path]:
@@ -196,7 +185,7 @@ def _candidates() -> Iterator[Path]:
         return
     with suppress(RuntimeError):  # no home
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradsync"
-    yield Path(tempfile.gettempdir()) / f"gradsync-{os.geteuid()}"
+    yield user_folder()
 
 
 @cache

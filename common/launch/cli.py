@@ -9,13 +9,14 @@ import re
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from common import __version__
+from common.credentials.credentials import CredentialFlags, find, using
 from common.errors import GradSyncError, UsageError, did_you_mean
 from common.system.process import Terminated, last_words
 
@@ -77,7 +78,10 @@ def is_unread() -> bool:
 def in_words(config: type[T], main: Callable[[T], int | None], prog: str, args: Sequence[str] | None) -> int:
     """The exit code; what ended it otherwise is said on stderr."""
     try:
-        return main(parse(config, prog, args)) or 0
+        parsed = parse(config, prog, args)
+        flags = credential_flags(parsed)
+        with using(find(flags)) if flags else nullcontext():
+            return main(parsed) or 0
     except GradSyncError as exc:
         with last_words():
             print(getattr(exc, "words", "") or f"{prog}: {type(exc).__name__}: {exc}", file=sys.stderr)
@@ -94,6 +98,12 @@ def in_words(config: type[T], main: Callable[[T], int | None], prog: str, args: 
     except Terminated as exc:
         print(f"{prog}: terminated (SIGTERM)", file=sys.stderr)
         return exc.EXIT_CODE
+
+
+def credential_flags(config: Any) -> CredentialFlags | None:
+    """Those of a command; None: it has none."""
+    flags = getattr(config, "hosts", config)
+    return flags if isinstance(flags, CredentialFlags) else None
 
 
 def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:

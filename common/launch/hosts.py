@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from common.credentials.credentials import CredentialFlags, current
 from common.errors import UsageError
 from common.launch.job import Job
 from common.launch.ranks import endpoints_of, paddle_environment
@@ -25,7 +26,7 @@ PORT = 8600  # of the first host, where no --master is given
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostsConfig:
+class HostsConfig(CredentialFlags):
     """For several hosts, start the same command on each; ranks are numbered host by host."""
 
     devices: Annotated[str | None, tyro.conf.arg(aliases=("--gpus",))] = None
@@ -41,8 +42,6 @@ class HostsConfig:
     """Number of hosts. (default: as many as --ips, else 1)"""
     node_rank: int | None = None
     """Which host this is, 0..nnodes-1. (default: the one of --ips that is an address of this machine)"""
-    insecure: bool = False
-    """Listen to other hosts although traffic is neither encrypted nor authenticated yet."""
 
     def __post_init__(self) -> None:
         for flag, value in (("nproc-per-node", self.nproc_per_node), ("nnodes", self.nnodes)):
@@ -173,7 +172,7 @@ def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: fl
     if hosts.meeting_place:
         from common.network.rpc import check_bind_host, host_of
 
-        check_bind_host(host_of(hosts.meeting_place), insecure=hosts.insecure)
+        check_bind_host(host_of(hosts.meeting_place), current())
         if not hosts.ips:
             names = meet(address_after(hosts.meeting_place, ports), index, hosts.count, timeout=timeout)
     return Node(index, hosts.count, hosts.meeting_place, endpoints_of(names, ranks_each), devices)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.credentials.credentials import current, environment_of
+from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.joining import Joining
@@ -56,7 +58,7 @@ class Job:
     all_ranks_here: bool = True
     joining: Joining | None = None
     children: list[Child] = field(default_factory=list)
-    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
     _not_now: bool = False  # a SIGTERM is only noted
     _terminated: bool = False
     _told_of_others: bool = False
@@ -143,6 +145,7 @@ class Job:
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     **(environment or {}),
+                    **environment_of(current()),
                     PARENT_VARIABLE: str(os.getpid()),
                     JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
                     JOINED_VARIABLE: str(joined),

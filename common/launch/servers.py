@@ -25,7 +25,6 @@ def start_servers(
     wait_limit: float = WAIT_LIMIT_S,
     first: str = "127.0.0.1:0",
     data_port: int = 0,
-    insecure: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Start `count` parameter servers and return their addresses.
@@ -34,7 +33,6 @@ def start_servers(
         first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
             a file, so that no port can be raced for.
         data_port: server 0's, of data connections; server I's is I further on; 0: each takes a free one.
-        insecure: let them listen to other hosts.
     """
     host, _, port = first.rpartition(":")
     files = [job.scratch / f"server-{index}" for index in range(count)]
@@ -43,7 +41,6 @@ def start_servers(
         flags += ["--data-port", str(data_port + index if data_port else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
         flags += ["--nranks", str(nranks), "--timeout", str(timeout), "--wait-limit", str(wait_limit)]
-        flags += ["--insecure"] * insecure
         command = ["-m", "ps.server", *flags]
         job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
     progress = Progress(files)

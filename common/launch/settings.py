@@ -83,7 +83,7 @@ def check_rank(rank: int, nranks: int) -> None:
         raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")
 
 
-RENDEZVOUS, SERVERS, INSECURE = (PREFIX + name for name in ("RENDEZVOUS", "SERVERS", "INSECURE"))
+RENDEZVOUS, SERVERS = (PREFIX + name for name in ("RENDEZVOUS", "SERVERS"))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,6 @@ class Placement:
         rendezvous: where the ranks of a ring meet; "": nowhere, as under the launcher of servers.
         servers: HOST:PORT of every parameter server.
         endpoints: the names that Paddle gives the ranks; nobody listens there.
-        insecure: it may listen to other hosts although nothing is encrypted.
     """
 
     rank: int = 0
@@ -102,11 +101,10 @@ class Placement:
     rendezvous: str = ""
     servers: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ("127.0.0.1:6170",)
-    insecure: bool = False
 
     def variables(self) -> dict[str, str]:
         """What a launcher adds to the environment of all ranks, beside what Paddle's does for each."""
-        found = {INSECURE: str(int(self.insecure))}
+        found = {}
         if self.rendezvous:
             found[RENDEZVOUS] = self.rendezvous
         if self.servers:
@@ -133,7 +131,6 @@ def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
         rendezvous=env.get(RENDEZVOUS) or ("" if env.get(SERVERS) else meeting_place(endpoints)),
         servers=tuple(parse_addresses(servers)) if servers else (),
         endpoints=endpoints or Placement.endpoints,
-        insecure=env.get(INSECURE, "") == "1",
     )
 
 

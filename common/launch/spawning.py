@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from common.credentials.credentials import current, environment_of
 from common.errors import PeerError
 from common.launch.child import ProcessFailed
 from common.launch.first_calls import Name
@@ -86,7 +87,7 @@ class Spawned:
             else:
                 place = Placement(rendezvous=abstract_address("spawn"))
             shared |= place.variables()
-            shared[JOB_SECRET_VARIABLE] = job.secret
+            shared |= {**environment_of(current()), JOB_SECRET_VARIABLE: job.secret}
             endpoints = endpoints_of(["127.0.0.1"], nranks)
             for rank in range(nranks):
                 mine, theirs = context.Pipe(duplex=False)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note", "timeout", "proof", "model", "seat")
+    __slots__ = ("version", "rank", "nranks", "epoch", "backend", "address", "note", "timeout", "model", "seat")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,6 @@ class JoinRequest(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SEAT_FIELD_NUMBER: _ClassVar[int]
     version: str
@@ -27,10 +26,9 @@ class JoinRequest(_message.Message):
     address: str
     note: bytes
     timeout: float
-    proof: bytes
     model: int
     seat: bytes
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ..., proof: _Optional[bytes] = ..., model: _Optional[int] = ..., seat: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., nranks: _Optional[int] = ..., epoch: _Optional[int] = ..., backend: _Optional[str] = ..., address: _Optional[str] = ..., note: _Optional[bytes] = ..., timeout: _Optional[float] = ..., model: _Optional[int] = ..., seat: _Optional[bytes] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("addresses", "token", "shard", "shards", "notes", "desk", "data_port")

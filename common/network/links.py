@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.network.sockets import on_loopback
+from common.network.tls_sockets import is_encrypted
 
 __all__ = ["CHECKSUMS", "FRAME", "MAGIC", "Link", "checksum_of"]
 
@@ -41,7 +42,7 @@ class Link:
     Args:
         connection: is set not to block.
         tag_bytes: how long the tag of each message is.
-        checksum: one of CHECKSUMS; auto: on between hosts, off on loopback.
+        checksum: one of CHECKSUMS; auto: off on loopback, and under TLS, which notices any damage; else on.
     """
 
     def __init__(self, connection: socket.socket, tag_bytes: int, *, checksum: str = "auto") -> None:
@@ -51,6 +52,7 @@ class Link:
         self.header = bytearray(self.header_bytes)  # of the message that is being received
         self.unsent: deque[memoryview] = deque()
         self._wakes_at = 1  # SO_RCVLOWAT
+        self._most_awaited = 1 if is_encrypted(connection) else WAKE_BYTES  # TLS may have read a part of them already
         connection.setblocking(False)
 
     def put(self, array: Array, tag: bytes) -> None:
@@ -97,7 +99,7 @@ class Link:
 
     def wake_for(self, wanted: int) -> None:
         """Have the connection count as readable when `wanted` bytes (or many) have come."""
-        wakes_at = min(wanted, WAKE_BYTES)
+        wakes_at = min(wanted, self._most_awaited)
         if wakes_at != self._wakes_at:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
             self._wakes_at = wakes_at
@@ -116,7 +118,7 @@ class Link:
 
 def checksum_of(connection: socket.socket, choice: str) -> Callable[[Array], int]:
     """What a payload's checksum is on this connection: 0 where there is none."""
-    if choice == "off" or (choice == "auto" and on_loopback(connection)):
+    if choice == "off" or (choice == "auto" and (on_loopback(connection) or is_encrypted(connection))):
         return lambda array: 0  # noqa: ARG005
     from xxhash import xxh3_64_intdigest  # ten times as fast as zlib.crc32
 

@@ -1,11 +1,11 @@
 """How the ranks of a group find each other: everyone says hello to one place and learns of all the others.
 
-`Roster` holds the rules and knows nothing of gRPC; a parameter server uses it too.
+Who calls has shown by then that it belongs to the job (rpc.py). `Roster` holds the rules and knows nothing of gRPC; a
+parameter server uses it too.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import threading
@@ -20,7 +20,7 @@ from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.system.process import JOB_SECRET_VARIABLE
 
-__all__ = ["Membership", "RendezvousServer", "Roster", "job_secret", "join", "proof_of"]
+__all__ = ["Membership", "RendezvousServer", "Roster", "job_secret", "join"]
 
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
@@ -34,26 +34,16 @@ def job_secret() -> bytes:
     return os.environ.get(JOB_SECRET_VARIABLE, "").encode()
 
 
-def proof_of(request: JoinRequest, secret: bytes) -> bytes:
-    """That who sends this request knows the secret, without telling it."""
-    rest = JoinRequest()
-    rest.CopyFrom(request)
-    rest.ClearField("proof")
-    return hmac.digest(secret, rest.SerializeToString(deterministic=True), "sha256")
-
-
 class Roster:
     """Who has joined. Complete when every rank 0..nranks-1 has, and then closed to strangers; failed, for all, at the
     first contradiction before that, or when somebody has waited too long. Who has left while it waited was never there.
 
     Args:
         member: what its ranks are called in errors: "rank", or "host" where launchers meet.
-        secret: who does not prove to have it is a stranger, refused without harm to the group; empty: nobody has one.
     """
 
-    def __init__(self, nranks: int, *, member: str = "rank", secret: bytes = b"") -> None:
+    def __init__(self, nranks: int, *, member: str = "rank") -> None:
         self.nranks = nranks
-        self._secret = secret
         self.member = member
         self._flag, self._size_flag = FLAGS[member]
         self.members: dict[int, JoinRequest] = {}
@@ -75,9 +65,6 @@ class Roster:
         Raises:
             RendezvousError, VersionMismatch: the same one at every waiting member.
         """
-        if self._secret and not hmac.compare_digest(request.proof, proof_of(request, self._secret)):
-            who = f"{self.member} {request.rank}"
-            raise RendezvousError(f"{who} does not belong to this job: it lacks the secret of the job's launcher")
         remaining = call.time_remaining() if call else None
         if remaining is not None:
             timeout = max(0.0, min(timeout, remaining - GRACE / 2))
@@ -171,7 +158,7 @@ class RendezvousServer:
     """
 
     def __init__(self, address: str, nranks: int, *, timeout: float, member: str = "rank") -> None:
-        self._roster = Roster(nranks, member=member, secret=job_secret() if member == "rank" else b"")
+        self._roster = Roster(nranks, member=member)
         self._timeout = timeout
         self._token = secrets.token_bytes(16)
         handler = grpc.unary_unary_rpc_method_handler(
@@ -236,7 +223,6 @@ def join(
         )
         request = JoinRequest(version=__version__, rank=rank, nranks=nranks, backend=backend, address=address)
         request.note = note
-        request.proof = proof_of(request, job_secret())
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:

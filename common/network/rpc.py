@@ -1,10 +1,15 @@
-"""gRPC in one place: servers and channels with our options, and the translation of every status."""
+"""gRPC in one place: servers and channels with our options and credentials, and the translation of every status.
+
+Whoever takes part shows a certificate, on every address, and is refused before a method runs if it is not of this job;
+nothing is asked for with --insecure only.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from contextlib import suppress
@@ -12,7 +17,10 @@ from typing import Any, NoReturn
 
 import grpc
 
+from common.credentials.credentials import Credentials, current
+from common.credentials.token import MAKE_TOKEN
 from common.errors import (
+    CredentialsRefused,
     GradSyncError,
     PeerError,
     PeerLost,
@@ -23,6 +31,8 @@ from common.errors import (
     UsageError,
     error_from_name,
 )
+from common.network.members import MembersOnly
+from common.network.strangers import why_refused
 
 __all__ = [
     "CHUNK_BYTES",
@@ -39,6 +49,11 @@ __all__ = [
 CHUNK_BYTES = 1 << 20  # payload of one streamed message
 WINDOW_BYTES = 1 << 20  # of a stream between hosts, at most so many are under way
 NO_METHOD = "/gradsync/is-anybody-there"  # who has no such method answers that, and so is there
+FIRST_LOOK_S = 0.1  # at why nobody answers
+NEEDED = (
+    f"make a token with {MAKE_TOKEN}, copy it to all hosts and start there with --token-file FILE, or with "
+    "GRADSYNC_TOKEN_FILE=FILE; on a network you trust --insecure or GRADSYNC_INSECURE=1 goes without"
+)
 KIND_KEY = "gradsync-error"  # trailing metadata: the error's class name
 
 OPTIONS = [
@@ -64,25 +79,35 @@ def serve(
     threads: int,
     window: int | None = None,
     more: Callable[[grpc.Server], None] | None = None,
+    credentials: Credentials | None = None,
 ) -> tuple[grpc.Server, str]:
     """Start a server for one service; return it with the address it listens on (a port 0 filled in).
 
     Args:
         window: how many bytes of each stream may wait here to be taken; None: gRPC chooses, and takes what it can get.
         more: adds further services.
+        credentials: None: those of this process.
 
     Raises:
         PortInUse: naming the address.
-        UsageError: this process was forked from one that has used gRPC.
+        UsageError: other hosts would be listened to without credentials; or this process was forked from one that has
+            used gRPC.
     """
+    credentials = credentials or current()
+    if not address.startswith("unix"):
+        check_bind_host(host_of(address), credentials)
     _use_grpc()
     options = [*SERVER_OPTIONS, *flow_control(address, window)]
-    server = grpc.server(futures.ThreadPoolExecutor(threads), options=options)
+    interceptors: list[grpc.ServerInterceptor] = [MembersOnly()] if credentials.secure else []
+    server = grpc.server(futures.ThreadPoolExecutor(threads), options=options, interceptors=interceptors)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
     if more:
         more(server)
     try:
-        port = server.add_insecure_port(address)
+        if credentials.secure:
+            port = server.add_secure_port(address, credentials.grpc_server())
+        else:
+            port = server.add_insecure_port(address)
     except RuntimeError as exc:
         raise PortInUse(
             f"cannot listen on {address}: the port is in use or the address not ours; choose another"
@@ -98,17 +123,14 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def check_bind_host(host: str, *, insecure: bool) -> None:
+def check_bind_host(host: str, credentials: Credentials) -> None:
     """Refuse to listen to other machines without credentials.
 
     Raises:
-        UsageError: `host` is not a loopback address and `insecure` was not asked for.
+        UsageError: `host` is not a loopback address, and the credentials hold on this host only.
     """
-    if not (is_loopback(host) or insecure):
-        raise UsageError(
-            f"refusing to listen on {host}: traffic is neither encrypted nor authenticated yet; "
-            "keep to 127.0.0.1, or on a network you trust pass --insecure (under another launcher GRADSYNC_INSECURE=1)"
-        )
+    if not (is_loopback(host) or credentials.between_hosts):
+        raise UsageError(f"refusing to listen on {host} without credentials: {NEEDED}")
 
 
 def is_loopback(host: str) -> bool:
@@ -129,25 +151,60 @@ def flow_control(address: str, window: int | None = None) -> list[tuple[str, int
     return [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
 
 
-def connect(address: str, *, timeout: float) -> grpc.Channel:
+def connect(address: str, *, timeout: float, credentials: Credentials | None = None) -> grpc.Channel:
     """A channel to `address`, ready for use; retries until somebody listens there or `timeout` seconds passed.
+
+    Args:
+        credentials: None: those of this process.
 
     Raises:
         PeerUnreachable: naming the address and the limit.
-        UsageError: this process was forked from one that has used gRPC.
+        CredentialsRefused: who listens there has other credentials.
+        UsageError: another host is meant, and there are no credentials for it; or this process was forked from one that
+            has used gRPC.
     """
+    credentials = credentials or current()
+    if not (address.startswith("unix") or is_loopback(host_of(address)) or credentials.between_hosts):
+        raise UsageError(f"refusing to connect to {address} without credentials: {NEEDED}")
     _use_grpc()
-    channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, *flow_control(address)])
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(NO_METHOD)
-    try:  # not grpc.channel_ready_future, after which a channel takes 0.2 s to close
-        call(b"", timeout=timeout, wait_for_ready=True)
-    except grpc.RpcError as exc:
-        if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            channel.close()
-            raise PeerUnreachable(
-                f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
-            ) from exc
+    options = [*CHANNEL_OPTIONS, *flow_control(address), *credentials.grpc_channel_options()]
+    if credentials.secure:
+        channel = grpc.secure_channel(address, credentials.grpc_channel_credentials(), options=options)
+    else:
+        channel = grpc.insecure_channel(address, options=options)
+    try:
+        _wait_for_answer(channel, address, timeout, credentials)
+    except BaseException:
+        channel.close()
+        raise
     return channel
+
+
+def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float, credentials: Credentials) -> None:
+    """
+    Raises:
+        PeerUnreachable, CredentialsRefused: see `connect`.
+    """
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(NO_METHOD)
+    deadline, patience = time.monotonic() + timeout, FIRST_LOOK_S
+    while True:
+        left = deadline - time.monotonic()
+        try:  # not grpc.channel_ready_future, after which a channel takes 0.2 s to close
+            call(b"", timeout=max(0.0, min(left, patience)), wait_for_ready=True)
+        except grpc.RpcError as exc:
+            if exc.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
+            if why := why_refused(
+                address, credentials, max(FIRST_LOOK_S, left - patience)
+            ):  # gRPC itself only tries again
+                raise CredentialsRefused(why) from exc
+            if left <= patience:
+                raise PeerUnreachable(
+                    f"nobody answered at {address} within {timeout:g} s; is it started, and is the address right?"
+                ) from exc
+        else:
+            return
+        patience *= 2  # for one who is there, but slow
 
 
 def _use_grpc() -> None:

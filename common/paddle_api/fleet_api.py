@@ -15,10 +15,10 @@ from typing import Any
 from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
 from paddle.distributed.fleet.meta_optimizers import HybridParallelOptimizer
 
+from common.credentials.credentials import current
 from common.errors import UsageError
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
-from common.network.rpc import host_of, is_loopback
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.communication import COMMUNICATION
 from common.paddle_api.communication.communication import Communication
@@ -241,13 +241,12 @@ class FleetApi(FleetPlaces):
     def _may_pickle(self) -> bool:
         """
         Raises:
-            UsageError: that is asked for, but ranks may be on other hosts.
+            UsageError: that is asked for, but whoever reaches a port could be a rank.
         """
         if not settings_from(Settings).allow_pickle:
             return False
-        places = [p for p in (self.placement.rendezvous, *self.placement.servers) if p]
-        if self.placement.insecure or not all(p.startswith("unix") or is_loopback(host_of(p)) for p in places):
-            raise UsageError("--allow-pickle works among the processes of one host only: leave it out, or --insecure")
+        if not current().secure:
+            raise UsageError("--allow-pickle works among processes with credentials only: leave it out, or --insecure")
         return True
 
     def destroy_process_group(self, group: Any = None) -> None:

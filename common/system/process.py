@@ -51,6 +51,7 @@ class Terminated(SystemExit):
 def prepare_process() -> None:
     """Call before Paddle is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line for each stranger whom it turns away
     set_cpu_type()
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
     sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook

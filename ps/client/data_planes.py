@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from common.errors import PeerUnreachable, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Place, Plane, Register
-from common.network.rendezvous import job_secret
 from common.system.handover import Link
 from common.system.memory import Unreachable
 from common.tensors.arena import Arena, FloatArray
@@ -16,7 +15,7 @@ from ps.client.from_server import FromServer
 from ps.client.session import Session
 from ps.client.shared_parameters import SharedParameters
 from ps.planes.data_connection import DataConnection
-from ps.planes.data_port import HELLO_S, call
+from ps.planes.data_port import HANDSHAKE_S, call
 from ps.planes.grpc_plane import GrpcTrainerPlane
 from ps.planes.mailboxes import Mailboxes
 from ps.planes.plane import TrainerPlane
@@ -33,12 +32,12 @@ class DataPlanes:
 
     Args:
         asked: one of DATA_PLANES.
-        timeout: how long a server may take to let a data connection in, in seconds, if that is less than HELLO_S.
+        timeout: how long a server may take to let a data connection in, in seconds, if that is less than HANDSHAKE_S.
     """
 
     def __init__(self, asked: str, rank: int, nranks: int, mode: Mode, timeout: float) -> None:
         self._asked, self.rank, self._nranks, self._mode = asked, rank, nranks, mode
-        self._patience = min(timeout, HELLO_S)
+        self._patience = min(timeout, HANDSHAKE_S)
         self.memory = TrainerMemory()
         self._shared = SharedParameters(self.memory)
         self._links: dict[str, Link] = {}  # by session, to the servers of this host and user
@@ -89,8 +88,8 @@ class DataPlanes:
         try:
             if not server.data_port:
                 raise PeerUnreachable("it has no data port")
-            key = server.token + job_secret()
-            opened = call(server.host, server.data_port, self.rank, key, self._patience, seat=server.seat)
+            where, limit = (server.host, server.data_port), self._patience
+            opened = call(*where, self.rank, server.token, limit, seat=server.seat, server=session.name)
         except PeerUnreachable as exc:
             if self._asked != "auto":
                 raise PeerUnreachable(

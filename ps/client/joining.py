@@ -13,7 +13,7 @@ from common import __version__
 from common.errors import UsageError
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
-from common.network.rendezvous import GRACE, job_secret, proof_of
+from common.network.rendezvous import GRACE
 from ps.planes.methods import JOIN
 
 __all__ = ["Joined", "join", "join_again"]
@@ -89,7 +89,6 @@ def ask(channel: grpc.Channel, request: JoinRequest, server: str, deadline: floa
     call = channel.unary_unary(
         JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
     )
-    request.proof = proof_of(request, job_secret())
     try:
         return call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
     except grpc.RpcError as exc:

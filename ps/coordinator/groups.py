@@ -14,7 +14,6 @@ from functools import cache, partial
 
 from common.errors import GradSyncError, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Hello, JoinRequest
-from common.network.rendezvous import job_secret
 from common.sync.trace import Recorder
 from common.system.memory import SegmentPool
 from ps.coordinator.coordinator import Coordinator
@@ -78,7 +77,6 @@ class Groups:
     def _make(self, timeout: float, wait_limit: float, first: Coordinator | None) -> Group:
         number, self._count = self._count, self._count + 1
         tokens = [secrets.token_bytes(16) for _ in range(self._nranks)]
-        keys = [token + job_secret() for token in tokens]
         pool = SegmentPool()
         coordinator = Coordinator(
             self._nranks,
@@ -86,7 +84,7 @@ class Groups:
             timeout=timeout,
             wait_limit=wait_limit,
             pool=pool,
-            port=self._port.more(number * self._nranks, keys) if self._port else None,
+            port=self._port.more(number * self._nranks, tokens) if self._port else None,
             helper=self._helper,
             recorder=self._recorder,
             first=first,

@@ -25,7 +25,7 @@ from common.network.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.network.patience import WAIT_LIMIT_S
-from common.network.rendezvous import Roster, job_secret
+from common.network.rendezvous import Roster
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.tensors.buckets import pieces_of
@@ -65,7 +65,7 @@ class ParameterServer:
         data_port: int = 0,
     ) -> None:
         self._shard, self._timeout = shard, timeout
-        self._roster = Roster(nranks, secret=job_secret())
+        self._roster = Roster(nranks)
         port = make_data_port(address, data_port)
         self._groups = Groups(nranks, shard=shard, timeout=timeout, wait_limit=wait_limit, port=port)
         self._coordinator = self._groups.first.coordinator

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from collective.membership.connections import MESH, Listener, dial
+from collective.membership.connections import MESH, Listener, call, key_of, seat_of
+from common.credentials.credentials import TOKEN_VARIABLE, Credentials
+from common.credentials.token import new_token
 from common.system.memory import Segment, Unreachable
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of
@@ -56,47 +58,42 @@ def test_another_user_neither_hands_in_nor_gets_anything() -> None:
 
 
 AS_A_RANK = """
-import sys, time
-from collective.membership.connections import HELLO, MESH, Listener, build_mesh, dial
+import sys
+from collective.membership.connections import Listener, build_mesh, call
+from common.credentials.credentials import TOKEN_VARIABLE, Credentials
+from common.credentials.token import new_token
 from common.errors import RendezvousError
-from common.system.memory import Unreachable
+from common.network.proofs import GREETING
 import os, socket
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-token = bytes(16)
-with Listener("", "") as listener:
+token, ours = bytes(16), Credentials("job", "a test", bytes(32))
+with Listener("", "", ours) as listener:
     try:
         build_mesh(1, [" " + sys.argv[1], ""], listener, token, data=(), timeout=5.0)
     except RendezvousError as exc:
         print(exc)
 stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # whom nothing at his own end holds back
 stranger.connect("\\0" + sys.argv[1])
-stranger.sendall(HELLO.pack(token, MESH, 1))
-print("sent", flush=True)
-try:
-    print(stranger.recv(1))
-except ConnectionResetError:  # what was sent has not been read
-    print(b"")
+print(stranger.recv(GREETING.size))
 """
 
 
 def test_another_user_is_no_rank_of_a_ring_in_shared_memory() -> None:
-    """Though it knows the token."""
-    name = f"gradsync-test-{os.getpid()}"
-    with Listener("", name) as listener:
+    """Though it knows the token and the secret: it is not even greeted."""
+    name, ours = f"gradsync-test-{os.getpid()}", Credentials("job", "a test", bytes(32))
+    with Listener("", name, ours) as listener:
+        door, seat = listener.door, seat_of((MESH, 1))
+        door.admit({seat: key_of(bytes(16), 0, ours)})
         command = [sys.executable, "-c", AS_A_RANK, name]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as stranger:
-            assert stranger.stdout is not None
-            why = f"they are of different users ({NOBODY} and 0); use --backend tcp"
-            assert stranger.stdout.readline() == f"rank 1 and rank 0 cannot share memory: {why}\n"
-            assert stranger.stdout.readline() == "sent\n"
-            with pytest.raises(TimeoutError):
-                listener.accept(bytes(16), time.monotonic() + 1.0)
-            assert stranger.stdout.read() == "b''\n"
-        own = dial(f" {name}", bytes(16), MESH, 1, time.monotonic() + DEADLINE_S)
-        purpose, rank, connection = listener.accept(bytes(16), time.monotonic() + DEADLINE_S)
-        assert (purpose, rank) == (MESH, 1)
-        own.close()
-        connection.close()
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+        why = f"they are of different users ({NOBODY} and 0); use --backend tcp"
+        assert done.stdout.splitlines() == [f"rank 1 and rank 0 cannot share memory: {why}", "b''"]
+        assert door.take(seat) is None
+        with call(1, (MESH, 0), f" {name}", bytes(16), ours, DEADLINE_S):
+            assert door.wait([seat], time.monotonic() + DEADLINE_S)
+            connection = door.take(seat)
+            assert connection is not None
+            connection.close()
 
 
 TRAINER = """
@@ -119,7 +116,9 @@ for client in clients:
 """
 
 
-def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not() -> None:
+def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If both have the job's token."""
+    monkeypatch.setenv(TOKEN_VARIABLE, new_token())
     with ParameterServer("127.0.0.1:0", 1) as first, ParameterServer("127.0.0.1:0", 1) as second:
         command = [sys.executable, "-c", TRAINER, first.address, second.address]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)

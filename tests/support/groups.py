@@ -34,13 +34,16 @@ from collective.transports.threads import connect_threads
 from common.launch.ranks import abstract_address
 from common.network.patience import Patience
 from common.system.process import PARENT_VARIABLE, prepare_process
+from tests.support.credentials import encrypted
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
+from tests.support.thorough import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 RINGS = ("memory", "tcp-ring")  # backends, with the algorithm where it is not the usual one
 PROCESSES = ("shm", "tcp", "tcp-ring")
 BACKENDS = ("memory", *PROCESSES, "tcp-hierarchical")
-CANONICAL = (*BACKENDS, "fake-nccl-ring")  # all that give the same bits
+ENCRYPTED = ("tls", "tls-ring", "tls-hierarchical")  # tcp, over TLS
+CANONICAL = (*BACKENDS, "fake-nccl-ring", *(ENCRYPTED if LONG else ()))  # all that give the same bits
 DEADLINE_S = float(os.environ.get("GRADSYNC_TEST_DEADLINE_S", "40"))  # of every wait here; far above what is needed
 LEAST_OF_LINK = 0.05  # of an emulated link's rate: tbf lets less through where timers are late, on a loaded machine
 T = TypeVar("T")
@@ -150,6 +153,9 @@ def on_threads(nranks: int, function: Callable[[int], T]) -> list[T]:
 
 def open_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """The groups of all ranks, in rank order, connected inside this process."""
+    if backend in ENCRYPTED:
+        with encrypted():
+            return open_groups(backend.replace("tls", "tcp"), nranks, timeout=timeout)
     if backend == "fake-nccl-ring":
         return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:
@@ -171,6 +177,9 @@ def named(backend: str) -> dict[str, str]:
 
 def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Group]:
     """Like `open_groups` but without the rendezvous, whose gRPC takes 0.2 s each time."""
+    if backend in ENCRYPTED:
+        with encrypted():
+            return mesh_groups(backend.replace("tls", "tcp"), nranks, timeout=timeout)
     if backend == "fake-nccl-ring":
         return nccl_groups(nranks, ring=True, timeout=timeout, on_host=True)
     if backend == "memory" or nranks == 1:

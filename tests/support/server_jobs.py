@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 
@@ -13,8 +13,10 @@ from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.store.modes import SYNC, Mode
 from ps.synchronizer import ServerSynchronizer, synchronizer_for
+from tests.support.credentials import encrypted
 from tests.support.groups import sample
 from tests.support.synchronizer_contract import Make
+from tests.support.thorough import LONG
 
 __all__ = ["BETWEEN", "EVERYWHERE", "everywhere", "job", "make_arena"]
 SHAPES = [("a", (7, 11)), ("b", (33,)), ("c", (5, 3, 3))]
@@ -30,20 +32,21 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
 
 
 BETWEEN = [(2, 1, "grpc"), (2, 1, "tcp"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "tcp"), (3, 2, "shm")]
-EVERYWHERE = [(1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
+ENCRYPTED = [(1, 1, "tls"), (3, 2, "tls")] if LONG else []  # tcp, over TLS
+EVERYWHERE = [*ENCRYPTED, (1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
 everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
 
 
 @contextmanager
 def job(nranks: int, servers: int, plane: str, *, overlap: bool = True, mode: Mode = SYNC) -> Iterator[Make]:
     """Data plane "mixed": each rank has another one."""
-    of_rank = {"mixed": ("shm", "grpc", "tcp", "shm")}.get(plane, (plane,) * nranks)
+    of_rank = {"mixed": ("shm", "grpc", "tcp", "shm"), "tls": ("tcp",) * nranks}.get(plane, (plane,) * nranks)
 
     def make(rank: int, nranks: int) -> ServerSynchronizer:
         client = Client(addresses, rank, nranks, data_plane=of_rank[rank], mode=mode)
         return synchronizer_for(client, overlap=overlap)
 
-    with serving(nranks, servers) as addresses:
+    with encrypted() if plane == "tls" else nullcontext(), serving(nranks, servers) as addresses:
         yield make
 
 

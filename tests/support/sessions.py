@@ -22,6 +22,7 @@ from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.frames import read_server, read_trainer
 from ps.planes.methods import SERVICE, SESSION
+from tests.support.channels import member_channel
 from tests.support.groups import outcomes_of, reduced, sample
 
 __all__ = [
@@ -166,7 +167,7 @@ def outcomes_within(seconds: float, function: Callable[[], object]) -> list[Base
 def raw_session(address: str, messages: Iterator[TrainerMessage]) -> Iterator[Any]:
     """A session of somebody who is not one of our clients."""
     options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    with member_channel(address, options) as channel:
         call = channel.stream_stream(
             SESSION,
             request_serializer=TrainerMessage.SerializeToString,

@@ -121,6 +121,8 @@ def children() -> dict[int, str]:
 def import_what_programs_import() -> None:
     """Not our own packages: each program imports those itself."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that has threads cannot be forked
+    import cryptography.hazmat.primitives.serialization
+    import cryptography.x509
     import grpc
     import grpc_health.v1.health_pb2_grpc
     import jinja2
@@ -133,7 +135,7 @@ def import_what_programs_import() -> None:
     import tyro
 
     del os.environ["OPENBLAS_NUM_THREADS"]
-    del grpc, grpc_health, jinja2, msgspec, paddle, psutil, rich, tyro
+    del cryptography, grpc, grpc_health, jinja2, msgspec, paddle, psutil, rich, tyro
 
 
 def main(address: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
+from common.credentials.token import make_token, new_token
 from tests.support.groups import ROOT
 from tests.support.thorough import LONG
 
@@ -26,6 +27,14 @@ pytestmark = [
 FLAGS = ["--model", "mlp:16", "--dataset", "synthetic", "--steps", "3", "--batch-size", "8", "--nranks", "4"]
 LIMIT_S = 100
 NOTICE_S = 20  # far below the 30 s that a silent peer would be given
+
+
+@pytest.fixture(autouse=True)
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hosts' one secret: by a variable, where no test gives the flag."""
+    make_token(tmp_path / "token")
+    monkeypatch.setenv("GRADSYNC_TOKEN_FILE", str(tmp_path / "token"))
+    return tmp_path / "token"
 
 
 @pytest.fixture
@@ -59,7 +68,7 @@ def all_end_well(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 
 def ring(hosts: tuple[str, str], folder: Path) -> str:
-    flags = [*FLAGS, "--rendezvous", "10.77.0.1:8600", "--insecure", "--json", str(folder / "ring.json")]
+    flags = [*FLAGS, "--rendezvous", "10.77.0.1:8600", "--json", str(folder / "ring.json")]
     all_end_well(
         [start(hosts[rank // 2], "-m", "collective.trainer", "--rank", str(rank), *flags) for rank in (3, 0, 1, 2)]
     )
@@ -72,7 +81,7 @@ def servers(hosts: tuple[str, str], folder: Path) -> str:
     """One server on each host."""
     processes = []
     for number, host in enumerate(hosts, 1):
-        where = ["--host", f"10.77.0.{number}", "--shard", f"{number - 1}/2", "--nranks", "4", "--insecure"]
+        where = ["--host", f"10.77.0.{number}", "--shard", f"{number - 1}/2", "--nranks", "4"]
         processes.append(start(host, "-m", "ps.server", *where))
     flags = [*FLAGS, "--servers", "10.77.0.1:8500,10.77.0.2:8500", "--json", str(folder / "ps.json")]
     processes += [start(hosts[rank // 2], "-m", "ps.trainer", "--rank", str(rank), *flags) for rank in range(4)]
@@ -132,10 +141,7 @@ HOSTS = {
 def launch(hosts: tuple[str, str], scheme: str, how: str, *rest: str) -> list[subprocess.Popen[str]]:
     """The launcher on both hosts, the second one first."""
     module, *flags = LAUNCHERS[scheme]
-    return [
-        start(hosts[index], "-m", module, *flags, *HOSTS[how](index), "--insecure", "--nranks", "4", *rest)
-        for index in (1, 0)
-    ]
+    return [start(hosts[index], "-m", module, *flags, *HOSTS[how](index), "--nranks", "4", *rest) for index in (1, 0)]
 
 
 def program(scheme: str, folder: Path) -> list[str]:
@@ -179,6 +185,27 @@ def test_launchers_on_both_hosts_run_a_program_as_on_one(
     outputs = all_end_well(launch(hosts, scheme, how, *program(scheme, tmp_path)))
     assert digests(tmp_path) == {one_host["program"]}
     assert [re.findall("RESULT ([0-9])", output) for output in outputs] == [["2"], ["0"]]  # each host's first rank
+
+
+@pytest.mark.parametrize("how", ["another token", "none"])
+def test_a_host_without_the_token_is_refused_and_told(
+    how: str, hosts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first host waits on; the second one ends at once."""
+    flags = ["-m", "collective.run", "--master", "10.77.0.1:8650", "--nnodes", "2", *FLAGS]
+    first = start(hosts[0], *flags, "--node-rank", "0")
+    told = {"another token": {"GRADSYNC_TOKEN": new_token()}, "none": {"GRADSYNC_INSECURE": "1"}}[how]
+    monkeypatch.delenv("GRADSYNC_TOKEN_FILE")
+    second = start(hosts[1], *flags, "--node-rank", "1", **told)
+    try:
+        output = second.communicate(timeout=NOTICE_S)[0]
+        assert second.returncode == 2
+        assert "CredentialsRefused: who listens at 10.77.0.1:8651" in output
+        assert first.poll() is None
+    finally:
+        for launcher in (first, second):
+            launcher.kill()
+            launcher.communicate()
 
 
 ENDLESS = """
@@ -236,7 +263,6 @@ def test_paddles_launcher_with_a_node_on_each_host(hosts: tuple[str, str], tmp_p
                 str(tmp_path / "r"),
                 str(PROGRAM),
             ],
-            GRADSYNC_INSECURE="1",
             POD_IP=f"10.77.0.{number}",
         )
         for number, host in enumerate(hosts, 1)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.credentials.token import new_token
 from common.launch.ranks import abstract_address
 from common.system.process import PARENT_VARIABLE
 from common.tensors.arena import sha256_of_parameters
@@ -262,15 +263,17 @@ def test_a_rendezvous_port_that_is_taken_is_named(start):
         (["--devices", "0,1", "--nranks", "3"], ["--nranks 3 (3 on each host)", "--devices 0,1 (2 on each host)"]),
         (["--ips", "203.0.113.1,203.0.113.2"], ["UsageError: none of --ips 203.0.113.1,203.0.113.2 are addresses"]),
         (["--ips", "203.0.113.1,203.0.113.2", "--node-rank", "0"], ["UsageError: refusing to listen on 203.0.113.1"]),
-        (
-            ["--master", "192.0.2.1:8600", "--nnodes", "2", "--node-rank", "0", "--insecure"],
-            ["PortInUse: cannot listen on 192.0.2.1:8601"],
-        ),
     ],
-    ids=["value", "flag", "devices", "ips", "insecure", "master"],
+    ids=["value", "flag", "devices", "ips", "no credentials"],
 )
 def test_flags_that_cannot_work_are_refused_in_one_line(capfd, args, words):
     assert_main_refuses(capfd, "collective.run", args, words)
+
+
+def test_a_meeting_place_that_is_not_ours_is_named(capfd, monkeypatch):
+    monkeypatch.setenv("GRADSYNC_TOKEN", new_token())
+    args = ["--master", "192.0.2.1:8600", "--nnodes", "2", "--node-rank", "0"]
+    assert_main_refuses(capfd, "collective.run", args, ["PortInUse: cannot listen on 192.0.2.1:8601"])
 
 
 TELL_PLACE = """

@@ -1,4 +1,4 @@
-"""A stranger that meets the processes of a job, with the protocol in hand but not the job's secret."""
+"""Strangers of the same user who meet the processes of a job, with the protocol in hand but not the job's secret."""
 
 from __future__ import annotations
 
@@ -6,32 +6,23 @@ import re
 import time
 from pathlib import Path
 
-import grpc
 import pytest
 
-from common import __version__
-from common.errors import RendezvousError
+from common.credentials.credentials import find
+from common.credentials.token import new_token
+from common.errors import CredentialsRefused
 from common.launch.child import ProcessFailed
 from common.launch.ranks import abstract_address
 from common.launch.servers import start_servers
 from common.network import rpc
-from common.network.gradsync_pb2 import JoinReply, JoinRequest
-from common.network.rendezvous import METHOD
-from ps.planes.methods import JOIN
+from ps.status import ask, credentials_for
+from tests.support.channels import INSECURE, OTHERS
 from tests.support.groups import environment
 from tests.support.short_job import Job
 
 pytestmark = pytest.mark.processes
 
 DEADLINE_S = 40.0
-STRANGERS = [
-    JoinRequest(version=__version__, rank=1, nranks=3, backend="shm"),
-    JoinRequest(version="0.0.0", rank=1, nranks=2, backend="shm"),
-    JoinRequest(version=__version__, rank=1, nranks=2, backend="other"),
-    JoinRequest(version=__version__, rank=9, nranks=2, backend="shm"),
-    JoinRequest(version=__version__, rank=0, nranks=2, backend="shm"),
-    JoinRequest(version=__version__, rank=1, nranks=2, backend="shm"),
-]
 RANK = """
 import sys
 import collective
@@ -54,43 +45,48 @@ with ps.connect([address], rank, nranks) as client:
 """
 
 
-def refuse_all_strangers(address: str, method: str) -> None:
-    with rpc.connect(address, timeout=DEADLINE_S) as channel:
-        call = channel.unary_unary(method, JoinRequest.SerializeToString, JoinReply.FromString)
-        for stranger in STRANGERS:
-            with pytest.raises(grpc.RpcError) as caught:
-                call(stranger, timeout=DEADLINE_S)
-            error = rpc.translate(caught.value, address, "joining")
-            assert isinstance(error, RendezvousError)
-            assert "lacks the secret of the job's launcher" in str(error)
+def refuse_all_strangers(address: str) -> None:
+    for credentials in (find(environment={}), OTHERS, INSECURE):
+        with pytest.raises(CredentialsRefused):
+            rpc.connect(address, timeout=DEADLINE_S, credentials=credentials)
 
 
-def run_with_strangers(job: Job, program: str, address: str, method: str, *, nranks: tuple[int, int] = (2, 2)) -> None:
+def run_with_strangers(job: Job, program: str, address: str, *, nranks: tuple[int, int] = (2, 2)) -> None:
     """Rank 0, strangers, rank 1."""
     for rank in range(2):
         command = ["-c", program, str(rank), str(nranks[rank]), address]
         job.start(f"rank {rank}", command, log=f"workerlog.{rank}", environment=environment())
         if rank == 0:
-            refuse_all_strangers(address, method)
+            refuse_all_strangers(address)
     job.wait()
 
 
 def test_strangers_do_not_end_a_ring_that_is_meeting(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
-        run_with_strangers(job, RANK, abstract_address("test"), METHOD)
+        run_with_strangers(job, RANK, abstract_address("test"))
     assert [(tmp_path / f"workerlog.{rank}").read_text() for rank in range(2)] == [f"{[1.5] * 5}\n"] * 2
 
 
 def test_strangers_do_not_end_a_server_that_is_waiting(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         (address,) = start_servers(job, 1, nranks=2, timeout=DEADLINE_S, environment=environment())
-        run_with_strangers(job, TRAINER, address, JOIN)
+        run_with_strangers(job, TRAINER, address)
     assert [(tmp_path / f"workerlog.{rank}").read_text() for rank in range(2)] == [f"{[1.5] * 5}\n"] * 2
+
+
+def test_the_status_of_a_launchers_servers_is_told_to_its_user(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        (address,) = start_servers(job, 1, nranks=2, timeout=DEADLINE_S, environment=environment())
+        found = credentials_for(address)
+        assert (found.kind, found.secret.hex()) == ("job", job.secret)
+        with rpc.connect(address, timeout=DEADLINE_S, credentials=found) as channel:
+            (reply,) = ask([address], [channel], DEADLINE_S)
+        assert reply.state == "waiting for trainers"
 
 
 def test_ranks_of_the_job_that_disagree_are_both_told(tmp_path: Path) -> None:
     with Job(tmp_path) as job, pytest.raises(ProcessFailed):
-        run_with_strangers(job, RANK, abstract_address("test"), METHOD, nranks=(2, 3))
+        run_with_strangers(job, RANK, abstract_address("test"), nranks=(2, 3))
     for rank in range(2):
         text = (tmp_path / f"workerlog.{rank}").read_text()
         assert "RendezvousError: rank 1 was started with nranks 3, the group with 2" in text
@@ -99,12 +95,25 @@ def test_ranks_of_the_job_that_disagree_are_both_told(tmp_path: Path) -> None:
 def test_the_secret_stands_in_no_command_line() -> None:
     with Job() as job:
         process = job.start("rank 0", ["-c", "input()"], log="log", talk=True)
-        assert re.fullmatch("[0-9a-f]{32}", job.secret)
+        assert re.fullmatch("[0-9a-f]{64}", job.secret)
         assert job.secret not in repr(job)
         deadline = time.monotonic() + DEADLINE_S
         while job.secret not in Path(f"/proc/{process.pid}/environ").read_text():  # it has not begun
             assert time.monotonic() < deadline
         assert job.secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        process.communicate(b"\n")
+
+
+def test_a_token_reaches_ranks_of_several_hosts_by_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = new_token()
+    monkeypatch.setenv("GRADSYNC_TOKEN", token)
+    with Job(all_ranks_here=False) as job:
+        code = "import os; print(os.environ['GRADSYNC_TOKEN']); input()"
+        process = job.start("rank 0", ["-c", code], log="log", talk=True)
+        assert process.stdout
+        assert process.stdout.readline().decode().strip() == token
+        assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert token not in repr(job)
         process.communicate(b"\n")
 
 

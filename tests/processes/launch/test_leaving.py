@@ -135,19 +135,17 @@ def test_the_handler_of_sigterm_is_put_back() -> None:
         ("[::1]:80", [["::1", "80"], ["::1", "81"]]),
     ],
 )
-@pytest.mark.parametrize("insecure", [True, False])
 def test_servers_listen_one_after_the_other(
-    first: str, expected: list[list[str]], insecure: bool, monkeypatch: pytest.MonkeyPatch
+    first: str, expected: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(servers_module, "wait_for_file", lambda path, job, **_: path.name)
     with Job() as job:
         monkeypatch.setattr(job, "start", lambda name, command, log, environment: commands.append(command))
-        assert start_servers(job, 2, nranks=4, timeout=3.0, first=first, insecure=insecure) == ["server-0", "server-1"]
+        assert start_servers(job, 2, nranks=4, timeout=3.0, first=first) == ["server-0", "server-1"]
     value = {flag: [command[command.index(flag) + 1] for command in commands] for flag in ("--host", "--port")}
     assert [list(pair) for pair in zip(value["--host"], value["--port"], strict=True)] == expected
     assert [command[command.index("--shard") + 1] for command in commands] == ["0/2", "1/2"]
-    assert ["--insecure" in command for command in commands] == [insecure] * 2
 
 
 def test_what_a_child_has_started_ends_with_the_job(tmp_path: Path, wait_until: Callable[..., None]) -> None:

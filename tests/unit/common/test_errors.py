@@ -17,6 +17,7 @@ TREE = {
     "SharedMemoryTooSmall": ("UsageError", 2),
     "RendezvousError": ("UsageError", 2),
     "PeerUnreachable": ("UsageError", 2),
+    "CredentialsRefused": ("UsageError", 2),
     "VersionMismatch": ("UsageError", 2),
     "LayoutMismatch": ("UsageError", 2),
     "NcclFailed": ("GradSyncError", 1),

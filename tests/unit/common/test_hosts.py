@@ -11,12 +11,14 @@ import pytest
 pytest.importorskip("tyro")
 
 from collective.command_flags import CollectiveRunConfig
+from common.credentials.credentials import using
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
 from common.launch.hosts import HostsConfig, Node, find_node, start_ranks
 from common.launch.ranks import endpoints_of
 from ps.command_flags import RunConfig
+from tests.support.channels import OTHERS
 from tests.support.groups import ROOT, free_port
 
 LIMIT_S = 20.0
@@ -171,8 +173,9 @@ def test_the_only_host() -> None:
 
 
 def test_the_second_of_two_hosts() -> None:
-    config = HostsConfig(ips=f"{ANOTHERS},{OURS}", insecure=True, devices="4,6")
-    node = find_node(config, 4, ports=1, timeout=LIMIT_S)
+    config = HostsConfig(ips=f"{ANOTHERS},{OURS}", devices="4,6")
+    with using(OTHERS):
+        node = find_node(config, 4, ports=1, timeout=LIMIT_S)
     endpoints = (f"{ANOTHERS}:6170", f"{ANOTHERS}:6171", f"{OURS}:6170", f"{OURS}:6171")
     assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"))
     assert (node.nranks, list(node.ranks)) == (4, [2, 3])
@@ -188,8 +191,8 @@ def test_the_second_of_two_hosts() -> None:
     }
 
 
-def test_other_hosts_need_insecure() -> None:
-    with pytest.raises(UsageError, match=r"refusing to listen on 10\.0\.0\.1.*--insecure"):
+def test_other_hosts_need_credentials() -> None:
+    with pytest.raises(UsageError, match=r"refusing to listen on 10\.0\.0\.1.*token FILE.*--insecure"):
         find_node(HostsConfig(ips=TWO, node_rank=0), None, ports=1, timeout=LIMIT_S)
 
 

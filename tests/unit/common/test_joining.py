@@ -79,6 +79,8 @@ def test_launchers_flags_are_those_that_go_with_a_script() -> None:
         "--gpus",
         "--devices",
         "--insecure",
+        "--token-file",
+        "--tls-cert",
         "--trace",
         "--log-dir",
     }

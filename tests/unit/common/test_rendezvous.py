@@ -15,8 +15,7 @@ from common.errors import GradSyncError, PeerUnreachable, RendezvousError, Versi
 from common.launch.ranks import abstract_address
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
-from common.network.rendezvous import GRACE, METHOD, Membership, RendezvousServer, Roster, join, proof_of
-from common.system.process import JOB_SECRET_VARIABLE
+from common.network.rendezvous import GRACE, METHOD, Membership, RendezvousServer, Roster, join
 
 LIMIT_S = 20.0  # of groups that are expected to be complete, or to fail at once
 Wait = Callable[[Callable[[], object]], None]
@@ -119,39 +118,7 @@ def test_a_contradiction_fails_the_group_at_once_for_all(
     assert time.monotonic() - begin < LIMIT_S / 2
 
 
-STRANGERS = [
-    request(2, 4),
-    request(2, 3, version="0.0.0"),
-    request(2, 3, backend="tcp"),
-    request(2, 3),
-    request(0, 3),
-    request(9, 3),
-]
-
-
-@pytest.mark.parametrize("secret", [b"", b"another", b"the job's"], ids=["none", "another", "of another request"])
-def test_who_lacks_the_jobs_secret_is_refused_and_the_group_meets(
-    secret: bytes, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(JOB_SECRET_VARIABLE, "the job's")
-    address = abstract_address("test")
-    with RendezvousServer(address, 3, timeout=LIMIT_S) as server, ThreadPoolExecutor(3) as pool:
-        members = [pool.submit(join_as, address, rank, 3) for rank in (0, 1)]
-        wait_until(lambda: len(server._roster.members) == 2)
-        for stranger in STRANGERS:
-            message = JoinRequest()
-            message.CopyFrom(stranger)
-            message.proof = proof_of(request(1, 3), secret) if secret else b""
-            with pytest.raises(RendezvousError) as caught:
-                hello(address, message)
-            expected = f"rank {stranger.rank} does not belong to this job: it lacks the secret of the job's launcher"
-            assert str(caught.value) == expected
-        members.append(pool.submit(join_as, address, 2, 3))
-        assert {member.result().addresses for member in members} == {("host0:0", "host1:1", "host2:2")}
-
-
-def test_members_of_a_job_that_disagree_are_all_told(wait_until: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JOB_SECRET_VARIABLE, "the job's")
+def test_members_of_a_job_that_disagree_are_all_told(wait_until: Wait) -> None:
     address = abstract_address("test")
     with RendezvousServer(address, 2, timeout=LIMIT_S) as server, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(join_as, address, 0, 2)

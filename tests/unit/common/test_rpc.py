@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from common import errors
+from common.credentials.credentials import find
 from common.errors import (
     GradSyncError,
     PeerError,
@@ -25,6 +26,8 @@ from common.errors import (
 )
 from common.launch.ranks import abstract_address
 from common.network import rpc
+from common.system.process import JOB_SECRET_VARIABLE
+from tests.support.channels import INSECURE, OTHERS, member_channel
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 LIMIT_S = 20.0  # of calls that are expected to be answered
@@ -251,7 +254,7 @@ def test_a_larger_message_is_refused_by_its_receiver() -> None:
         seen.append(len(request))
         return b""
 
-    with serving(handler) as address, grpc.insecure_channel(address) as channel:  # a peer without our limit
+    with serving(handler) as address, member_channel(address) as channel:  # a peer without our limit
         with pytest.raises(ProtocolError, match=r"resource_exhausted: .*larger than max"):
             call_over(channel, bytes(4 * rpc.CHUNK_BYTES + 1))
         assert seen == []
@@ -259,14 +262,16 @@ def test_a_larger_message_is_refused_by_its_receiver() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])
 def test_loopback_needs_no_permission(host: str) -> None:
-    rpc.check_bind_host(host, insecure=False)
+    rpc.check_bind_host(host, find())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.1.2.3", "192.168.0.1", "node1", "", "localhost.org"])
-def test_other_hosts_are_refused_unless_asked_for(host: str) -> None:
-    with pytest.raises(UsageError, match=r"refusing to listen on .*neither encrypted nor authenticated.*--insecure"):
-        rpc.check_bind_host(host, insecure=False)
-    rpc.check_bind_host(host, insecure=True)
+def test_other_hosts_need_credentials_that_they_can_have_too(host: str) -> None:
+    for credentials in (find(environment={}), find(environment={JOB_SECRET_VARIABLE: "1f" * 32})):
+        with pytest.raises(UsageError, match=r"refusing to listen on .* without credentials: .*token FILE.*--insecure"):
+            rpc.check_bind_host(host, credentials)
+    for credentials in (OTHERS, INSECURE):
+        rpc.check_bind_host(host, credentials)
 
 
 @pytest.mark.parametrize(

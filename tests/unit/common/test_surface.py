@@ -11,12 +11,14 @@ import pytest
 import collective
 import ps
 from collective.flags import RingSettings
+from common.credentials.credentials import using
 from common.errors import UsageError
 from common.launch.cli import split_script
 from common.launch.settings import Placement, Settings, placement_from, settings_from, variables_of
 from common.paddle_api.names import SERVER_SIDE
 from common.sync.local import LocalSynchronizer
 from ps.flags import ScriptSettings
+from tests.support.channels import INSECURE
 from tests.support.groups import on_threads
 
 
@@ -120,7 +122,7 @@ def test_settings_come_back_from_the_environment(kind: type[Settings]) -> None:
 def test_a_place_comes_back_from_the_environment() -> None:
     for place in (
         Placement(),
-        Placement(rendezvous="unix-abstract:x", insecure=True),
+        Placement(rendezvous="unix-abstract:x"),
         Placement(servers=("127.0.0.1:8500", "127.0.0.1:8501")),
     ):
         assert placement_from(place.variables()) == place
@@ -200,25 +202,14 @@ def test_calls_of_programs_go_through_the_group_that_was_joined() -> None:
     assert on_threads(2, body) == [[[1.5, 1.5], [[1.5, 1.5], [2.5, 2.5]], -1, -1]] * 2
 
 
-ELSEWHERE = [
-    Placement(insecure=True),
-    Placement(rendezvous="10.0.0.1:8600"),
-    Placement(servers=("127.0.0.1:8500", "10.0.0.2:8500")),
-]
-
-
-def test_objects_of_other_types_are_for_one_host_and_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_other_types_are_for_members_and_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
     dist = surface()
-    here = [Placement(), Placement(rendezvous="unix-abstract:x"), Placement(servers=("127.0.0.1:8500",))]
-    for dist.placement in [*here, *ELSEWHERE]:
-        assert not dist._may_pickle()
+    assert not dist._may_pickle()
     monkeypatch.setenv("GRADSYNC_ALLOW_PICKLE", "1")
-    for dist.placement in here:
-        assert dist._may_pickle()
-    for dist.placement in ELSEWHERE:
-        with pytest.raises(UsageError, match="--allow-pickle works among the processes of one host only"):
-            dist._may_pickle()
+    assert dist._may_pickle()
+    with using(INSECURE), pytest.raises(UsageError, match="--allow-pickle works among processes with credentials only"):
+        dist._may_pickle()
 
 
 def test_options_that_paddles_spawn_does_not_have_are_refused() -> None:

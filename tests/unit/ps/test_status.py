@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -34,6 +33,7 @@ from ps.coordinator.servicer import ParameterServer
 from ps.planes.methods import SERVICE
 from ps.status import table_of
 from ps.store.modes import Mode
+from tests.support.channels import member_channel
 from tests.support.groups import DEADLINE_S, on_threads, outcomes_of
 
 STEPS = 4
@@ -252,7 +252,7 @@ def test_prometheus_reads_the_same_figures() -> None:
 
 
 def health_of(address: str, service: str = SERVICE) -> int:
-    with grpc.insecure_channel(address) as channel:
+    with member_channel(address) as channel:
         return int(HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=10).status)
 
 

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from common.errors import PeerLost, PeerStalled, PeerUnreachable, ProtocolError
 from common.network.gradsync_pb2 import Plane, Served, ServerMessage, TrainerMessage
 from common.network.links import FRAME, MAGIC
+from common.network.tls_sockets import is_encrypted
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
@@ -22,6 +23,8 @@ from ps.coordinator.servicer import ParameterServer
 from ps.planes.data_connection import NEAR_BYTES, DataConnection
 from ps.planes.frames import HEADER, TAG_BYTES
 from tests.support.commands import until
+from tests.support.credentials import encrypted
+from tests.support.crowds import Crowd
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -94,26 +97,39 @@ def test_what_nobody_can_mean_fails_all_by_the_rank_that_sent_it(what: str) -> N
         assert_all([*errors, failure_of(server)], ProtocolError, text)
 
 
-def test_strangers_at_the_data_port_harm_nobody() -> None:
+def test_over_tls_servers_and_trainers_give_the_same_bits() -> None:
     def body(client: Client, arena: Arena) -> FloatArray:
-        with closing(dial_like_a_stranger(client, b"")), closing(dial_like_a_stranger(client, bytes(500))):
+        for _ in range(3):
             take_step(client, arena)
-            with closing(dial_like_a_stranger(client, b"\x16\x03\x01" * 99)):
-                take_step(client, arena)
+        assert is_encrypted(socket_of(client))
         return arena.parameters.copy()
 
-    with serving(2) as (server,):
+    with encrypted(), serving(2) as (server,):
         results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
         server.wait()
     for result in results:
-        assert result.tobytes() == expected_after(2, 2, make_arena(0)).tobytes()
+        assert result.tobytes() == expected_after(3, 2, make_arena(0)).tobytes()
 
 
-def dial_like_a_stranger(client: Client, says: bytes) -> socket.socket:
-    joined = client._servers.sessions[0].joined
-    stranger = socket.create_connection((joined.host, joined.data_port), 5.0)
-    stranger.sendall(says)
-    return stranger
+@pytest.mark.parametrize("kind", ["plain", "TLS"])
+def test_a_crowd_of_strangers_at_the_data_port_harms_nobody(kind: str) -> None:
+    """While the group meets, and while it trains."""
+
+    def body(client: Client, arena: Arena) -> FloatArray:
+        port = client._servers.sessions[0].joined.data_port
+        take_step(client, arena)
+        with Crowd([port], 250):
+            take_step(client, arena)
+            with Crowd([port], 20):
+                take_step(client, arena)
+        return arena.parameters.copy()
+
+    with encrypted() if kind == "TLS" else nullcontext(), serving(2) as (server,):
+        with Crowd([server._coordinator.data_port], 500):
+            results = on_threads(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
+        server.wait()
+    for result in results:
+        assert result.tobytes() == expected_after(3, 2, make_arena(0)).tobytes()
 
 
 RST = struct.pack("ii", 1, 0)

@@ -25,6 +25,7 @@ from ps.coordinator import groups
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.methods import JOIN
+from tests.support.channels import member_channel
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -57,7 +58,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def join_raw(address: str, **settings: Any) -> JoinReply:
-    with grpc.insecure_channel(address) as channel:
+    with member_channel(address) as channel:
         call = channel.unary_unary(
             JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
         )

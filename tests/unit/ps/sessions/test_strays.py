@@ -28,6 +28,7 @@ from ps.client.client import Client
 from ps.client.joining import Joined, join
 from ps.planes.frames import to_bytes
 from ps.planes.methods import JOIN, SESSION
+from tests.support.channels import member_channel
 from tests.support.groups import on_threads
 from tests.support.sessions import (
     DEADLINE_S,
@@ -82,7 +83,7 @@ def test_an_oversize_join_is_refused_and_training_goes_on() -> None:
 
 
 def send_oversize_join(address: str) -> None:
-    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+    with member_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
         call = channel.unary_unary(JOIN)
         try:
             call(bytes(5 << 20), timeout=DEADLINE_S)
@@ -149,7 +150,7 @@ STRAYS: dict[str, tuple[bytes, str]] = {
 
 def answers_to(address: str, message: bytes) -> list[ServerMessage]:
     """What a session says whose only message, of any bytes, is this one."""
-    with grpc.insecure_channel(address) as channel:
+    with member_channel(address) as channel:
         call = channel.stream_stream(SESSION, response_deserializer=ServerMessage.FromString)
         return list(call(iter([message]), timeout=DEADLINE_S))
 
