@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from collective.membership.connections import Listener, build_mesh
 from collective.membership.liveness import Mesh
+from common.errors import ProtocolError
 from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
@@ -70,7 +71,9 @@ class Meeting:
             timeout=self._timeout,
             note=note,
         )
-        columns = zip(*(member.split("|") for member in told.addresses), strict=True)
+        if len(told.addresses) != self._nranks or len(told.notes) != self._nranks:
+            raise ProtocolError(f"rank 0 told of {len(told.addresses)} ranks, not {self._nranks}")
+        columns = zip(*(parts_of(rank, member) for rank, member in enumerate(told.addresses)), strict=True)
         addresses, local_addresses, hosts = map(list, columns)
         return Met(addresses, local_addresses, hosts, told.notes, told.token)
 
@@ -107,3 +110,17 @@ class Meeting:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def parts_of(rank: int, told: str) -> list[str]:
+    """Address, local address and host, as a rank has told them.
+
+    Raises:
+        ProtocolError: they are not that.
+    """
+    parts = told.split("|")
+    host, _, port = parts[0].rpartition(" ")
+    ascii_digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if len(parts) != 3 or (parts[0] and not (host and ascii_digits and int(port) < 65536)) or "\0" in told:
+        raise ProtocolError(f"rank {rank} told no address: {told[:80]!r}")
+    return parts

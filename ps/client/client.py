@@ -27,7 +27,8 @@ from ps.client.optimizer_state import OptimizerState
 from ps.client.servers import Servers
 from ps.client.steps import Steps
 from ps.planes.plane import DATA_PLANES
-from ps.planes.wire import describe
+from ps.planes.tcp_plane import MESSAGE_BYTES
+from ps.planes.wire import MOST_SLOTS, describe
 from ps.store.modes import SYNC, Mode
 from ps.store.shards import plan_shards
 
@@ -168,6 +169,11 @@ class Client:
         for session, shard in zip(sessions, plan_shards(arena.layout.length, len(sessions)), strict=True):
             session.inbox.begin(shard, arena.parameters)
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
+        if len(message.slots) > MOST_SLOTS or message.ByteSize() > MESSAGE_BYTES:
+            raise UsageError(
+                f"a model of {len(message.slots):,} parameters cannot be registered, at most {MOST_SLOTS:,}; names "
+                f"and shapes take {message.ByteSize():,} bytes, at most {MESSAGE_BYTES:,}"
+            )
         if self.mode != SYNC:
             message.mode = str(self.mode)
         message.trace = self.trace.active

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from common import __version__
-from common.errors import UsageError
+from common.errors import ProtocolError, UsageError
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE, job_secret, proof_of
@@ -65,6 +65,8 @@ def join(
             f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(servers)} listed; "
             "list all servers in the order of their --shard"
         )
+    if reply.data_port > 65535:
+        raise ProtocolError(f"{name} told of data port {reply.data_port:,}")
     host = rpc.host_of(servers[index]).strip("[]")
     return Joined(name, channel, host, reply.desk, reply.data_port, reply.token, seat=rank)
 
