@@ -45,7 +45,7 @@ def read(path: Path) -> AnyResults:
     try:
         found: AnyResults = msgspec.convert(content, AnyResults, str_keys=True)
         return found
-    except msgspec.ValidationError as exc:
+    except (msgspec.ValidationError, UnicodeEncodeError) as exc:
         raise DataError(f"{path} breaks the schema of its kind: {exc}") from exc
 
 
@@ -70,7 +70,7 @@ def _look_at(path: Path) -> tuple[object, Sort | None]:
         raise DataError(f"{path} is not JSON: {exc}") from exc
     try:
         return content, msgspec.convert(content, Sort)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # JSON may hold half a character, which is no text
         return content, None
 
 

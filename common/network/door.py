@@ -30,7 +30,7 @@ class Door:
 
     def __init__(self, *, most: int = MOST_CALLERS, seconds: float = HELLO_S) -> None:
         self._most, self._seconds = most, seconds
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when nobody waits any longer
         self._callers: dict[int, tuple[float, Callable[[], object]]] = {}  # oldest first: deadline, and how it ends
         self._count = 0
         self._watched = False
@@ -54,24 +54,27 @@ class Door:
         finally:
             with self._lock:
                 self._callers.pop(number, None)
+                if not self._callers:
+                    self._lock.notify_all()
 
     def _watch(self) -> None:
         """Until nobody waits any longer."""
-        while True:
-            with self._lock:
-                now, late = time.monotonic(), []
-                while self._callers and (number := next(iter(self._callers))) is not None:
-                    if self._callers[number][0] > now:
-                        break
-                    late.append(self._callers.pop(number)[1])
-                self._watched = bool(self._callers) or bool(late)
-                until = min((deadline for deadline, _ in self._callers.values()), default=now)
-                over = not self._watched
+        while late := self._late():
             for turn_away in late:
                 turn_away()
-            if over:
-                return
-            time.sleep(max(0.0, until - now))
+
+    def _late(self) -> list[Callable[[], object]]:
+        """How the next ones end that take too long; none when nobody waits."""
+        with self._lock:
+            late: list[Callable[[], object]] = []
+            while self._callers and not late:
+                now = time.monotonic()
+                while self._callers and next(iter(self._callers.values()))[0] <= now:
+                    late.append(self._callers.pop(next(iter(self._callers)))[1])
+                if not late:
+                    self._lock.wait(next(iter(self._callers.values()))[0] - now)
+            self._watched = bool(late)
+            return late
 
     def first_of(self, received: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """A call's first message, undecoded. Ends the call if none comes in time, or one that is too long."""
