@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -105,9 +106,12 @@ def through(receiver: Any, data: bytes) -> None:
         mine.shutdown(socket.SHUT_WR)
         connection = DataConnection(theirs, peer="rank 1")
         connection._receiver = receiver
-        with suppress(EOFError, DecodeError):  # as the connection's thread does
-            while connection._receive():
-                pass
+        try:
+            with suppress(EOFError, DecodeError):  # as the connection's thread does
+                while connection._receive():
+                    pass
+        finally:
+            os.close(connection._bell)
 
 
 def from_trainer(data: bytes) -> None:
