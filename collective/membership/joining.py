@@ -15,7 +15,7 @@ from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
 
-__all__ = ["Meeting", "Met"]
+__all__ = ["Meeting", "Met", "introduce_outsider"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,16 @@ class Meeting:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def introduce_outsider(rendezvous: str, rank: int, nranks: int, seconds: float) -> None:
+    """Let the others know of a rank that is beyond the group's.
+
+    Raises:
+        RendezvousError: that is what they hear, too.
+        PeerUnreachable: nobody is there.
+    """
+    join(rendezvous, rank=rank, nranks=nranks, backend="", address="", timeout=seconds)
 
 
 def parts_of(rank: int, told: str) -> list[str]:

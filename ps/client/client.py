@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import GradSyncError, UsageError, choose
-from common.launch.settings import check_rank
+from common.launch.outsiders import check_rank_aloud
 from common.network import rpc
 from common.network.gradsync_pb2 import Goodbye, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
@@ -21,7 +22,7 @@ from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
 from ps.client.gathering import Gathers
-from ps.client.joining import join, join_again
+from ps.client.joining import introduce_outsider, join, join_again
 from ps.client.messenger import ServerMessenger
 from ps.client.optimizer_state import OptimizerState
 from ps.client.servers import Servers
@@ -66,7 +67,7 @@ class Client:
         mode: Mode = SYNC,
         first: Client | None = None,
     ) -> None:
-        check_rank(rank, nranks)
+        check_rank_aloud(rank, nranks, partial(introduce_outsider, servers, rank, nranks))
         self.servers, self.rank, self.nranks, self.timeout, self.mode = tuple(servers), rank, nranks, timeout, mode
         self._asked = choose("data plane", data_plane, DATA_PLANES)
         self._planes = DataPlanes(self._asked, rank, nranks, mode, timeout)
