@@ -34,7 +34,7 @@ test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); 
 test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
 	GRADSYNC_LONG_TESTS=1 $(PYTEST) -m "long or contract" $(TESTS)
 
-fuzz: setup          ## 100,000 inputs for every parser of what others send; about half an hour; ARGS="--inputs 1000 objects" for less
+fuzz: setup          ## 100,000 inputs for every parser of what others send; some ten minutes; ARGS="--inputs 1000 objects" for less
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 mutants: setup       ## change the core on purpose, one change at a time, and see what the quick tests notice; about an hour

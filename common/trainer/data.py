@@ -17,7 +17,17 @@ import numpy.typing as npt
 
 from common.errors import DataError, UsageError
 
-__all__ = ["Dataset", "Split", "data_folder", "load_dataset", "rank_batches", "rank_indices"]
+__all__ = [
+    "Dataset",
+    "Split",
+    "data_folder",
+    "load_dataset",
+    "load_mnist_json",
+    "rank_batches",
+    "rank_indices",
+    "read_gzip",
+    "read_idx",
+]
 
 DIGITS = Path(__file__).with_name("digits.npz")
 CLASSES = 10

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import ProtocolError, SharedMemoryTooSmall, UsageError
-from common.network.gradsync_pb2 import Gather, StatePiece, TrainerMessage
+from common.network.gradsync_pb2 import Gather, Hello, StatePiece, TrainerMessage
 from common.tensors.buckets import Bucket
 from ps.coordinator import checks
 from ps.planes.wire import MOST_SLOTS
@@ -33,19 +33,26 @@ def refused(change: object, *, mode: str = "") -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda r: setattr(r, "rank", 1), "rank 0 registered as rank 1"),
         (lambda r: r.slots[0].shape.extend([1] * 40), "parameter of 42 dimensions"),
         (lambda r: setattr(r.slots[0], "start", 1 << 40), "where it cannot lie"),
         (lambda r: setattr(r.slots[1], "start", 16), "where it cannot lie"),
         (lambda r: setattr(r.buckets[0], "stop", 1 << 60), "registered buckets of"),
         (lambda r: setattr(r.buckets[1], "stop", 32), "after word 32"),
-        (lambda r: r.buckets.add(start=80, stop=80), "a bucket of words 80..80"),
-        (lambda r: [r.buckets.add(start=0, stop=64) for _ in range(9)], "11 buckets of 3 parameters"),
+        (lambda r: r.buckets.add(start=80, stop=80, dtype="float32"), "a bucket of words 80..80"),
+        (lambda r: [r.buckets.add(start=0, stop=64, dtype="float32") for _ in range(9)], "11 buckets of 3 parameters"),
     ],
 )
 def test_an_arena_that_cannot_be_is_refused(change: object, text: str) -> None:
     with pytest.raises(ProtocolError, match=text):
         refused(change)
+
+
+def test_who_registers_as_another_rank_is_refused() -> None:
+    setting = open_group(2)
+    enter(setting.group, register_message(0), setting.inboxes[0])
+    setting.group.enter(TrainerMessage(hello=Hello(rank=1)), setting.inboxes[1])
+    setting.say(1, register_message(0))
+    setting.failed(ProtocolError, "rank 1 registered as rank 0")
 
 
 def test_a_million_tensors_are_refused_before_anything_is_made_of_them() -> None:
