@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from collective.membership.connections import Listener, build_mesh
 from collective.membership.liveness import Mesh
-from common.errors import ProtocolError
+from common.errors import PortInUse, ProtocolError
 from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
 
 __all__ = ["Meeting", "Met", "introduce_outsider"]
+
+
+TELL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Meeting:
 
     Raises:
         PortInUse: rank 0 cannot listen there.
+        RendezvousError: because there is another rank 0.
     """
 
     def __init__(self, rendezvous: str, rank: int, nranks: int, *, host: str, timeout: float) -> None:
@@ -46,7 +50,12 @@ class Meeting:
         with ExitStack() as opened:
             self._rendezvous = rendezvous
             if rank == 0:
-                server = opened.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
+                try:
+                    server = opened.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
+                except PortInUse:
+                    if rendezvous.startswith("unix-abstract:"):  # such a name only another rank 0 has: tell its group
+                        introduce_outsider(rendezvous, 0, nranks, TELL_S)
+                    raise
                 self._rendezvous = server.address
             self._listener = opened.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}"))
             self._opened = opened.pop_all()

@@ -292,3 +292,12 @@ def test_a_rank_beyond_the_group_is_told_to_the_others_at_once(scheme: str) -> N
     assert isinstance(outside, UsageError)
     assert str(outside) == "rank 3 is outside 0..1 (--nranks 2)"
     assert time.monotonic() - begin < 5.0
+
+
+def test_two_first_ranks_are_told_so() -> None:
+    import collective
+
+    address = abstract_address("doubled")
+    errors = [each.error for each in outcomes_of(2, lambda _: collective.connect(0, 2, address, backend="shm"))]
+    assert [str(error) for error in errors] == ["rank 0 joined twice; give every rank its own --rank"] * 2
+    assert {type(error) for error in errors} == {RendezvousError}
