@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long mutants check docs figures dist results format proto clean
+.PHONY: help setup compare test test-long fuzz mutants check docs figures dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -33,6 +33,9 @@ test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); 
 
 test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
 	GRADSYNC_LONG_TESTS=1 $(PYTEST) -m "long or contract" $(TESTS)
+
+fuzz: setup          ## 100,000 inputs for every parser of what others send; some ten minutes; ARGS="--inputs 1000 objects" for less
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 mutants: setup       ## change the core on purpose, one change at a time, and see what the quick tests notice; about an hour
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'

@@ -63,5 +63,5 @@ class CollectiveTrainerConfig(CredentialFlags, CollectiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rank(self.rank, self.nranks)
+        check_rank(min(self.rank, self.nranks - 1), self.nranks)  # a rank beyond is told to the others first
         parse_address(self.rendezvous)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -13,12 +14,12 @@ from collective.algorithm import Algorithm
 from collective.build import build, build_alone
 from collective.call_tags import Array, Label
 from collective.choice import MeetingPlace, choose_backend, topology_of
-from collective.membership.joining import Meeting
+from collective.membership.joining import Meeting, introduce_outsider
 from collective.membership.liveness import Mesh
 from collective.membership.messenger import MeshMessenger
 from collective.nccl.seat import NcclSeat, check_device
 from common.errors import UsageError, choose
-from common.launch.settings import check_rank
+from common.launch.outsiders import check_rank_aloud
 from common.network.links import CHECKSUMS
 from common.network.patience import WAIT_LIMIT_S
 from common.sync.messenger import ALONE, Messenger
@@ -246,8 +247,8 @@ def connect(
         UsageError: backend, device, algorithm and rendezvous do not go together; or CuPy, NCCL or the GPU is missing.
         RendezvousError, VersionMismatch, PeerUnreachable, PortInUse: the group did not come together.
     """
-    check_rank(rank, nranks)
     parse_address(rendezvous)
+    check_rank_aloud(rank, nranks, partial(introduce_outsider, rendezvous, rank, nranks))
     if not (timeout > 0 and wait_limit > 0):
         raise UsageError(f"timeout and wait_limit must be positive, in seconds (got {timeout}, {wait_limit})")
     choose("checksum", checksum, CHECKSUMS)

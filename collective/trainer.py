@@ -22,9 +22,16 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(config: CollectiveTrainerConfig) -> None:
+    from functools import partial
+
     from collective.flags import connect_with
+    from collective.membership.joining import introduce_outsider
     from collective.synchronizer import RingSynchronizer
+    from common.launch.outsiders import check_rank_aloud
     from common.trainer.entry import run_training
+
+    tell = partial(introduce_outsider, config.rendezvous, config.rank, config.nranks)
+    check_rank_aloud(config.rank, config.nranks, tell)
 
     def join() -> RingSynchronizer:
         group = connect_with(config, config.rank, config.nranks, config.rendezvous)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ def prepare_server() -> None:
     arena is enough; each of many would keep the most that any thread has ever had in it."""
     prepare_process()
     limit_malloc_arenas(1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # so that callers do not use up the usual 1,024
 
 
 def run(config: ServerConfig) -> None:

@@ -22,13 +22,19 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(config: TrainerConfig) -> None:
+    from functools import partial
+
+    from common.launch.outsiders import check_rank_aloud
     from common.system.addresses import parse_addresses
     from common.trainer.entry import run_training
     from ps.client.client import Client
+    from ps.client.joining import introduce_outsider
     from ps.synchronizer import ServerSynchronizer, synchronizer_for
 
+    servers = parse_addresses(config.servers)
+    check_rank_aloud(config.rank, config.nranks, partial(introduce_outsider, servers, config.rank, config.nranks))
+
     def join() -> ServerSynchronizer:
-        servers = parse_addresses(config.servers)
         client = Client(
             servers,
             config.rank,

@@ -17,6 +17,7 @@ from common.errors import DataError, GradSyncError, UsageError
 __all__ = ["SCHEMA", "AnyResults", "check_history", "plain", "read", "sort_of", "withdraw"]
 __all__ += ["write_results"]
 
+MOST_BYTES = 1 << 28  # of a file of results
 SCHEMA = 1  # the version that every kind has so far
 AnyResults = PartResults | SuiteResults
 # Written and parsed by json: a training that diverged has losses of NaN, for which msgspec writes null.
@@ -44,7 +45,7 @@ def read(path: Path) -> AnyResults:
     try:
         found: AnyResults = msgspec.convert(content, AnyResults, str_keys=True)
         return found
-    except msgspec.ValidationError as exc:
+    except (msgspec.ValidationError, UnicodeEncodeError) as exc:
         raise DataError(f"{path} breaks the schema of its kind: {exc}") from exc
 
 
@@ -60,14 +61,16 @@ def sort_of(path: Path) -> str:
 
 def _look_at(path: Path) -> tuple[object, Sort | None]:
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise DataError(f"{path} has {size:,} bytes; results have at most {MOST_BYTES:,}")
         content = json.loads(path.read_bytes())
     except OSError as exc:
         raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise DataError(f"{path} is not JSON: {exc}") from exc
     try:
         return content, msgspec.convert(content, Sort)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # JSON may hold half a character, which is no text
         return content, None
 
 

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 from collective.membership.connections import Listener, build_mesh
 from collective.membership.liveness import Mesh
+from common.errors import PortInUse, ProtocolError
 from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
 
-__all__ = ["Meeting", "Met"]
+__all__ = ["Meeting", "Met", "introduce_outsider"]
+
+
+TELL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Meeting:
 
     Raises:
         PortInUse: rank 0 cannot listen there.
+        RendezvousError: because there is another rank 0.
     """
 
     def __init__(self, rendezvous: str, rank: int, nranks: int, *, host: str, timeout: float) -> None:
@@ -45,7 +50,12 @@ class Meeting:
         with ExitStack() as opened:
             self._rendezvous = rendezvous
             if rank == 0:
-                server = opened.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
+                try:
+                    server = opened.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
+                except PortInUse:
+                    if rendezvous.startswith("unix-abstract:"):  # such a name only another rank 0 has: tell its group
+                        introduce_outsider(rendezvous, 0, nranks, TELL_S)
+                    raise
                 self._rendezvous = server.address
             self._listener = opened.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}"))
             self._opened = opened.pop_all()
@@ -70,7 +80,9 @@ class Meeting:
             timeout=self._timeout,
             note=note,
         )
-        columns = zip(*(member.split("|") for member in told.addresses), strict=True)
+        if len(told.addresses) != self._nranks or len(told.notes) != self._nranks:
+            raise ProtocolError(f"rank 0 told of {len(told.addresses)} ranks, not {self._nranks}")
+        columns = zip(*(parts_of(rank, member) for rank, member in enumerate(told.addresses)), strict=True)
         addresses, local_addresses, hosts = map(list, columns)
         return Met(addresses, local_addresses, hosts, told.notes, told.token)
 
@@ -107,3 +119,27 @@ class Meeting:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def introduce_outsider(rendezvous: str, rank: int, nranks: int, seconds: float) -> None:
+    """Let the others know of a rank that is beyond the group's.
+
+    Raises:
+        RendezvousError: that is what they hear, too.
+        PeerUnreachable: nobody is there.
+    """
+    join(rendezvous, rank=rank, nranks=nranks, backend="", address="", timeout=seconds)
+
+
+def parts_of(rank: int, told: str) -> list[str]:
+    """Address, local address and host, as a rank has told them.
+
+    Raises:
+        ProtocolError: they are not that.
+    """
+    parts = told.split("|")
+    host, _, port = parts[0].rpartition(" ")
+    ascii_digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if len(parts) != 3 or (parts[0] and not (host and ascii_digits and int(port) < 65536)) or "\0" in told:
+        raise ProtocolError(f"rank {rank} told no address: {told[:80]!r}")
+    return parts

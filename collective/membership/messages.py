@@ -11,6 +11,7 @@ These are the messages:
     {"piece": [channel, n, last]}        n bytes follow: the next piece, perhaps the last, of what MeshMessenger sends
 
 Only pieces are large. What is to be sent while one is under way waits for the rest of it, and nobody waits for that.
+What is none of these, or larger or more than MOST_* allow, ends the connection with a ProtocolError.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from common.errors import GradSyncError, LayoutMismatch, PeerLost, ProtocolError, error_from_name
 from common.network.tls_sockets import pending_in
@@ -38,6 +42,27 @@ READ_BYTES = 65_536
 PIECE_BYTES = 262_144  # of a large message, between which a sign of life may pass
 MOST_PARTS = 16  # in one system call
 LEAVE_S = 1.0  # for what a failed rank has not sent yet, before its last word
+MOST_BYTES = 1 << 20  # of a message but a piece; an error's text may be long
+MOST_DESCRIPTORS = 1 << 12  # that have come and that nobody has taken yet
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class Message(Struct, frozen=True):
+    """Any of them; what it does not have is None."""
+
+    leave: str | None = None
+    because: tuple[str, str, int] | None = None
+    asks: int | None = msgspec.field(default=None, name="waiting?")
+    waits: Annotated[float, Meta(ge=0)] | None = msgspec.field(default=None, name="waiting!")
+    say: str | None = None
+    note: list[Number] | None = None
+    segment: Count | None = None
+    nbytes: Count | None = None
+    piece: tuple[Count, Annotated[int, Meta(ge=0, le=PIECE_BYTES)], bool] | None = None
+
+
+DECODER = msgspec.json.Decoder(Message)
 
 
 class Peer:
@@ -143,6 +168,18 @@ class Peer:
             data = b""
         self._unread += data
         self.heard_at = time.monotonic()
+        try:
+            self._take_all(timeout)
+        except ProtocolError as exc:
+            self._give_up(exc)
+        if not data and not self.left:
+            self._give_up(PeerLost(f"rank {self.rank} died: its connection closed without a goodbye"))
+        return self._missing > 0 or bool(self._message)
+
+    def _take_all(self, timeout: float) -> None:
+        """What of that which has come is whole."""
+        if len(self._descriptors) + len(self.segments) > MOST_DESCRIPTORS:
+            raise ProtocolError(f"rank {self.rank} handed over more than {MOST_DESCRIPTORS:,} descriptors")
         while self._unread:
             if self._missing:
                 part = min(self._missing, len(self._unread))
@@ -152,10 +189,13 @@ class Peer:
                 break
             else:
                 self._take(message, timeout)
-        if not data and not self.left:
-            self._fail(PeerLost(f"rank {self.rank} died: its connection closed without a goodbye"), self.rank)
-            self.left = True
-        return self._missing > 0 or bool(self._message)
+
+    def _give_up(self, error: GradSyncError) -> None:
+        """Nothing more is read of it."""
+        self._fail(error, self.rank)
+        self.left, self._missing = True, 0
+        self._unread.clear()
+        self._message = bytearray()
 
     @property
     def has_more(self) -> bool:
@@ -191,14 +231,23 @@ class Peer:
             self.messages.setdefault(self._channel, deque()).append(self._message)
             self._message = bytearray()
 
-    def _next(self) -> dict[str, Any] | None:
-        """The next message, if it is whole."""
+    def _next(self) -> Message | None:
+        """The next message, if it is whole.
+
+        Raises:
+            ProtocolError: it is none, or too long.
+        """
         if len(self._unread) < LENGTH.size:
             return None
         (size,) = LENGTH.unpack_from(self._unread)
+        if size > MOST_BYTES:
+            raise ProtocolError(f"rank {self.rank} announced a message of {size:,} bytes, more than {MOST_BYTES:,}")
         if len(self._unread) < LENGTH.size + size:
             return None
-        message: dict[str, Any] = json.loads(self._unread[LENGTH.size : LENGTH.size + size])
+        try:
+            message = DECODER.decode(self._unread[LENGTH.size : LENGTH.size + size])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise ProtocolError(f"rank {self.rank} sent a message that cannot be decoded: {exc}") from exc
         del self._unread[: LENGTH.size + size]
         return message
 
@@ -208,34 +257,48 @@ class Peer:
         for descriptor in [*self._descriptors, *(d for d, _ in self.segments.values())]:
             os.close(descriptor)
 
-    def _take(self, message: dict[str, Any], timeout: float) -> None:
-        if "note" in message:
-            self.notes.append(message["note"])
-        elif "piece" in message:
-            self._channel, self._missing, self._last = message["piece"]
+    def _take(self, message: Message, timeout: float) -> None:
+        """
+        Raises:
+            ProtocolError: it says nothing that can be meant.
+        """
+        if message.note is not None:
+            self.notes.append(message.note)
+        elif message.piece is not None:
+            self._channel, self._missing, self._last = message.piece
             self._end_piece()
-        elif "segment" in message:
-            self.segments[message["segment"]] = (self._descriptors.popleft(), message["nbytes"])
-        elif "waiting?" in message:
+        elif message.segment is not None:
+            self._take_segment(message.segment, message.nbytes)
+        elif message.asks is not None:
             self.send({"waiting!": self._waits()}, timeout=timeout)
-        elif "waiting!" in message:
-            self.waited = message["waiting!"]
-        elif "say" in message:
-            print(message["say"], file=sys.stderr, flush=True)
-        elif "leave" in message:
-            self.left = True
-            if "because" in message:
-                kind, text, culprit = message["because"]
-                self._fail(error_from_name(kind, text), culprit)
-            elif message["leave"]:
-                kind, _, text = message["leave"].partition(": ")
-                error = PeerLost(f"rank {self.rank} left with {message['leave']}")
-                self._fail(LayoutMismatch(text) if kind == LayoutMismatch.__name__ else error, self.rank)
+        elif message.waits is not None:
+            self.waited = message.waits
+        elif message.say is not None:
+            print(message.say, file=sys.stderr, flush=True)
+        elif message.leave is not None:
+            self._take_leave(message.leave, message.because)
+        else:
+            raise ProtocolError(f"rank {self.rank} sent a message of no known kind")
+
+    def _take_segment(self, number: int, nbytes: int | None) -> None:
+        if nbytes is None or not self._descriptors or number in self.segments:
+            raise ProtocolError(f"rank {self.rank} offered segment {number} without its memory, or twice")
+        self.segments[number] = (self._descriptors.popleft(), nbytes)
+
+    def _take_leave(self, reason: str, because: tuple[str, str, int] | None) -> None:
+        self.left = True
+        if because is not None:
+            kind, text, culprit = because
+            self._fail(error_from_name(kind, text), culprit)
+        elif reason:
+            kind, _, text = reason.partition(": ")
+            error = PeerLost(f"rank {self.rank} left with {reason}")
+            self._fail(LayoutMismatch(text) if kind == LayoutMismatch.__name__ else error, self.rank)
 
     def _fail(self, error: GradSyncError, culprit: int) -> None:
         self.failure = self.failure or (error, culprit)
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    data = json.dumps(message).encode()
+    data = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return LENGTH.pack(len(data)) + data

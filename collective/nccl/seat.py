@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
 
 from collective.membership.liveness import Mesh
 from collective.nccl.algorithm import NcclAlgorithm
 from collective.nccl.binding import load_binding, words
 from collective.nccl.cuda import Gpu, count_gpus, pick_gpu
-from common.errors import UsageError
+from common.errors import ProtocolError, UsageError
 
 __all__ = ["DEVICES", "SHARING", "NcclSeat", "check_device", "gpus_for", "require_nccl"]
 
@@ -49,8 +53,8 @@ class NcclSeat:
         Raises:
             UsageError: ranks share a GPU and this NCCL does not let them. PeerLost, PeerStalled, NcclFailed.
         """
-        told = [json.loads(note) for note in notes]
-        if shared := sharing([each["gpu"] for each in told]):
+        told = [read_note(rank, note) for rank, note in enumerate(notes)]
+        if shared := sharing([each.gpu for each in told]):
             if self._binding.version < SHARING_VERSION:
                 mesh.close()  # every rank says so by itself
                 raise UsageError(
@@ -59,8 +63,26 @@ class NcclSeat:
                 )
             for name, value in SHARING.items():
                 os.environ.setdefault(name, value)
-        identity = bytes.fromhex(told[0]["id"])
+        identity = bytes.fromhex(told[0].id)
         return NcclAlgorithm(self._binding, self._gpu, mesh, len(told), identity, ring=ring, on_host=self._on_host)
+
+
+class Note(Struct, frozen=True):
+    """What a rank tells all others: NCCL's unique id, in hexadecimal, if it is rank 0, and which GPU it has."""
+
+    id: Annotated[str, Meta(pattern="^([0-9a-f]{2})*$", max_length=4096)]
+    gpu: Annotated[str, Meta(max_length=4096)]
+
+
+def read_note(rank: int, note: bytes) -> Note:
+    """
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return msgspec.json.decode(note, type=Note)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"rank {rank} told nothing of its GPU that can be read: {exc}") from exc
 
 
 def sharing(gpus: Sequence[str]) -> list[int]:

@@ -35,6 +35,7 @@ from collective.shared_memory.meetings.base import CONTROL_BYTES, Control, Lines
 from collective.shared_memory.meetings.compiled import CompiledMeetings, can_be_compiled
 from collective.shared_memory.meetings.semaphores import SemaphoreMeetings
 from collective.shared_memory.segments import CONTROL, SharedSegments
+from common.errors import ProtocolError
 
 __all__ = ["HALF_BYTES", "SHORT_BYTES", "SharedMemoryBarrier"]
 
@@ -95,8 +96,17 @@ class SharedMemoryBarrier:
         return where
 
     def array_of(self, rank: int, number: int, offset: int, count: int, dtype: npt.DTypeLike) -> Array:
-        """The memory that `rank` located so, as a 1-D array; waits until it is mapped."""
-        return self._segments.of(self.ranks[rank], number).array(offset, count, dtype)
+        """The memory that `rank` located so, as a 1-D array; waits until it is mapped.
+
+        Raises:
+            ProtocolError: it is not as large.
+        """
+        segment, size = self._segments.of(self.ranks[rank], number), np.dtype(dtype).itemsize
+        if offset % size or offset + count * size > segment.nbytes:
+            raise ProtocolError(
+                f"rank {rank} has an array of {count * size:,} bytes at {offset:,} of a memory of {segment.nbytes:,}"
+            )
+        return segment.array(offset, count, dtype)
 
     def whole_segment(self, array: Array) -> int | None:
         """The number of the segment that this array is; None if it lies elsewhere, or beside something."""

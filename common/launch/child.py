@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 
 from common.errors import GradSyncError, PeerError, UsageError
+from common.system.out_of_memory import hint_of_memory
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
 TAIL_LINES = 12
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessFailed(GradSyncError):
@@ -41,6 +43,7 @@ class Child:
     words: Path  # its last ones, in that case
     joined: Path  # there from when it joins a group; how many ranks that has
     ended_at: float | None = None
+    peak_bytes: int = 0  # of its memory, as far as was seen
 
     @property
     def code(self) -> int | None:
@@ -52,6 +55,12 @@ class Child:
             return self.joined.exists()
         return self.joined.exists() and str(nranks) in self.joined.read_text().splitlines()
 
+    def look(self) -> None:
+        """See how much memory it has; whoever is killed can't be asked any more."""
+        with suppress(OSError, ValueError, IndexError):
+            resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+            self.peak_bytes = max(self.peak_bytes, resident * PAGE_BYTES)
+
     def is_frozen(self) -> bool:
         """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""
         try:
@@ -60,16 +69,19 @@ class Child:
             return False
 
 
-def failure_of(children: Sequence[Child], *, kept: bool) -> ProcessFailed:
+def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> ProcessFailed:
     """What to tell of those that have failed: the one that did so first, and not only because another had.
 
     Args:
         kept: whether their logs are.
+        killed: how many processes the kernel has killed meanwhile for lack of memory, here and in our container.
     """
     first, *_ = sorted((child for child in children if child.code), key=_blame)
     code = first.code or 0
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     message = f"{first.name} {ended}"
+    if code == -signal.SIGKILL:
+        message += hint_of_memory(killed, first.peak_bytes)
     if first.log is not None:
         message += _tail(first.log, kept=kept)
     words = first.words.read_text().strip() if first.words.exists() else ""

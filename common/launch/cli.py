@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import resource
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ __all__ = ["VERSION", "check_writable", "run_command", "split_script", "to_reade
 
 T = TypeVar("T")
 VERSION = f"gradsync {__version__}"
+NO_ROOM = re.compile("failed to map|cannot allocate memory", re.IGNORECASE)  # of the dynamic linker
 FULL = (errno.ENOSPC, errno.EDQUOT)
 KINDS: dict[type, tuple[str, str]] = {  # of flags: the placeholder in --help, and what an error says was expected
     int: ("INT", "a whole number"),
@@ -92,6 +94,12 @@ def in_words(config: type[T], main: Callable[[T], int | None], prog: str, args: 
         with last_words():
             print(f"{prog}: no space is left where it writes: free some, or write elsewhere", file=sys.stderr)
         return 1
+    except (ImportError, MemoryError) as exc:
+        if (limit := limit_of_memory()) is None or not (isinstance(exc, MemoryError) or NO_ROOM.search(str(exc))):
+            raise
+        with last_words():
+            print(f"{prog}: not enough memory: {exc} (it may have {limit:,} bytes, ulimit -v)", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
@@ -104,6 +112,12 @@ def credential_flags(config: Any) -> CredentialFlags | None:
     """Those of a command; None: it has none."""
     flags = getattr(config, "hosts", config)
     return flags if isinstance(flags, CredentialFlags) else None
+
+
+def limit_of_memory() -> int | None:
+    """What this process may map, in bytes; None: as much as it likes."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def parse(config: type[T], prog: str, args: Sequence[str] | None) -> T:

@@ -21,6 +21,7 @@ from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.joining import Joining
+from common.system.out_of_memory import killed_for_memory
 from common.system.process import (
     JOB_SECRET_VARIABLE,
     JOINED_VARIABLE,
@@ -34,6 +35,7 @@ __all__ = ["FOLDER", "Job"]
 FOLDER = "gradsync-"  # and the launcher's process id
 POLL_S = 0.02
 SHOW_CURSOR = "\x1b[?25h"
+LOOK_S = 0.5  # between two looks at how much memory each has
 CULPRIT_S = 5.0  # how long whoever has failed may take to end, after those who report it
 
 
@@ -62,6 +64,8 @@ class Job:
     _not_now: bool = False  # a SIGTERM is only noted
     _terminated: bool = False
     _told_of_others: bool = False
+    _killed: int = field(default_factory=killed_for_memory)  # for lack of memory, before this job
+    _looked_at: float = 0.0
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
@@ -209,7 +213,8 @@ class Job:
 
     def failure(self) -> ProcessFailed:
         self._mark_ended()
-        failure = failure_of(self.children, kept=self.log_dir is not None)
+        killed = killed_for_memory() - self._killed
+        failure = failure_of(self.children, kept=self.log_dir is not None, killed=killed)
         note = self.joining.note_on(failure.exit_code, self.children) if self.joining is not None else ""
         return failure.with_note(note) if note else failure
 
@@ -221,6 +226,10 @@ class Job:
         for child in self.children:
             if child.ended_at is None and child.code is not None:
                 child.ended_at = time.monotonic()
+        if (now := time.monotonic()) > self._looked_at + LOOK_S:
+            self._looked_at = now
+            for child in self.children:
+                child.look()
 
     def _let_the_others_notice(self) -> None:
         begin = time.monotonic()

@@ -6,17 +6,19 @@ training that only records must not need what a launcher does.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from common.errors import UsageError
+from common.errors import ProtocolError, UsageError
 from common.launch.cli import check_writable
 from common.launch.hosts import Node
 from common.launch.job import FOLDER
@@ -24,9 +26,30 @@ from common.launch.ranks import name_of
 from common.launch.trace_file import save_trace
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
-from common.sync.trace import Part, Recorder
+from common.sync.trace import MOST_EVENTS, Part, Recorder
 
 __all__ = ["check_one_host", "collecting", "parts_folder", "read_parts", "recorder_for", "tracing"]
+
+MOST_BYTES = 1 << 28  # of a part, packed or not: MOST_EVENTS take some 10 MB
+MOST_PROCESSES = 1 << 16
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Instant = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]  # ns
+
+
+class PartOfTrace(Struct, frozen=True):
+    """A Part as it is read."""
+
+    kind: Literal["rank", "server"]
+    index: Annotated[int, Meta(ge=0, lt=MOST_PROCESSES)]
+    of: dict[str, str | int | float | None]
+    host: str
+    readings: list[tuple[Instant, Instant, Instant]]
+    buckets: list[Count]
+    first_step: Count
+    events: Annotated[
+        list[tuple[Instant, Instant, str, Count, Annotated[int, Meta(ge=-1)]]], Meta(max_length=MOST_EVENTS)
+    ]
+
 
 TRACE_VARIABLE = "GRADSYNC_TRACE"  # the folder in which a launcher of one host collects the parts
 
@@ -74,10 +97,15 @@ def gather_parts(synchronizer: Synchronizer, recorder: Recorder) -> list[Part]:
     compare_clocks(synchronizer)
     mine = np.frombuffer(recorder.packed(), np.uint8)
     sizes = synchronizer.all_gather(np.array([mine.size]))[:, 0]
+    if not 0 <= sizes.min() <= sizes.max() <= MOST_BYTES:
+        raise ProtocolError(f"a rank has a trace of {sizes.max():,} bytes, more than {MOST_BYTES:,}")
     padded = np.zeros(sizes.max(), np.uint8)
     padded[: mine.size] = mine
     everyone = synchronizer.all_gather(padded)
     parts = unpack(row[:size].tobytes() for row, size in zip(everyone, sizes, strict=True))
+    for rank, part in enumerate(parts):
+        if (part["kind"], part["index"]) != ("rank", rank):
+            raise ProtocolError(f"rank {rank} gave the trace of {part['kind']} {part['index']}")
     if synchronizer.rank == 0:
         servers = unpack(answer.packed for answer in synchronizer.traced_servers.ask_servers(events=True))
         for part, readings in zip(servers, recorder.of_servers, strict=True):
@@ -87,7 +115,25 @@ def gather_parts(synchronizer: Synchronizer, recorder: Recorder) -> list[Part]:
 
 
 def unpack(packed: Iterable[bytes]) -> list[Part]:
-    return [json.loads(zlib.decompress(each)) for each in packed]
+    """
+    Raises:
+        ProtocolError: one is no part of a trace.
+    """
+    return [unpacked(each) for each in packed]
+
+
+def unpacked(packed: bytes) -> Part:
+    try:
+        opened = zlib.decompressobj()
+        data = opened.decompress(packed, MOST_BYTES)
+        if opened.unconsumed_tail or not opened.eof:
+            raise ProtocolError(f"a part of a trace has more than {MOST_BYTES:,} bytes, or its end is missing")
+        part = msgspec.json.decode(data, type=PartOfTrace)
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"a part of a trace cannot be read: {exc}") from exc
+    if any(isinstance(value, int) and abs(value) > MOST_PROCESSES for value in part.of.values()):
+        raise ProtocolError("a part of a trace says that it is of more processes than there can be")
+    return msgspec.structs.asdict(part)
 
 
 # Under a launcher

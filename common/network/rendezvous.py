@@ -10,17 +10,21 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from common import __version__
-from common.errors import GradSyncError, RendezvousError, VersionMismatch
+from common.errors import GradSyncError, ProtocolError, RendezvousError, VersionMismatch
 from common.network import rpc
+from common.network.callers import MOST_CALLERS, Callers
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.system.process import JOB_SECRET_VARIABLE
 
-__all__ = ["Membership", "RendezvousServer", "Roster", "job_secret", "join"]
+__all__ = ["Membership", "RendezvousServer", "Roster", "job_secret", "join", "read_join"]
 
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
@@ -161,15 +165,15 @@ class RendezvousServer:
         self._roster = Roster(nranks, member=member)
         self._timeout = timeout
         self._token = secrets.token_bytes(16)
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._join,
-            request_deserializer=JoinRequest.FromString,
-            response_serializer=JoinReply.SerializeToString,
-        )
-        self._server, self.address = rpc.serve(address, SERVICE, {"Join": handler}, threads=nranks + 2)
+        self._door = Callers()
+        handler: Any = grpc.stream_unary_rpc_method_handler(self._join, None, JoinReply.SerializeToString)
+        threads = nranks + MOST_CALLERS + 2
+        self._server, self.address = rpc.serve(address, SERVICE, {"Join": handler}, threads=threads)
 
-    def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
+    def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> JoinReply:
+        data = self._door.first_of(received, context)
         try:
+            request = read_join(data)
             members = self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             rpc.abort_with(context, exc)
@@ -186,6 +190,17 @@ class RendezvousServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_join(data: bytes) -> JoinRequest:
+    """
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return JoinRequest.FromString(data)
+    except DecodeError as exc:
+        raise ProtocolError(f"a caller sent a message that cannot be decoded ({len(data):,} bytes)") from exc
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,12 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
 _used_by = 0  # the process that has used gRPC
-SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]  # else two servers can share a port, silently
+SERVER_OPTIONS = [
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),  # else two servers can share a port, silently
+    ("grpc.max_concurrent_streams", 256),  # of one connection
+    ("grpc.server_handshake_timeout_ms", 5000),  # for whoever connects and says nothing
+]
 
 
 def serve(

@@ -24,7 +24,18 @@ from typing import Any, Protocol, TypeVar
 
 from common.system.addresses import clock_identity
 
-__all__ = ["FINISH", "NO_SERVERS", "NO_TRACE", "Part", "Reading", "Recorder", "ServerAnswer", "Trace", "TracedServers"]
+__all__ = [
+    "FINISH",
+    "MOST_EVENTS",
+    "NO_SERVERS",
+    "NO_TRACE",
+    "Part",
+    "Reading",
+    "Recorder",
+    "ServerAnswer",
+    "Trace",
+    "TracedServers",
+]
 
 FINISH = "finish"  # the span from when a rank's backward is done to when its step is
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -16,11 +17,22 @@ import numpy.typing as npt
 
 from common.errors import DataError, UsageError
 
-__all__ = ["Dataset", "Split", "data_folder", "load_dataset", "rank_batches", "rank_indices"]
+__all__ = [
+    "Dataset",
+    "Split",
+    "data_folder",
+    "load_dataset",
+    "load_mnist_json",
+    "rank_batches",
+    "rank_indices",
+    "read_gzip",
+    "read_idx",
+]
 
 DIGITS = Path(__file__).with_name("digits.npz")
 CLASSES = 10
 IN_PADDLES_CACHE = ("mnist", "fashion-mnist")
+MOST_BYTES = 1 << 30  # of a file of a data set, unpacked
 SIDE = 28  # pixels; every image here is SIDE x SIDE
 
 
@@ -122,9 +134,11 @@ def paddle_cache(name: str) -> Path:
     return Path(DATA_HOME) / name
 
 
-def read_gzip(path: Path) -> bytes:
+def read_gzip(path: Path, most: int = MOST_BYTES) -> bytes:
+    """What is in it, at most so many bytes and one more: a small file may hold any number."""
     try:
-        return gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            return file.read(most + 1)
     except FileNotFoundError as exc:
         raise DataError(f"no such file: {path}; --data-dir must name the folder that holds it") from exc
     except (OSError, EOFError, zlib.error) as exc:
@@ -134,12 +148,14 @@ def read_gzip(path: Path) -> bytes:
 def read_idx(path: Path, *, dimensions: int) -> npt.NDArray[np.uint8]:
     """A gzipped IDX file of unsigned bytes (http://yann.lecun.com/exdb/mnist: magic, sizes, data; big-endian)."""
     content = read_gzip(path)
+    if len(content) > MOST_BYTES:
+        raise DataError(f"{path} holds more than {MOST_BYTES:,} bytes, which no data set here has; fetch it again")
     header = 4 + 4 * dimensions
     magic = 0x0800 | dimensions
     if len(content) < header or struct.unpack_from(">I", content)[0] != magic:
         raise DataError(f"{path} is corrupt: not an IDX file of {dimensions} dimension(s); fetch it again")
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    expected = header + int(np.prod(shape))
+    expected = header + math.prod(shape)
     if len(content) != expected:
         raise DataError(f"{path} is corrupt: {len(content):,} bytes, expected {expected:,}; fetch it again")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
@@ -166,7 +182,7 @@ def load_mnist_json(data_dir: Path | None) -> Dataset:
     try:
         train, _, test = json.loads(read_gzip(path))
         return Dataset(*(json_split(part) for part in (train, test)))
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise DataError(f"{path} is corrupt: not the tutorial's [train, validation, test] ({exc})") from exc
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import GradSyncError, UsageError, choose
-from common.launch.settings import check_rank
+from common.launch.outsiders import check_rank_aloud
 from common.network import rpc
 from common.network.gradsync_pb2 import Goodbye, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
@@ -21,13 +22,14 @@ from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
 from ps.client.gathering import Gathers
-from ps.client.joining import join, join_again
+from ps.client.joining import introduce_outsider, join, join_again
 from ps.client.messenger import ServerMessenger
 from ps.client.optimizer_state import OptimizerState
 from ps.client.servers import Servers
 from ps.client.steps import Steps
 from ps.planes.plane import DATA_PLANES
-from ps.planes.wire import describe
+from ps.planes.tcp_plane import MESSAGE_BYTES
+from ps.planes.wire import MOST_SLOTS, describe
 from ps.store.modes import SYNC, Mode
 from ps.store.shards import plan_shards
 
@@ -65,7 +67,7 @@ class Client:
         mode: Mode = SYNC,
         first: Client | None = None,
     ) -> None:
-        check_rank(rank, nranks)
+        check_rank_aloud(rank, nranks, partial(introduce_outsider, servers, rank, nranks))
         self.servers, self.rank, self.nranks, self.timeout, self.mode = tuple(servers), rank, nranks, timeout, mode
         self._asked = choose("data plane", data_plane, DATA_PLANES)
         self._planes = DataPlanes(self._asked, rank, nranks, mode, timeout)
@@ -168,6 +170,11 @@ class Client:
         for session, shard in zip(sessions, plan_shards(arena.layout.length, len(sessions)), strict=True):
             session.inbox.begin(shard, arena.parameters)
         message = describe(arena, optimizer, rank=self.rank, epoch=self.epoch)
+        if len(message.slots) > MOST_SLOTS or message.ByteSize() > MESSAGE_BYTES:
+            raise UsageError(
+                f"a model of {len(message.slots):,} parameters cannot be registered, at most {MOST_SLOTS:,}; names "
+                f"and shapes take {message.ByteSize():,} bytes, at most {MESSAGE_BYTES:,}"
+            )
         if self.mode != SYNC:
             message.mode = str(self.mode)
         message.trace = self.trace.active

@@ -122,6 +122,8 @@ class Inbox:
                 self.terms = message.plane
             elif kind == "gathered":
                 self._gathering += message.gathered.data
+                if len(self._gathering) > message.gathered.size:
+                    raise ProtocolError(f"{self.name} sent more of a gather than its {message.gathered.size:,} bytes")
                 if len(self._gathering) == message.gathered.size:
                     self.gathered[message.gathered.sequence] = self._gathering
                     self._gathering = bytearray()

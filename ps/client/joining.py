@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import grpc
 
 from common import __version__
-from common.errors import UsageError
+from common.errors import ProtocolError, RendezvousError, UsageError
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE
 from ps.planes.methods import JOIN
 
-__all__ = ["Joined", "join", "join_again"]
+__all__ = ["Joined", "introduce_outsider", "join", "join_again"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,21 @@ def join(
             f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(servers)} listed; "
             "list all servers in the order of their --shard"
         )
+    if reply.data_port > 65535:
+        raise ProtocolError(f"{name} told of data port {reply.data_port:,}")
     host = rpc.host_of(servers[index]).strip("[]")
     return Joined(name, channel, host, reply.desk, reply.data_port, reply.token, seat=rank)
+
+
+def introduce_outsider(servers: Sequence[str], rank: int, nranks: int, seconds: float) -> None:
+    """Let the others know, at all servers, of a rank that is beyond the group's.
+
+    Raises:
+        PeerUnreachable: a server is not there.
+    """
+    for index in range(len(servers)):
+        with ExitStack() as channels, suppress(RendezvousError):  # which is what the others hear, too
+            join(servers, index, channels, rank=rank, nranks=nranks, epoch=0, timeout=seconds)
 
 
 def join_again(first: Joined, model: int, *, rank: int, nranks: int, epoch: int, timeout: float) -> Joined:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import UsageError
+from common.errors import ProtocolError, UsageError
 from common.network.gradsync_pb2 import Configure, StateRequest, TrainerMessage
 from common.tensors.arena import Layout
 from common.tensors.optimizers import Optimizer
@@ -49,6 +49,7 @@ class OptimizerState:
         found: dict[str, Array] = {}
         for inbox in inboxes:
             for run in state_of(inbox.take_state()):
+                self._check(run)
                 whole = found.setdefault(run.key, np.zeros(run.size, run.values.dtype))
                 whole[run.first : run.first + run.values.size] = run.values
         return {key: self._shaped(key, found[key]) for key in self._in_paddles_order(found)}
@@ -61,6 +62,17 @@ class OptimizerState:
         for session in self._servers.sessions:
             mine = state_pieces(self._runs_in(session.shard, placed), epoch=self._epoch)
             session.send(TrainerMessage(state=piece) for piece in mine)
+
+    def _check(self, run: Accumulator) -> None:
+        """Before memory is made for the whole of it.
+
+        Raises:
+            ProtocolError: it belongs to no parameter, or is of another size.
+        """
+        index = slot_of_key(run.key, self._names)
+        sizes = (1,) if index is None else (1, self._layout.slots[index].size)
+        if index is None or run.size not in sizes or run.first + run.values.size > run.size:
+            raise ProtocolError(f"a server sent optimizer state {run.key[:80]!r} that fits no parameter")
 
     def _place(self, key: str, value: Array) -> Placed:
         slots, index = self._layout.slots, slot_of_key(key, self._names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import ProtocolError
 from common.network.gradsync_pb2 import Gather, ServerMessage
+from ps.coordinator.checks import check_gather
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
 from ps.planes.wire import pieces
@@ -27,10 +28,9 @@ class Gathering:
         begun = self._parts.setdefault(rank, bytearray())
         if gather.sequence != self._count or rank in self.complete:
             raise ProtocolError(f"rank {rank} called gather number {gather.sequence} out of turn")
+        check_gather(gather, rank, len(begun), members.nranks)
         begun += gather.data
         self._silence.still_alive()
-        if len(begun) > gather.size:
-            raise ProtocolError(f"rank {rank} sent {len(begun)} bytes of a gather of {gather.size}")
         if len(begun) < gather.size:
             return
         self.complete.add(rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.errors import LayoutMismatch, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePiece, StateRequest
 from common.tensors.arena import FloatArray
+from ps.coordinator.checks import check_states
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
 from ps.coordinator.registration import Registration
@@ -21,6 +22,7 @@ class ProgramOptimizer:
         self._named: Configure | None = None  # the optimizer, by the trainer that was first
         self._configured: set[int] = set()
         self._loading: list[StatePiece] = []  # pieces of an optimizer state that rank 0 is sending
+        self._loading_bytes = 0  # that these take
 
     @property
     def named(self) -> bool:
@@ -41,7 +43,8 @@ class ProgramOptimizer:
         self._members.check_epoch(configure.epoch, rank)
         optimizer, layout = optimizer_of(configure), self._registration.layout()
         updates = None if self._registration.agreed.HasField("optimizer") else store.program
-        if optimizer is None or updates is None or len(configure.names) != len(layout.slots):
+        fits = configure.rank == rank and len(configure.names) == len(layout.slots)
+        if optimizer is None or updates is None or not fits:
             raise ProtocolError(f"rank {rank} sent a wrong configuration at step {self._members.steps}")
         if self._named is None:
             self._named = configure
@@ -72,10 +75,12 @@ class ProgramOptimizer:
             raise ProtocolError(
                 f"rank {rank} sent optimizer state at step {self._members.steps}, expected it from rank 0 only"
             )
+        shard, slots = self._registration.store_for(rank).shard, len(self._named.names)
+        self._loading_bytes = check_states(self._loading_bytes, piece, shard, slots)
         self._loading.append(piece)
         self._silence.still_alive()
         if piece.last:
-            state, self._loading = state_of(self._loading), []
+            state, self._loading, self._loading_bytes = state_of(self._loading), [], 0
             updates.load(state)
 
     def send_state(self, rank: int, request: StateRequest) -> None:

@@ -10,6 +10,7 @@ from common.network.gradsync_pb2 import Chunk, Register
 from common.sync.trace import NO_TRACE, Recorder, Trace
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
+from ps.coordinator.checks import check_layout, check_memory, check_sizes
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
@@ -86,7 +87,8 @@ class Registration:
         if rank in self._registered:
             raise ProtocolError(f"rank {rank} sent an unexpected register message at step {members.steps}")
         members.check_epoch(register.epoch, rank)
-        self._compare(register)
+        check_sizes(register, rank)
+        self._compare(rank, register)
         if self.store is None:
             self.store = self._make_store(rank, register)
         if register.trace and not self.trace.active:
@@ -121,9 +123,10 @@ class Registration:
             return self._members.absent_from(self._registered)
         return [] if self.begun else [0]
 
-    def _compare(self, register: Register) -> None:
+    def _compare(self, rank: int, register: Register) -> None:
         """All trainers must be about to do the same."""
         if self._first is None:
+            check_layout(register, rank)
             self._first = register
             return
         (mine, my_buckets), (theirs, their_buckets) = layout_of(self._first), layout_of(register)
@@ -146,9 +149,11 @@ class Registration:
             raise ProtocolError(f"rank {rank} registered for mode {self._mode} without an optimizer")
         layout, buckets = layout_of(register)
         index, count = self._shard
+        shard = plan_shards(layout.length, count)[index]
+        check_memory(rank, register, self._mode, shard, self._members.nranks)
         return make_store(
             self._mode,
-            plan_shards(layout.length, count)[index],
+            shard,
             buckets,
             self._members.nranks,
             epoch=self._members.epoch,

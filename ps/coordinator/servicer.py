@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,9 +15,9 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, RendezvousError
 from common.network import rpc
+from common.network.callers import HELLO_S, MOST_CALLERS, Callers
 from common.network.gradsync_pb2 import (
     JoinReply,
-    JoinRequest,
     ServerMessage,
     StatusReply,
     StatusRequest,
@@ -25,7 +26,7 @@ from common.network.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.network.patience import WAIT_LIMIT_S
-from common.network.rendezvous import Roster
+from common.network.rendezvous import Roster, read_join
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
 from common.tensors.buckets import pieces_of
@@ -38,6 +39,7 @@ from ps.planes.methods import SERVICE
 __all__ = ["ParameterServer"]
 
 SERVING = HealthCheckResponse.SERVING
+MOST_READERS = 8  # of the trace at a time: each may read as slowly as it likes
 FAREWELL_S = 2.0  # for the last messages to reach the trainers
 ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
 
@@ -70,10 +72,9 @@ class ParameterServer:
         self._groups = Groups(nranks, shard=shard, timeout=timeout, wait_limit=wait_limit, port=port)
         self._coordinator = self._groups.first.coordinator
         handlers = {
-            "Join": grpc.unary_unary_rpc_method_handler(
-                self._join, JoinRequest.FromString, JoinReply.SerializeToString
-            ),
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
+            # as a stream: before its message is taken, a caller has to pass the door
+            "Join": grpc.stream_unary_rpc_method_handler(self._join, None, JoinReply.SerializeToString),
             "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self.status(), StatusRequest.FromString, StatusReply.SerializeToString
@@ -83,12 +84,14 @@ class ParameterServer:
             ),
         }
         self._health = HealthServicer()
+        self._door, self._readers = Callers(), threading.BoundedSemaphore(MOST_READERS)
         try:
             self._server, self.address = rpc.serve(
                 address,
                 SERVICE,
                 handlers,
-                threads=(MOST_MODELS + 1) * nranks + 4,  # a session holds one; they are made when they are needed
+                # a session holds one, and who has not said hello; they are made when they are needed
+                threads=(MOST_MODELS + 1) * nranks + MOST_CALLERS + MOST_READERS + 4,
                 window=max(rpc.CHUNK_BYTES, min(ONES_WAITING, ALL_WAITING // nranks)),
                 more=lambda s: add_HealthServicer_to_server(self._health, s),
             )
@@ -152,8 +155,10 @@ class ParameterServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, request: JoinRequest, context: grpc.ServicerContext) -> JoinReply:
+    def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> JoinReply:
+        data = self._door.first_of(received, context)
         try:
+            request = read_join(data)
             if request.model:
                 return self._reply(self._groups.join(request), request.rank)
             members = self._roster.wait_for_all(request, self._timeout, call=context)
@@ -172,7 +177,15 @@ class ParameterServer:
         reply.desk, reply.data_port = group.coordinator.desk, group.coordinator.data_port
         return reply
 
-    def _tell_trace(self, request: TraceRequest, _: grpc.ServicerContext) -> Iterator[TraceReply]:
+    def _tell_trace(self, request: TraceRequest, context: grpc.ServicerContext) -> Iterator[TraceReply]:
+        if not self._readers.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_READERS} others read the trace already")
+        try:
+            yield from self._trace_in_pieces(request)
+        finally:
+            self._readers.release()
+
+    def _trace_in_pieces(self, request: TraceRequest) -> Iterator[TraceReply]:
         yield TraceReply(clock=time.monotonic_ns(), host=clock_identity())
         data = self.trace.packed() if request.events else b""
         for start, stop in pieces_of(0, len(data), rpc.CHUNK_BYTES):
@@ -190,7 +203,12 @@ class ParameterServer:
         """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
         rank, group = None, self._groups.first
         try:
-            rank, group = self._take_seat(decoded(next(received), "a caller").message, queue)
+            with self._door.waits(
+                partial(tell, queue, ProtocolError(f"no hello within {HELLO_S:g} s, or others came"))
+            ):
+                first = next(received)
+            rank, group = self._take_seat(decoded(first, "a caller").message, queue)
+            del first
             for data in received:
                 frame = decoded(data, f"rank {rank}")
                 group.coordinator.handle(rank, frame.message, frame.words)

@@ -8,6 +8,7 @@ from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Commit, Place, Pull
 from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
+from ps.coordinator.checks import check_used
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
@@ -60,6 +61,7 @@ class Stepping:
     def commit(self, rank: int, commit: Commit) -> None:
         """A trainer tells how its step ends."""
         store = self._registration.store_for(rank)
+        check_used(commit.used, rank, len(self._registration.agreed.slots))
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
         progress = store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
         self._go_on(rank, store, progress, counted=commit.again)

@@ -16,6 +16,7 @@ import struct
 
 import numpy as np
 
+from common.errors import ProtocolError
 from common.system.memory import Segment
 from common.system.semaphore import SEMAPHORE_BYTES, Semaphore
 
@@ -58,7 +59,11 @@ class Mailbox:
         return True
 
     def take(self) -> bytes | None:
-        """The next note; None if there is none yet. Does not block."""
+        """The next note; None if there is none yet. Does not block.
+
+        Raises (as `wait`):
+            ProtocolError: its length cannot be.
+        """
         return None if self._filled.missed() else self._read()
 
     def wait(self, seconds: float) -> bytes | None:
@@ -69,6 +74,8 @@ class Mailbox:
         at = self._count % SLOTS * SLOT_BYTES
         self._count += 1
         (length,) = LENGTH.unpack_from(self._notes, at)
+        if length > NOTE_BYTES:
+            raise ProtocolError(f"a note in shared memory says that it has {length:,} bytes, more than {NOTE_BYTES}")
         note = self._notes[at + LENGTH.size : at + LENGTH.size + length].tobytes()
         self._free.post()
         return note

@@ -112,6 +112,8 @@ class OthersMemory:
         if not count:
             return np.empty(0, np.float32)
         segment = self.segment(place.memory)
+        if place.offset % 4:
+            raise Unreachable(f"words do not begin at byte {place.offset:,}")
         if place.offset + 4 * count > segment.nbytes:
             raise Unreachable(f"{4 * count:,} bytes at {place.offset:,} of a memory of {segment.nbytes:,}")
         array: FloatArray = segment.array(place.offset, count, "float32")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from common.errors import PeerLost
+from google.protobuf.message import DecodeError
+
+from common.errors import PeerLost, ProtocolError
 from common.network.gradsync_pb2 import Place, Plane, Register, Served, ServerMessage, TrainerMessage
 from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool, Unreachable
@@ -141,6 +143,7 @@ class SharedMemoryServerPlane(ServerPlane):
         landing: FloatArray | None,
     ) -> None:
         self._queue, self._epoch, self._memory, self._landing = queue, epoch, memory, landing
+        self._rank = rank
         self._from_trainer, self._to_trainer = memory.mailboxes.to_server[rank], memory.mailboxes.to_trainer[rank]
         self._open = False  # whether the trainer knows of the mailboxes
 
@@ -168,4 +171,7 @@ class SharedMemoryServerPlane(ServerPlane):
 
     def notes(self) -> Iterator[TrainerMessage]:
         while self._open and (note := self._from_trainer.take()) is not None:
-            yield TrainerMessage.FromString(note)
+            try:
+                yield TrainerMessage.FromString(note)
+            except DecodeError as exc:
+                raise ProtocolError(f"rank {self._rank} left a note that cannot be decoded") from exc

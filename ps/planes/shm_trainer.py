@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
+from common.errors import ProtocolError
 from common.network.gradsync_pb2 import Chunk, Served, ServerMessage, TrainerMessage
 from common.sync.trace import Trace
 from common.system.handover import Link
@@ -113,7 +115,10 @@ class SharedMemoryTrainerPlane(TrainerPlane):
 
     def hear(self, seconds: float) -> ServerMessage | None:
         note = self.to_trainer.wait(seconds)
-        return None if note is None else ServerMessage.FromString(note)
+        try:
+            return None if note is None else ServerMessage.FromString(note)
+        except DecodeError as exc:
+            raise ProtocolError("a server left a note that cannot be decoded") from exc
 
     def fetch(self, out: FloatArray, served: Served, *, averages: bool) -> None:
         source = self._memory.others.array(served.gradients, self._shard.length) if averages else self.parameters

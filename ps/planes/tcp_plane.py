@@ -19,7 +19,7 @@ from ps.planes.plane import ServerPlane, TrainerPlane
 from ps.store.shards import Shard
 from ps.store.store import Result
 
-__all__ = ["FromTrainer", "TcpServerPlane", "TcpTrainerPlane", "bytes_for"]
+__all__ = ["MESSAGE_BYTES", "FromTrainer", "TcpServerPlane", "TcpTrainerPlane", "bytes_for"]
 
 MESSAGE_BYTES = 4 * CHUNK_BYTES  # of a message without words, at most, as over gRPC
 AT_ONCE = 128 * 1024  # bytes; no more are sent by whoever has them ready, rather than by the connection's thread

@@ -18,6 +18,8 @@ from common.tensors.optimizers import Optimizer, make_optimizer
 from common.tensors.parts import Accumulator
 
 __all__ = [
+    "MOST_DIMENSIONS",
+    "MOST_SLOTS",
     "data_of",
     "describe",
     "layout_of",
@@ -30,6 +32,8 @@ __all__ = [
 
 FLOAT32 = np.dtype("<f4")
 DTYPES = ("float32", "float64")
+MOST_SLOTS = 1 << 16  # parameters of a model
+MOST_DIMENSIONS = 32  # of one
 
 
 def data_of(chunk: Chunk) -> FloatArray:

@@ -62,6 +62,6 @@ def parse_mode(text: str) -> Mode:
         UsageError: there is none of that name.
     """
     name, colon, number = text.strip().partition(":")
-    if colon and not (name in LIMITS and number.isdecimal() and number.isascii()):
+    if colon and not (name in LIMITS and number.isdecimal() and number.isascii() and len(number) <= 10):
         raise UsageError(f"not a mode: {text!r}; expected sync, ssp:S, async or geo:K, as in ssp:2")
     return Mode(name, int(number) if colon else {"ssp": STALENESS, "geo": LOCAL_STEPS}.get(name, 0))

@@ -12,10 +12,13 @@ import pytest
 from collective.membership.connections import MESH, Listener, call, key_of, seat_of
 from common.credentials.credentials import TOKEN_VARIABLE, Credentials
 from common.credentials.token import new_token
+from common.errors import PortInUse
+from common.network.rendezvous import RendezvousServer, join
 from common.system.memory import Segment, Unreachable
+from common.system.process import JOB_SECRET_VARIABLE
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.shared_memory import Desk, OthersMemory, memory_of
-from tests.support.groups import ROOT
+from tests.support.groups import ROOT, on_threads
 
 pytestmark = [
     pytest.mark.processes,
@@ -128,3 +131,80 @@ def test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not(monkeypatch:
             "tcp True",
         ]
         second.wait()
+
+
+AT_THE_MEMORY = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+pid, descriptor = sys.argv[1:]
+for name in (f"fd/{descriptor}", "mem", "environ", "map_files"):
+    try:
+        os.listdir(f"/proc/{pid}/{name}") if name == "map_files" else open(f"/proc/{pid}/{name}", "rb").close()
+        print(name, "is open")
+    except PermissionError:
+        pass
+"""
+
+
+def test_another_user_reaches_no_memory_through_proc() -> None:
+    with Segment(64) as mine:
+        command = [sys.executable, "-c", AT_THE_MEMORY, str(os.getpid()), str(mine.descriptor)]
+        assert subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True).stdout == ""
+
+
+AT_THE_PORT = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with socket.socket() as squatter:
+    squatter.bind(("127.0.0.1", 0))
+    squatter.listen()
+    print(squatter.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_port_that_another_user_has_taken_is_named_at_once() -> None:
+    command = [sys.executable, "-c", AT_THE_PORT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as squatter:
+        assert squatter.stdout is not None
+        port = int(squatter.stdout.readline())
+        begin = time.monotonic()
+        with pytest.raises(PortInUse, match=f"127.0.0.1:{port}"):
+            ParameterServer(f"127.0.0.1:{port}", 1)
+        with pytest.raises(PortInUse, match=f"127.0.0.1:{port}"):
+            ParameterServer("127.0.0.1:0", 1, data_port=port)
+        with pytest.raises(PortInUse, match=f"127.0.0.1:{port}"):
+            RendezvousServer(f"127.0.0.1:{port}", 1, timeout=1.0)
+        assert time.monotonic() - begin < 3.0  # 1 s each
+        squatter.communicate("")
+
+
+AT_THE_RENDEZVOUS = """
+import encodings.idna, os, sys
+from common.errors import RendezvousError
+from common.network.rendezvous import join
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+names = [line.split()[-1] for line in open("/proc/net/unix") if sys.argv[1] in line]
+for rank in (0, 1):
+    try:
+        join(f"unix-abstract:{names[0][1:]}", rank=rank, nranks=2, backend="shm", address="", timeout=20.0)
+        print("it is in")
+    except RendezvousError as exc:
+        print(exc)
+"""
+
+
+def test_another_user_who_reads_the_name_of_the_rendezvous_is_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"gradsync-test-{os.getpid()}-meeting"
+    monkeypatch.setenv(JOB_SECRET_VARIABLE, "of this job")
+    with RendezvousServer(f"unix-abstract:{name}", 2, timeout=DEADLINE_S) as server:
+        command = [sys.executable, "-c", AT_THE_RENDEZVOUS, name]
+        without = {key: value for key, value in os.environ.items() if key != JOB_SECRET_VARIABLE}
+        done = subprocess.run(command, cwd=ROOT, env=without, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+        lines = done.stdout.splitlines()
+        assert len(lines) == 2
+        assert all("does not belong to this job: it lacks the secret" in line for line in lines)
+        members = on_threads(
+            2, lambda rank: join(server.address, rank=rank, nranks=2, backend="shm", address="", timeout=DEADLINE_S)
+        )
+    assert {len(member.addresses) for member in members} == {2}

@@ -39,6 +39,7 @@ LENGTH = struct.Struct("<Q")
 MOST_DEPTH = 100  # of containers in containers
 DTYPE = re.compile(r"[<>|][biufcSU]\d{1,9}|[<>][Mm]8(\[\d{0,9}\w{1,2}\])?")
 MOST_DIMENSIONS = 32
+MOST_EMPTY = 1 << 20  # elements that an array without bytes may seem to have
 TENSORS = {str(dtype): (dtype, stored) for dtype, stored in DTYPES.items()}
 CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
 MADE: dict[str, Callable[[Any], Any]] = {letter: kind for kind, letter in CONTAINERS.items()}
@@ -208,8 +209,10 @@ class Reader:
         blob = self._blob(size)
         if math.prod(shape) * dtype.itemsize != len(blob):
             raise ProtocolError(f"an object's array has {len(blob)} bytes, its shape and type say otherwise")
-        if dtype.itemsize == 0 or not len(blob):
-            return np.empty(shape, dtype)
+        if not len(blob):
+            if math.prod(n or 1 for n in shape) > MOST_EMPTY:
+                raise ProtocolError(f"an object has an empty array of shape {str(shape)[:80]}")
+            return np.zeros(shape, dtype)  # of a dtype without bytes, S0 or U0, NumPy makes one with some
         return np.frombuffer(bytearray(blob), dtype).reshape(shape)
 
     def _tensor(self, name: str, shape: list[Any], size: Any, stop_gradient: bool) -> Any:

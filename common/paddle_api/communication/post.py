@@ -25,6 +25,7 @@ __all__ = ["Post"]
 LENGTH = struct.Struct("<I")
 ALIGNED = 64  # where elements begin
 TOGETHER = 65_536
+MOST_DIMENSIONS = 64  # of an array, as NumPy has it
 
 
 class Post:
@@ -84,9 +85,12 @@ class Post:
         try:
             (length,) = LENGTH.unpack_from(message)
             call, ranks, dtype, shape = json.loads(bytes(message[LENGTH.size : LENGTH.size + length]))
-            return [str(call), int(ranks), str(dtype), [int(n) for n in shape]]
-        except (struct.error, ValueError, TypeError, RecursionError) as exc:
+            found: list[Any] = [str(call), int(ranks), str(dtype), [int(n) for n in shape]]
+        except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as exc:
             raise ProtocolError(f"rank {source} sent no header: {exc}") from exc
+        if len(shape) > MOST_DIMENSIONS or not all(0 <= n < 1 << 63 for n in found[3]):
+            raise ProtocolError(f"rank {source} sent a header of shape {str(shape)[:80]}")
+        return found
 
 
 def said(header: Sequence[Any], *, known: bool) -> str:

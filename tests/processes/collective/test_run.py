@@ -22,7 +22,7 @@ from common.system.process import PARENT_VARIABLE
 from common.tensors.arena import sha256_of_parameters
 from common.trainer.record import RunRecord
 from tests.support import warm
-from tests.support.groups import DEADLINE_S, environment, free_port
+from tests.support.groups import DEADLINE_S, ROOT, environment, free_port
 from tests.support.traces import check_causes, check_trace, read_trace
 
 paddle = pytest.importorskip("paddle")
@@ -235,6 +235,16 @@ def test_run_refuses_what_cannot_work(capfd, args, words):
 )
 def test_trainer_refuses_what_cannot_work(capfd, args, words):
     assert_main_refuses(capfd, "collective.trainer", args, words)
+
+
+def test_a_limit_of_memory_that_paddle_does_not_fit_in_is_named():
+    command = f"ulimit -v 400000; exec {sys.executable} -m collective.trainer --rank 0 --nranks 1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("collective.trainer: not enough memory: ")
+    assert last.endswith("(it may have 409,600,000 bytes, ulimit -v)")
+    assert "Traceback" not in done.stderr
 
 
 def test_trainers_that_disagree_on_nranks_are_both_told(start):

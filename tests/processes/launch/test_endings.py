@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from common.launch import job as launch
 from common.launch.child import ProcessFailed
+from common.system.out_of_memory import hint_of_memory
 from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start
 from tests.support.short_job import Job
 
@@ -52,6 +55,24 @@ def test_a_killed_process_is_128_and_the_signal() -> None:
         failure = failure_of(job)
     assert failure.exit_code == 137
     assert str(failure) == "rank 0 was killed by SIGKILL without a word"
+
+
+def test_a_process_killed_where_memory_ran_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "killed_for_memory", lambda: 6)
+    with Job(_killed=5) as job:
+        process = start(job, 0, "import sys; print('there', flush=True)\n" + PAUSE)
+        while not (job.children[0].log or Path()).read_text():
+            time.sleep(0.01)
+        job.children[0].look()
+        process.kill()
+        failure = failure_of(job)
+    had = r"it had 0\.0 GB of the \d+\.\d GB here"
+    assert re.match(f"rank 0 was killed by SIGKILL because memory ran out; {had}; use a smaller batch", str(failure))
+
+
+def test_a_process_killed_with_most_of_the_memory_may_have_run_out_of_it() -> None:
+    assert hint_of_memory(0, 0) == hint_of_memory(0, 1 << 20) == ""
+    assert hint_of_memory(0, 1 << 60).startswith(", perhaps because memory ran out; it had 1152921504.6 GB of ")
 
 
 def test_who_only_reports_anothers_failure_is_not_blamed() -> None:

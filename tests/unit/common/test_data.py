@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError, UsageError
-from common.trainer.data import Split, load_dataset, rank_batches
+from common.trainer.data import Split, load_dataset, rank_batches, read_gzip
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -347,3 +347,9 @@ def test_a_data_set_without_one_batch_a_rank(count: int, batch_size: int, nranks
     with pytest.raises(UsageError) as caught:
         rank_batches(numbered(count), batch_size=batch_size, rank=0, nranks=nranks)
     assert str(caught.value) == message
+
+
+def test_of_a_file_that_holds_far_more_than_it_should_no_more_is_read(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "bomb.gz", "wb") as file:
+        file.write(bytes(1 << 24))
+    assert len(read_gzip(tmp_path / "bomb.gz", 1000)) == 1001

@@ -6,16 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from common import __version__
-from common.errors import GradSyncError, PeerUnreachable, RendezvousError, VersionMismatch
+from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError, VersionMismatch
 from common.launch.ranks import abstract_address
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE, METHOD, Membership, RendezvousServer, Roster, join
+from tests.support.groups import outcomes_of
 
 LIMIT_S = 20.0  # of groups that are expected to be complete, or to fail at once
 Wait = Callable[[Callable[[], object]], None]
@@ -232,3 +234,37 @@ def test_who_comes_after_the_group_is_complete_does_not_disturb_it() -> None:
     assert roster.wait_for_all(request(0, 1), LIMIT_S) == [request(0, 1)]
     with pytest.raises(RendezvousError, match="rank 0 joined twice"):
         roster.wait_for_all(request(0, 1), LIMIT_S)
+
+
+@pytest.mark.parametrize("scheme", ["collective", "ps"])
+def test_a_rank_beyond_the_group_is_told_to_the_others_at_once(scheme: str) -> None:
+    """It took them the whole timeout."""
+    import collective
+    from ps.client.client import Client
+    from tests.support.sessions import serving
+
+    begin = time.monotonic()
+    with ExitStack() as stack:
+        address = stack.enter_context(serving(2))[0].address if scheme == "ps" else abstract_address("outside")
+
+        def connect(rank: int) -> None:
+            if scheme == "ps":
+                Client([address], rank, 2)
+            else:
+                collective.connect(rank, 2, address, backend="shm")
+
+        first, outside = [outcome.error for outcome in outcomes_of(2, lambda index: connect(3 * index))]
+    assert isinstance(first, RendezvousError)
+    assert "rank 3 is outside 0..1" in str(first)
+    assert isinstance(outside, UsageError)
+    assert str(outside) == "rank 3 is outside 0..1 (--nranks 2)"
+    assert time.monotonic() - begin < 5.0
+
+
+def test_two_first_ranks_are_told_so() -> None:
+    import collective
+
+    address = abstract_address("doubled")
+    errors = [each.error for each in outcomes_of(2, lambda _: collective.connect(0, 2, address, backend="shm"))]
+    assert [str(error) for error in errors] == ["rank 0 joined twice; give every rank its own --rank"] * 2
+    assert {type(error) for error in errors} == {RendezvousError}

@@ -90,7 +90,7 @@ def test_notes_that_find_no_room_go_over_grpc(monkeypatch: pytest.MonkeyPatch) -
             arena.gradients[...] = sample(client.rank, arena.layout.length, "float32", seed=client.step)
             for bucket in range(len(arena.buckets)):
                 client.push(bucket)
-            client.commit(RATE, used=bytes(NOTE_BYTES if step % 2 else 3))
+            client.commit(RATE, used=bytes(NOTE_BYTES if step % 2 else 4))
         seen.append(arena.parameters.copy())
 
     with serving(2) as (server,):
