@@ -104,8 +104,8 @@ def test_it_computes_what_paddle_does(tmp_path: Path) -> None:
         for model, optimizer, sizes in trainings:
             config = TrainingConfig(batch_size=8, model=model, optimizer=optimizer, lr=0.003)
             contestants = line_up(["ring", "torch-ddp"], sizes, ["shm"], [1], ["shm"])
-            for peer in certify(pool, contestants, config, tmp_path, on_run=lambda what: None)["peers"]:
-                found[model, optimizer, peer["contestant"]] = peer["difference"]
+            for peer in certify(pool, contestants, config, tmp_path, on_run=lambda what: None).peers:
+                found[model, optimizer, peer.contestant] = peer.difference
     assert len(found) == len(CLASSES) + 2
     assert max(found.values()) < 2e-5, found
 
