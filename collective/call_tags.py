@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ __all__ = [
     "BARRIER",
     "BROADCAST",
     "CALLS",
+    "FORMAT",
     "GATHERING",
     "GATHER_CHUNKS",
     "OPERATIONS",
@@ -43,8 +43,10 @@ KINDS: dict[int, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Tag:
+FORMAT = struct.Struct("<IQIHHI")  # of a tag: 24 bytes
+
+
+class Tag(NamedTuple):
     """What a message is, so that a wrong one is refused: sent with it, compared with what is expected."""
 
     epoch: int
@@ -54,14 +56,12 @@ class Tag:
     chunk: int
     piece: int  # of the chunk
 
-    FORMAT = struct.Struct("<IQIHHI")  # 24 bytes
-
     def pack(self) -> bytes:
-        return self.FORMAT.pack(*astuple(self))
+        return FORMAT.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes) -> Tag:
-        return cls(*cls.FORMAT.unpack(data))
+        return cls._make(FORMAT.unpack(data))
 
     def __str__(self) -> str:
         """The call that it is part of.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from collective.call_tags import Array, Tag
+from collective.call_tags import FORMAT, Array, Tag
 from collective.membership.liveness import Mesh
 from collective.transports.base import Transport
 from common.errors import ProtocolError
@@ -39,7 +39,7 @@ class TcpTransport(Transport):
         self.rank, self.nranks = mesh.rank, mesh.nranks
         self._mesh = mesh
         self._links = {
-            rank: Link(connection, Tag.FORMAT.size, checksum=checksum) for rank, connection in connections.items()
+            rank: Link(connection, FORMAT.size, checksum=checksum) for rank, connection in connections.items()
         }
 
     def send(self, rank: int, array: Array, tag: Tag) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -213,7 +213,7 @@ def test_after_flush_the_sender_may_overwrite(ring, kind, count):
 
 @pytest.mark.parametrize("field", ["step", "bucket", "phase", "chunk", "piece"])
 def test_a_message_of_another_step_or_place_is_refused(ring, field):
-    wrong = replace(tag(), **{field: 9})
+    wrong = tag()._replace(**{field: 9})
     got = errors(
         ring,
         lambda transport: send_on(transport, np.ones(5), wrong),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import collective
-from collective.call_tags import Tag
+from collective.call_tags import FORMAT, Tag
 from collective.membership.liveness import Mesh
 from collective.transports.tcp import TcpTransport
 from common.errors import ProtocolError, RendezvousError, UsageError
@@ -19,7 +19,7 @@ from tests.support.groups import assert_same_bits, on_threads, outcomes_of, redu
 
 TAG = Tag(epoch=0, step=12, bucket=3, phase=1, chunk=0, piece=0)
 VALUES = np.arange(25_000, dtype=np.float32)
-HEADER_BYTES = FRAME.size + Tag.FORMAT.size
+HEADER_BYTES = FRAME.size + FORMAT.size
 CHECKSUM_AT = 8
 
 
