@@ -26,12 +26,13 @@ from tests.support.commands import JOB, Started, end_all, until
 from tests.support.credentials import with_secret
 from tests.support.crowds import Crowd
 from tests.support.groups import free_port
-from tests.support.ports import GONE, PATIENCE_S, UNKNOWN, Port, family_of, kind_of, ports_of, ports_of_all
+from tests.support.ports import GONE, UNKNOWN, Port, family_of, kind_of, ports_of, ports_of_all
 
 pytestmark = pytest.mark.processes
 
-STEPS = 1000  # of a training by servers, whose ports stay open
+STEPS = 1500  # of a training by servers, whose ports stay open
 FEW_STEPS = 20
+ALL_S = 20.0
 MORE_THREADS = 8  # gRPC's own, and the stranger's
 MORE_BYTES = 100 << 20
 TCP, UNIX, SEQPACKET = (socket.AF_INET, 1), (socket.AF_UNIX, 1), (socket.AF_UNIX, 5)
@@ -74,7 +75,7 @@ class Strangers(ThreadPoolExecutor):
         """How many have come by now."""
         for port in ports_of([pid for job in jobs for pid in family_of(job.process.pid)]):
             if port not in self.visits and port.inode not in self._before:
-                self.visits[port] = self.submit(kind_of, port, almost=self.almost.release)
+                self.visits[port] = self.submit(kind_of, port, almost=self.almost.release, last=ALL_S)
         return len(self.visits)
 
     def found(self) -> set[tuple[str, tuple[int, int]]]:
@@ -116,7 +117,7 @@ def test_a_stranger_is_refused_at_every_port_of_a_training_by_a_ring(
         ranks = [start(*trainer, "--rank", 0)]
         until(lambda: strangers.come(*ranks) >= len(expected), "the ports of rank 0")
         for _ in expected:
-            assert strangers.almost.acquire(timeout=PATIENCE_S)
+            assert strangers.almost.acquire(timeout=ALL_S)
         ranks.append(start(*trainer, "--rank", 1))
         until(lambda: (strangers.come(*ranks), ranks[0].process.poll() is not None)[1], "the end of the training")
     for rank in ranks:

@@ -19,9 +19,10 @@ __all__ = ["GONE", "PATIENCE_S", "UNKNOWN", "Port", "family_of", "kind_of", "por
 
 LISTENS = "0A"  # of /proc/net/tcp
 ACCEPTS = 1 << 16  # __SO_ACCEPTCON, of /proc/net/unix
-PATIENCE_S = 15.0  # whoever says nothing is dropped after 5 s
+PATIENCE_S = 3.0  # whoever says all that is asked for is dropped at once, less than a training takes
 ALERT = b"\x15"  # the first byte of what TLS says last
 GONE, UNKNOWN = "gone", "unknown"
+OPEN = "it stays open"
 
 
 @dataclass(frozen=True)
@@ -103,19 +104,30 @@ def unix_port(line: Sequence[str]) -> Port:
     return Port(line[6], socket.AF_UNIX, int(line[4], 16), "\0" + name[1:] if name.startswith("@") else name)
 
 
-def kind_of(port: Port, patience: float = PATIENCE_S, almost: Callable[[], object] = lambda: None) -> str:
+def kind_of(
+    port: Port, patience: float = PATIENCE_S, almost: Callable[[], object] = lambda: None, last: float = 0.0
+) -> str:
     """Which of the kinds that we know it is, by how it refuses a stranger; UNKNOWN: it does not, or in another way;
     GONE: it has closed meanwhile.
 
     Args:
-        almost: called before the last attempt, whose end may have to wait until the group has met.
+        almost: called before the last attempt, which may have to wait until the group has met,
+        last: for so long.
     """
-    try:
-        answers = {"TLS": begin_tls(port, patience), "gRPC": call(port, patience)}
-        almost()
-        answers["bytes"] = say_something(port, patience)
-    except (ConnectionRefusedError, FileNotFoundError):
-        return GONE
+    answers: dict[str, str] = {}
+    for doing, attempt in ATTEMPTS.items():
+        if doing == LAST:
+            almost()
+        try:
+            answers[doing] = attempt(port, max(patience, last) if doing == LAST else patience)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return (
+                GONE
+                if any(answers.items() <= refuses.items() for refuses in KINDS.values())
+                else f"{UNKNOWN}: {answers}"
+            )
+        if answers[doing] == OPEN:  # at once, before the job ends and closes it
+            break
     return next((kind for kind, refuses in KINDS.items() if answers == refuses), f"{UNKNOWN}: {answers}")
 
 
@@ -133,7 +145,7 @@ def say_something(port: Port, patience: float) -> str:
             while more := stranger.recv(4096):
                 heard += more
         except TimeoutError:
-            return "it stays open"
+            return OPEN
     if heard[: len(MARK)] == MARK and len(heard) == GREETING.size:
         return "a greeting"
     return "nothing" if heard[:1] in (b"", ALERT) else "words"
@@ -152,14 +164,14 @@ def begin_tls(port: Port, patience: float) -> str:
         except (ssl.SSLError, ConnectionResetError, BrokenPipeError):
             return "no TLS"
         except TimeoutError:
-            return "it stays open"
+            return OPEN
         with secured:
             try:
                 return "let in" if secured.recv(1) else "refused"
             except (ssl.SSLError, ConnectionResetError):
                 return "refused"
             except TimeoutError:
-                return "it stays open"
+                return OPEN
 
 
 def call(port: Port, patience: float) -> str:
@@ -173,6 +185,8 @@ def call(port: Port, patience: float) -> str:
     return "answered"
 
 
+LAST = "bytes"
+ATTEMPTS: dict[str, Callable[[Port, float], str]] = {"TLS": begin_tls, "gRPC": call, LAST: say_something}
 KINDS = {  # and how one refuses
     "gRPC": {"TLS": "refused", "gRPC": "UNAVAILABLE", "bytes": "nothing"},
     "door": {"TLS": "no TLS", "gRPC": "UNAVAILABLE", "bytes": "a greeting"},
