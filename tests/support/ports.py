@@ -126,6 +126,8 @@ def kind_of(
                 if any(answers.items() <= refuses.items() for refuses in KINDS.values())
                 else f"{UNKNOWN}: {answers}"
             )
+        if answers[doing] == GONE:
+            return GONE
         if answers[doing] == OPEN:  # at once, before the job ends and closes it
             break
     return next((kind for kind, refuses in KINDS.items() if answers == refuses), f"{UNKNOWN}: {answers}")
@@ -161,7 +163,9 @@ def begin_tls(port: Port, patience: float) -> str:
     with port.dial(patience) as connection:
         try:
             secured = context.wrap_socket(connection)
-        except (ssl.SSLError, ConnectionResetError, BrokenPipeError):
+        except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError):
+            return GONE  # without a word: nobody of ours does that
+        except ssl.SSLError:
             return "no TLS"
         except TimeoutError:
             return OPEN
