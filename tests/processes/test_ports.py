@@ -30,7 +30,7 @@ from tests.support.ports import GONE, UNKNOWN, Port, family_of, kind_of, ports_o
 
 pytestmark = pytest.mark.processes
 
-STEPS = 1500  # of a training by servers, whose ports stay open
+STEPS = 1000  # of a training by servers, whose ports stay open
 FEW_STEPS = 20
 ALL_S = 20.0
 MORE_THREADS = 8  # gRPC's own, and the stranger's
