@@ -47,7 +47,8 @@ class ServerConfig(CredentialFlags):
     address_file: Path | None = None
     """Write HOST:PORT to this file once trainers can connect."""
     metrics_port: int | None = None
-    """Serve figures for Prometheus at http://HOST:METRICS_PORT/metrics; 0 lets the system choose. (default: none)"""
+    """Serve figures for Prometheus at http://HOST:METRICS_PORT/metrics, if HOST is of other hosts at 127.0.0.1 unless
+    --insecure is given; 0 lets the system choose. (default: none)"""
 
     def __post_init__(self) -> None:
         check_rank(0, self.nranks)

@@ -68,10 +68,11 @@ def run(config: ServerConfig) -> None:
             check_writable("address-file", config.address_file)
             config.address_file.write_text(f"{server.address}\n")
         if config.metrics_port is not None:
-            from ps.coordinator.metrics import serve_metrics
+            from ps.coordinator.metrics import metrics_host, serve_metrics
 
-            port = stack.enter_context(serve_metrics(server.status, config.host, config.metrics_port))
-            print(f"metrics at http://{host}:{port}/metrics", flush=True)
+            where = metrics_host(config.host, current())
+            port = stack.enter_context(serve_metrics(server.status, where, config.metrics_port))
+            print(f"metrics at http://{f'[{where}]' if ':' in where else where}:{port}/metrics", flush=True)
         try:
             server.wait()
         finally:

@@ -1,6 +1,7 @@
 """GradSync's own groups: shared memory (arrays made by the group, or ordinary ones), TCP and NCCL.
 
-tcp on loopback is measured without checksums, tcp-checksum with them; tcp-ring sends short arrays round the ring too.
+tcp on loopback is measured without checksums, tcp-checksum with them; tcp-ring sends short arrays round the ring too;
+tcp-tls is tcp over TLS.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.contestants.encryption import encrypt_if_secure
 from collective.group import connect
 from collective.nccl.seat import require_nccl
 from common.errors import UsageError
@@ -32,6 +34,7 @@ class Rank:
     array: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
+        encrypt_if_secure()
         self._name, self._ordinary = name, name == "shm-copied"
         self._arrays: dict[int, Any] = {}  # by size
         self.xp: Any = importlib.import_module("cupy") if name.startswith("nccl") else np

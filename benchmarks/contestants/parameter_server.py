@@ -1,5 +1,5 @@
-"""Rounds of our parameter servers: ps-shm (arrays made by the connection, ps-shm-copied: ordinary ones), ps-tcp
-and ps-grpc.
+"""Rounds of our parameter servers: ps-shm (arrays made by the connection, ps-shm-copied: ordinary ones), ps-tcp,
+ps-grpc, and these two over TLS: ps-tcp-tls and ps-grpc-tls.
 
 Each size is a training of its own: the server's k-th listens k ports after the first.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from benchmarks.contestants.encryption import encrypt_if_secure
 from benchmarks.contestants.sweep_contestants import RATE
 from common.errors import PeerError
 from common.system.addresses import address_after
@@ -41,6 +42,7 @@ class Rank:
     parameters: npt.NDArray[Any]
 
     def __init__(self, name: str, rank: int, nranks: int, address: str) -> None:
+        encrypt_if_secure()
         self._data_plane, self._ordinary = name.split("-")[1], name.endswith("-copied")
         self._rank, self._nranks, self._servers = rank, nranks, address.split(",")
         self._connection: Connection | None = None
@@ -73,6 +75,7 @@ class Rank:
 def main() -> int:
     """A server, for one training after the other, until it is ended."""
     prepare_server()
+    encrypt_if_secure()
     import common.tensors.flat_optimizer  # noqa: F401 - now, so that no trainer waits for it
 
     address, shard, nranks, memory = sys.argv[1:]

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from common.errors import choose
 
-__all__ = ["BACKENDS", "OPERATIONS", "OURS", "RATE", "Member", "is_limit", "load_backend", "possible"]
+__all__ = ["BACKENDS", "OPERATIONS", "OURS", "RATE", "Member", "is_encrypted", "is_limit", "load_backend", "over_tls"]
+__all__ += ["plain_of", "possible"]
 
 RATE = 0.5  # a power of two, so that a step with small whole numbers is exact
 ALL_REDUCE, PUSH_PULL, BROADCAST = "all_reduce", "push_pull", "broadcast"
@@ -38,6 +39,7 @@ class Entry:
         between: the same between emulated hosts.
         ours: whether it is this library.
         limit: whether it computes nothing, and is what the machine allows.
+        encrypted: whether it is another one over TLS, on the loopback too; its name is that one's with TLS behind it.
     """
 
     module: str
@@ -45,13 +47,16 @@ class Entry:
     between: tuple[str, ...] = ()
     ours: bool = False
     limit: bool = False
+    encrypted: bool = False
 
 
+TLS = "-tls"
 SUMS, BOTH, ROUNDS = (ALL_REDUCE,), (ALL_REDUCE, BROADCAST), (PUSH_PULL,)
 TABLE = {
     "shm": Entry("gradsync", BOTH, ours=True),
     "shm-copied": Entry("gradsync", SUMS, ours=True),
     "tcp": Entry("gradsync", BOTH, BOTH, ours=True),
+    "tcp-tls": Entry("gradsync", BOTH, BOTH, ours=True, encrypted=True),
     "tcp-ring": Entry("gradsync", SUMS, ours=True),
     "tcp-checksum": Entry("gradsync", BOTH, ours=True),
     "gloo": Entry("paddle_gloo", BOTH, BOTH),
@@ -69,6 +74,8 @@ TABLE = {
     "ps-shm-copied": Entry("parameter_server", ROUNDS, ours=True),
     "ps-tcp": Entry("parameter_server", ROUNDS, ROUNDS, ours=True),
     "ps-grpc": Entry("parameter_server", ROUNDS, ROUNDS, ours=True),
+    "ps-tcp-tls": Entry("parameter_server", ROUNDS, ROUNDS, ours=True, encrypted=True),
+    "ps-grpc-tls": Entry("parameter_server", ROUNDS, ROUNDS, ours=True, encrypted=True),
     "tcp-sgd": Entry("ring_sgd", ROUNDS, ROUNDS, ours=True),
     "ray": Entry("ray_server", ROUNDS),
     "torch-rpc": Entry("torch_rpc", ROUNDS),
@@ -87,6 +94,21 @@ def possible(operation: str, *, emulated: bool) -> tuple[str, ...]:
 def is_limit(backend: str) -> bool:
     """Whether it computes nothing, and is what the machine allows."""
     return backend in TABLE and TABLE[backend].limit
+
+
+def is_encrypted(backend: str) -> bool:
+    """Whether it is measured with --tls only."""
+    return backend in TABLE and TABLE[backend].encrypted
+
+
+def over_tls(backend: str) -> str:
+    """The same over TLS; "": that is not measured."""
+    return name if is_encrypted(name := backend + TLS) else ""
+
+
+def plain_of(backend: str) -> str:
+    """What an encrypted one stands beside."""
+    return backend.removesuffix(TLS)
 
 
 class Member(Protocol):

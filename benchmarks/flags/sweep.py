@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants.sweep_contestants import BACKENDS, OPERATIONS, possible
+from benchmarks.contestants.sweep_contestants import BACKENDS, OPERATIONS, is_encrypted, over_tls, possible
 from benchmarks.flags.compare import numbers
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
@@ -34,6 +34,9 @@ class SweepConfig:
     backends: str | None = None
     """What to measure, separated by commas; what is not installed is named as absent. On GPUs: nccl, nccl-ring,
     nccl-raw (their limit) and torch-nccl. (default: all that can run)"""
+    tls: bool = False
+    """Beside TCP and gRPC measure the same over TLS, on the loopback too, where a job of ours would not encrypt TCP:
+    tcp-tls, or ps-tcp-tls and ps-grpc-tls."""
     servers: int = 1
     """Number of parameter servers, of push_pull."""
     repetitions: int = 5
@@ -62,6 +65,10 @@ class SweepConfig:
                 where = "one host" if self.cluster.hosts is None else "emulated hosts"
                 there = ", ".join(self._possible)
                 raise UsageError(f"backend {name} cannot be measured for {self.op} on {where}; there are {there}")
+        if self.tls and not any(map(is_encrypted, self.names())):
+            raise UsageError(
+                f"--tls: none of {', '.join(self.names())} is measured over TLS; tcp, ps-tcp and ps-grpc are"
+            )
         if not self.bytes:
             raise UsageError("--sizes must name at least one size")
         if self.repetitions < 1 or self.servers < 1 or not self.seconds > 0 or not 0 <= self.late <= MOST_LATE_S:
@@ -71,7 +78,13 @@ class SweepConfig:
 
     def names(self) -> list[str]:
         """Of the backends to measure."""
-        return list(self._possible) if self.backends is None else self.backends.split(",")
+        if self.backends is not None:
+            named = self.backends.split(",")
+        else:
+            named = [name for name in self._possible if not is_encrypted(name)]
+        if self.tls:
+            named = [each for name in named for each in (name, over_tls(name)) if each]
+        return list(dict.fromkeys(named))
 
     @property
     def _possible(self) -> tuple[str, ...]:

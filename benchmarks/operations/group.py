@@ -7,12 +7,14 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants.sweep_contestants import load_backend
+from benchmarks.contestants.sweep_contestants import is_encrypted, load_backend
 from benchmarks.netlab.hosts import Hosts
+from common.credentials.credentials import Credentials, using
+from common.credentials.derived import SECRET_BYTES
 from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory, added_since
@@ -61,7 +63,8 @@ class MeasuredGroup:
             listener.bind(control)
             listener.listen(self.nranks)
             listener.settimeout(START_S)
-            self._start(control)
+            with self._credentials():
+                self._start(control)
             try:
                 self._ranks = [self._accept(listener) for _ in range(self.nranks)]
             except TimeoutError as exc:
@@ -76,6 +79,12 @@ class MeasuredGroup:
         """Let the processes leave. Idempotent; never raises, even if a job for one that died still lies in a buffer."""
         with suppress(OSError):
             self._resources.close()
+
+    def _credentials(self) -> AbstractContextManager[None]:
+        """Of the processes that are started within: a token of their own, by which they encrypt; else ours."""
+        if not is_encrypted(self.backend):
+            return nullcontext()
+        return using(Credentials("token", self._name, secrets.token_bytes(SECRET_BYTES)), warn=False)
 
     def _start(self, control: str) -> None:
         module = load_backend(self.backend)

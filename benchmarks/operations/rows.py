@@ -17,7 +17,7 @@ from common.system.process_memory import ProcessMemory
 
 __all__ = ["Asked", "row_of", "rows_of"]
 
-BETWEEN_HOSTS = ("ps-tcp", "ps-grpc")
+BETWEEN_HOSTS = ("ps-tcp", "ps-grpc", "ps-tcp-tls", "ps-grpc-tls")
 MARGIN = 100e6  # bytes that a server may use beside its data
 LIMITS = {  # of a backend and its variants, as in shm-copied
     "shm": "memory-limit",

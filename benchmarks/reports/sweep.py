@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from benchmarks.contestants.sweep_contestants import OURS, is_limit
+from benchmarks.contestants.sweep_contestants import OURS, is_encrypted, is_limit, plain_of
 from benchmarks.page.charts import Line, Lines, Panel
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Section, Table
 from benchmarks.page.document import Row as Cells
@@ -89,6 +89,7 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
                 most=reach[1],
             )
         )
+    lines += _costs_of_tls(nranks, rows)
     if told := [_memory(row, row.server_memory) for row in rows if row.server_memory]:
         lines.append(
             say(
@@ -98,6 +99,26 @@ def _race(nranks: int, rows: Sequence[Row]) -> list[str]:
             )
         )
     return lines
+
+
+def _costs_of_tls(nranks: int, rows: Sequence[Row]) -> list[str]:
+    """Against the same in plain text, backend by backend and size by size."""
+    plain = {(row.backend, row.bytes): row for row in rows}
+    told = [
+        say("{backend} {ratio:.2f} times at {size}", backend=each, ratio=row.time_ms / before.time_ms, size=size)
+        for row in rows
+        if is_encrypted(row.backend) and (before := plain.get((each := plain_of(row.backend), row.bytes)))
+        for size in [size_in_words(row.bytes)]
+    ]
+    if not told:
+        return []
+    return [
+        say(
+            "N={nranks}, TLS takes so many times as long as plain text: {ratios}.",
+            nranks=nranks,
+            ratios=say("; ").join(told),
+        )
+    ]
 
 
 def _memory(row: Row, of: ServerMemory) -> str:

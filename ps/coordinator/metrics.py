@@ -9,10 +9,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from common.credentials.credentials import Credentials
 from common.errors import PortInUse
 from common.network.gradsync_pb2 import StatusReply
+from common.network.rpc import is_loopback
 
-__all__ = ["serve_metrics"]
+__all__ = ["metrics_host", "serve_metrics"]
+
+THIS_HOST = "127.0.0.1"
 
 
 class StatusCollector(Collector):
@@ -52,6 +56,12 @@ class StatusCollector(Collector):
             moved.add_metric([rank, "pushed", t.data_plane], t.bytes_pushed)
             moved.add_metric([rank, "served", t.data_plane], t.bytes_served)
         yield from (steps, last, lag, behind, moved)
+
+
+def metrics_host(host: str, credentials: Credentials) -> str:
+    """Where figures are served by a server that listens at `host`: Prometheus shows no certificate, so they are told to
+    other hosts with --insecure only."""
+    return THIS_HOST if credentials.secure and not is_loopback(host) else host
 
 
 @contextmanager

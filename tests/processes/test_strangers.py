@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ pytest.importorskip("paddle")
 
 from tests.support.commands import JOB, Started, end_all, until
 from tests.support.crowds import Crowd
+from tests.support.ports import family_of, ports_of
 
 pytestmark = pytest.mark.processes
 
 STEPS = 300
-LISTENS = "0A"  # of /proc/net/tcp
 JOBS = {
     "collective": ["collective.run", "--nranks", 2, "--backend", "tcp"],
     "ps": ["ps.run", "--trainers", 2, "--servers", 1, "--data-plane", "tcp"],
@@ -39,32 +38,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     end_all(started)
 
 
-def family_of(pid: int) -> list[int]:
-    """A process and its descendants."""
-    found = [pid]
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [each for child in (thread / "children").read_text().split() for each in family_of(int(child))]
-    return found
-
-
-def sockets_of(pids: Sequence[int]) -> set[str]:
-    """Their numbers in the kernel's table."""
-    found = set()
-    for pid in pids:
-        with suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    found.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
-    return {link.removeprefix("socket:[").rstrip("]") for link in found if link.startswith("socket:[")}
-
-
-def ports_of(pid: int) -> set[int]:
-    """Where a job awaits TCP connections, as the kernel's table says."""
-    own = sockets_of(family_of(pid))
-    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]  # gRPC's IPv4 is in the latter
-    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return {int(line[1].partition(":")[2], 16) for line in lines if line[3] == LISTENS and line[9] in own}
+def tcp_ports_of(pid: int) -> set[int]:
+    return {port.address[1] for port in ports_of(family_of(pid)) if isinstance(port.address, tuple)}
 
 
 def digest(file: Path) -> str:
@@ -81,7 +56,7 @@ def test_crowds_at_every_port_change_nothing(scheme: str, start: Callable[..., S
 
         def come() -> bool:
             """To each port 500, as soon as it is there."""
-            for port in sorted(ports_of(job.process.pid) - crowded):
+            for port in sorted(tcp_ports_of(job.process.pid) - crowded):
                 crowded.add(port)
                 crowds.enter_context(Crowd([port], 500))
             return job.process.poll() is not None

@@ -195,6 +195,7 @@ def sweeps() -> Iterator[Results]:
     wrong["rows"][0]["wrong"] = 3
     yield wrong
     yield {**sweep.results_of(row_of("shm", 4, 10**8, [0.1], 0, 0.1)), "absent": {}}
+    yield {**sweep.over_tls(), "absent": {}}
 
 
 def maps() -> Iterator[Results]:

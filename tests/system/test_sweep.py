@@ -90,6 +90,19 @@ def test_a_broadcast(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("op", "plain"), [("all_reduce", ["tcp"]), ("push_pull", ["ps-tcp", "ps-grpc"])])
+@pytest.mark.long
+def test_the_same_over_tls(op: str, plain: list[str], tmp_path: Path) -> None:
+    small = ["--nranks", "2", "--sizes", "100KiB", "--repetitions", "1", "--seconds", "0.005", "--late", "0"]
+    done = sweep(tmp_path, "--tls", "--op", op, "--backends", ",".join(plain), *small)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert [row["backend"] for row in rows] == [each for name in plain for each in (name, f"{name}-tls")]
+    assert all(row["wrong"] == 0 and row["time_ms"] > 0 for row in rows)
+    assert "N=2, TLS takes so many times as long as plain text: " in done.stdout
+
+
+@pytest.mark.processes
 def test_what_a_sweep_has_measured_before_ctrl_c_is_kept(tmp_path: Path, interrupted_when: Callable[..., Any]) -> None:
     out, history = tmp_path / "out", tmp_path / "history"
     flags = ["--nranks", "2", "--sizes", "4KiB", "--backends", "shm,memory-limit", "--repetitions", "100000"]

@@ -105,8 +105,8 @@ broadcast PSS
 GradSync Fleet paddle DataParallel numpy Python UTC CPU MKL AMD EPYC MNIST Fashion CNN MLP ResNet mnist cnn
 local ps ring shm tcp grpc gloo mpi ray sync ssp async geo all reduce push pull collective sha ms float
 Rank rank batch bucket chunk SGD adam digits TCP algbw busbw GB MB KiB MiB Mbit mbit gbit bootstrap data dir
-default memory limit NCCL PyTorch GPU CUDA cupy torch pip tc ddp DistributedDataParallel ip limit root sudo run timeout
-repetitions
+default memory limit TLS tls NCCL PyTorch GPU CUDA cupy torch pip tc ddp DistributedDataParallel ip limit root sudo run
+timeout repetitions
 """
 
 

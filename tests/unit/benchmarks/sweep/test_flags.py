@@ -53,3 +53,26 @@ def test_backends_of_another_operation_are_refused() -> None:
         SweepConfig(op="broadcast", backends="nccl")
     with pytest.raises(UsageError, match=r"backend gloo cannot be measured for push_pull on one host; there"):
         SweepConfig(op="push_pull", backends="gloo")
+
+
+@pytest.mark.parametrize(
+    ("flags", "encrypted"),
+    [
+        ({"op": "all_reduce"}, ["tcp-tls"]),
+        ({"op": "broadcast", "backends": "shm,tcp"}, ["tcp-tls"]),
+        ({"op": "push_pull"}, ["ps-tcp-tls", "ps-grpc-tls"]),
+        ({"op": "push_pull", "backends": "ps-grpc,ps-grpc-tls"}, ["ps-grpc-tls"]),
+    ],
+)
+def test_tls_is_measured_right_beside_plain_text_where_it_is_asked_for(
+    flags: dict[str, str], encrypted: list[str]
+) -> None:
+    plain, both = SweepConfig(**flags).names(), SweepConfig(**flags, tls=True).names()
+    assert [name for name in both if name.endswith("-tls")] == encrypted
+    assert [both[both.index(name) - 1] for name in encrypted] == [name.removesuffix("-tls") for name in encrypted]
+    assert flags.get("backends", "").count("-tls") == sum(name.endswith("-tls") for name in plain)
+
+
+def test_tls_of_what_uses_no_network_is_refused() -> None:
+    with pytest.raises(UsageError, match="--tls: none of shm, gloo is measured over TLS; tcp, ps-tcp and ps-grpc are"):
+        SweepConfig(backends="shm,gloo", tls=True)

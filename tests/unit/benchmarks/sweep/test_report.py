@@ -8,7 +8,7 @@ from rich.console import Console
 from benchmarks.page.charts import Lines
 from benchmarks.verbs.sweep import show
 from tests.support.reporting import plots, to_html, to_markdown, verdict
-from tests.support.sweep_samples import results_of, row_of, sample
+from tests.support.sweep_samples import over_tls, results_of, row_of, sample
 from tests.support.typed_results import typed
 
 
@@ -68,3 +68,9 @@ def test_few_rounds_name_no_winner(rounds: int) -> None:
     _, race, few = verdict(results_of(*(row_of(name, 4, 4096, each, 0, None) for name, each in times.items())))
     assert race.endswith("4 KiB 0.2 ms against 0.1 ms of gloo (noise unknown).")
     assert few.endswith("so no winner is named: use --repetitions 5.")
+
+
+def test_a_report_tells_what_tls_costs() -> None:
+    costs = "tcp 4.25 times at 100 MB; tcp 1.10 times at 4 KiB"
+    assert verdict(over_tls())[-1] == f"N=2, TLS takes so many times as long as plain text: {costs}."
+    assert "| 100 MB | tcp-tls | 170 |" in to_markdown(over_tls())
