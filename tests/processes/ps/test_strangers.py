@@ -1,4 +1,4 @@
-"""Strangers at a real server's port: many joins, and sessions that say nothing."""
+"""Members without a seat at a real server's port: many joins, and sessions that say nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 import ps
+from common.credentials.credentials import current
+from common.network import rpc
 from ps.planes.methods import JOIN, SESSION
 from ps.status import ask
 from tests.support.commands import Started, start_server
@@ -38,10 +40,11 @@ def test_strangers_take_neither_memory_nor_threads_nor_the_training(start: Calla
         client.register(np.zeros(1000, np.float32))
         before = most = process.memory_info().rss
         strangers.callback(over.set)
-        calls = []
+        mine, calls = current(), []
+        options = [*mine.grpc_channel_options(), ("grpc.use_local_subchannel_pool", 1)]
         for _ in range(4):  # of a channel's streams there are only so many at a time
             channel = strangers.enter_context(
-                grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+                grpc.secure_channel(address, mine.grpc_channel_credentials(), options=options)
             )
             for _ in range(IDLE // 4):
                 calls.append(channel.stream_stream(SESSION)(silent(over)))
@@ -61,5 +64,5 @@ def test_strangers_take_neither_memory_nor_threads_nor_the_training(start: Calla
 
 
 def status_of(address: str) -> list[object]:
-    with grpc.insecure_channel(address) as channel:
+    with rpc.connect(address, timeout=ANSWER_S) as channel:
         return list(ask([address], [channel], ANSWER_S))
