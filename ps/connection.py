@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import UsageError
+from common.system.addresses import parse_addresses
 from common.tensors.arena import Arena, FloatArray, Layout, Slot
 from common.tensors.buckets import Bucket, align, words
 from common.tensors.copying import copy
@@ -203,18 +204,21 @@ class Connection:
 
 
 def connect(
-    servers: Sequence[str], rank: int, nranks: int, data_plane: str = "auto", *, timeout: float = 30.0
+    servers: Sequence[str] | str, rank: int, nranks: int, data_plane: str = "auto", *, timeout: float = 30.0
 ) -> Connection:
     """Join the group of `nranks` trainers of these servers; blocks until all have.
 
     Args:
-        servers: HOST:PORT of every server, in the order of their --shard (`python -m ps.server --nranks N --port P`).
+        servers: HOST:PORT of every server, in the order of their --shard (`python -m ps.server --nranks N --port P`);
+            also as one text, separated by commas.
         data_plane: "shm" (one host), "tcp", "grpc" (slower, through any proxy), or "auto": the first that can.
         timeout: deadline of every wait, in seconds.
 
     Raises:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
     """
+    if isinstance(servers, str):
+        servers = parse_addresses(servers)
     return Connection(Client(servers, rank, nranks, timeout=timeout, data_plane=data_plane))
 
 

@@ -64,7 +64,7 @@ class Credentials:
         source: where they come from, for people.
         secret: of kinds token and job. The user's own is read, and made, when it is needed.
         files: of kind files.
-        paths: theirs, in the order of the flags.
+        paths: theirs, in the order of the flags; or that of the token, if it is in a file.
     """
 
     kind: str
@@ -178,9 +178,10 @@ def _chosen(flags: CredentialFlags, token: str, called: Callable[[str], str]) ->
     if len(said) > 1:
         raise UsageError(f"{' and '.join(said)} contradict each other: leave all but one of them out")
     if token:
-        return Credentials("token", f"the token of {TOKEN_VARIABLE} or --token-file", secret_of(token, TOKEN_VARIABLE))
+        return Credentials("token", f"the token of {TOKEN_VARIABLE}", secret_of(token, TOKEN_VARIABLE))
     if flags.token_file:
-        return Credentials("token", f"{called('token_file')} {flags.token_file}", read_token(flags.token_file))
+        path = flags.token_file.absolute()
+        return Credentials("token", f"{called('token_file')} {flags.token_file}", read_token(path), paths=(path,))
     if flags.insecure:
         return Credentials("none", called("insecure"))
     if missing := [called(name) for name in FILE_FIELDS if called(name) not in files]:
@@ -256,12 +257,13 @@ def environment_of(credentials: Credentials) -> dict[str, str]:
     """What makes a child process find the same ones, whatever else its environment says; of kinds job and user: what
     makes it look for a launcher's.
 
-    Nothing of it belongs on a command line, which all users of a host can read.
+    Nothing of it belongs on a command line, which all users of a host can read. Of a token in a file it is the path.
     """
-    paths = dict(zip(FILE_FIELDS, credentials.paths or [""] * len(FILE_FIELDS), strict=True))
+    names = {"files": FILE_FIELDS, "token": ("token_file",)}.get(credentials.kind, ())
+    paths = dict(zip(names, credentials.paths, strict=False))
+    itself = credentials.kind == "token" and not credentials.paths
     return {
-        **{variable_of(name): str(path) for name, path in paths.items()},
-        variable_of("token_file"): "",
+        **{variable_of(name): str(paths.get(name, "")) for name in (*FILE_FIELDS, "token_file")},
         variable_of("insecure"): "0" if credentials.secure else "1",
-        TOKEN_VARIABLE: token_of(credentials.secret) if credentials.kind == "token" else "",
+        TOKEN_VARIABLE: token_of(credentials.secret) if itself else "",
     }

@@ -145,9 +145,9 @@ class Roster:
     def _absence(self, timeout: float) -> str:
         missing = [str(rank) for rank in range(self.nranks) if rank not in self.members]
         return (
-            f"{len(self.members)} of {self.nranks} {self.member}s joined within {timeout:g} s; "
-            f"missing: {self.member} {', '.join(missing)}: not started, ended without joining, "
-            "or too slow (then raise --timeout)"
+            f"{len(self.members)} of {self.nranks} {self.member}s joined within {timeout:.3g} s; "
+            f"missing: {self.member} {', '.join(missing)}: not started, refused for its credentials (it says so), "
+            "ended without joining, or too slow (then raise --timeout)"
         )
 
 

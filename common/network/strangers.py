@@ -46,6 +46,8 @@ def _dial(address: str, seconds: float) -> socket.socket:
 
 def _with_credentials(connection: socket.socket, address: str, credentials: Credentials) -> str:
     ours = f"this process has {credentials.source}; give all processes of a job the same"
+    if credentials.kind == "user":
+        ours += ", by --token-file: each user has his own, and another one where XDG_RUNTIME_DIR differs"
     context = credentials.client_context()
     context.set_alpn_protocols(HTTP2)
     try:

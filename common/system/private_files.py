@@ -35,7 +35,9 @@ def private_folder(candidates: Iterable[Path], *, refused_rights: int) -> Path:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = folder.stat()
-            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & refused_rights:
+            if found.st_uid != os.geteuid():
+                refused.append(f"{folder} belongs to another user")
+            elif stat.S_IMODE(found.st_mode) & refused_rights:
                 does = "write to" if refused_rights == OTHERS_WRITE else "read"
                 refused.append(f"others can {does} {folder}")
             elif os.access(folder, os.W_OK):

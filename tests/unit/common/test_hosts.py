@@ -245,7 +245,8 @@ def test_a_host_that_does_not_come_is_named() -> None:
     master, begin = f"127.0.0.1:{free_port()}", time.monotonic()
     (error,) = find_all([HostsConfig(master=master, nnodes=2, node_rank=0)], timeout=0.3)
     assert isinstance(error, RendezvousError)
-    text = "1 of 2 hosts joined within 0.3 s; missing: host 1: not started, ended without joining, or too slow"
+    text = "1 of 2 hosts joined within 0.3 s; missing: host 1"
+    text += ": not started, refused for its credentials (it says so), ended without joining, or too slow"
     assert str(error) == f"{text} (then raise --timeout)"
     (error,) = find_all([HostsConfig(master=master, nnodes=2, node_rank=1)], timeout=0.3)
     assert isinstance(error, PeerUnreachable)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("paddle")
 
 import ps
-from common.errors import LayoutMismatch, PeerLost, UsageError
+from common.errors import LayoutMismatch, PeerLost, PeerUnreachable, UsageError
 from common.system.memory import aligned_empty
 from common.tensors.flat_optimizer import FlatOptimizer
 from ps.connection import Connection
@@ -107,6 +107,11 @@ def test_without_an_optimizer_it_is_an_all_reduce(dtype: str, shared: bool, plan
         expected = reduced([sample(r, shape, dtype, seed=seed) for r in range(3)], "mean")
         for seen in results:
             assert_same_bits(seen[step], expected)
+
+
+def test_servers_may_be_one_text() -> None:
+    with pytest.raises(PeerUnreachable, match=r"nobody answered at 127\.0\.0\.1:1 "):
+        ps.connect("127.0.0.1:1,127.0.0.1:2", 0, 1, timeout=0.3)
 
 
 def test_arrays_outlive_the_connection() -> None:

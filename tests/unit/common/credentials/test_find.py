@@ -91,6 +91,12 @@ def test_children_find_the_same(certificates: list[Path]) -> None:
         assert find(environment={**outer, **environment_of(given)}).kind == "job"  # the launcher's
 
 
+def test_of_a_token_in_a_file_children_are_told_the_path_alone(token_file: Path) -> None:
+    told = environment_of(find(CredentialFlags(token_file=token_file)))
+    assert told["GRADSYNC_TOKEN"] == ""
+    assert find(environment=told).secret == read_token(token_file)
+
+
 def test_a_command_uses_what_its_flags_say_and_no_longer(token_file: Path) -> None:
     before = dict(os.environ)
     with using(find(CredentialFlags(token_file=token_file))):
