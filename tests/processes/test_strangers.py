@@ -63,5 +63,5 @@ def test_crowds_at_every_port_change_nothing(scheme: str, start: Callable[..., S
 
         until(come, "the end of the training")
     job.ended_well()
-    assert len(crowded) >= 2, "the ports of the meeting and of the data"
+    assert crowded, "a ring's ports are there for a moment only, and may be seen or not; servers' stay"
     assert digest(tmp_path / "crowded.json") == digest(tmp_path / "alone.json")

@@ -36,14 +36,14 @@ from common.network.patience import Patience
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support.credentials import encrypted
 from tests.support.fake_nccl import FakeGpu, FakeNccl, make_binding
-from tests.support.thorough import LONG
+from tests.support.thorough import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 RINGS = ("memory", "tcp-ring")  # backends, with the algorithm where it is not the usual one
 PROCESSES = ("shm", "tcp", "tcp-ring")
 BACKENDS = ("memory", *PROCESSES, "tcp-hierarchical")
 ENCRYPTED = ("tls", "tls-ring", "tls-hierarchical")  # tcp, over TLS
-CANONICAL = (*BACKENDS, "fake-nccl-ring", *(ENCRYPTED if LONG else ()))  # all that give the same bits
+CANONICAL = (*BACKENDS, "fake-nccl-ring", *(ENCRYPTED if ALL else ()))  # all that give the same bits
 DEADLINE_S = float(os.environ.get("GRADSYNC_TEST_DEADLINE_S", "40"))  # of every wait here; far above what is needed
 LEAST_OF_LINK = 0.05  # of an emulated link's rate: tbf lets less through where timers are late, on a loaded machine
 T = TypeVar("T")

@@ -32,7 +32,7 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
 
 
 BETWEEN = [(2, 1, "grpc"), (2, 1, "tcp"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "tcp"), (3, 2, "shm")]
-ENCRYPTED = [(1, 1, "tls"), (3, 2, "tls")] if LONG else []  # tcp, over TLS
+ENCRYPTED = [(3, 2, "tls")] if LONG else []  # tcp, over TLS
 EVERYWHERE = [*ENCRYPTED, (1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
 everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
 

@@ -13,6 +13,8 @@ import sys
 import time
 from contextlib import suppress
 
+import common.credentials.contexts
+import common.credentials.issuing  # noqa: F401 - takes 35 ms, here once for all programs
 from common.system.process import prepare_process
 from tests.support.forked_program import fork, fork_instead_of_new_interpreters, program_of
 
