@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +21,7 @@ import ps
 from collective.membership.connections import Listener
 from common.network.rpc import is_loopback
 from ps.coordinator.servicer import ParameterServer
-from tests.support.commands import JOB, Started, end_all, until
+from tests.support.commands import JOB, Started, digest_in, until
 from tests.support.credentials import with_secret
 from tests.support.crowds import Crowd
 from tests.support.groups import free_port
@@ -42,24 +41,6 @@ RINGS = {
 }
 AT_A_SERVER = {("gRPC", TCP), ("door", TCP), ("desk", SEQPACKET)}
 KNOWN = {"gRPC", "door", "desk"}
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    started: list[Started] = []
-
-    def start(*command: object) -> Started:
-        folder = tmp_path / f"process-{len(started)}"
-        folder.mkdir()
-        started.append(Started(folder, *command))
-        return started[-1]
-
-    yield start
-    end_all(started)
-
-
-def digest(file: Path) -> str:
-    return str(json.loads(file.read_text())["parameters_sha256"])
 
 
 class Strangers(ThreadPoolExecutor):
@@ -99,7 +80,7 @@ def test_a_stranger_is_refused_at_every_port_of_a_training_by_servers(
         until(lambda: (strangers.come(job), job.process.poll() is not None)[1], "the end of the training")
     job.ended_well()
     assert strangers.found() == AT_A_SERVER, "nothing else, and all of these open to the end"
-    assert digest(tmp_path / "visited.json") == digest(tmp_path / "alone.json")
+    assert digest_in(tmp_path / "visited.json") == digest_in(tmp_path / "alone.json")
 
 
 @pytest.mark.long
@@ -123,7 +104,7 @@ def test_a_stranger_is_refused_at_every_port_of_a_training_by_a_ring(
     for rank in ranks:
         rank.ended_well()
     assert strangers.found() >= expected
-    assert digest(tmp_path / "visited.json") == digest(tmp_path / "alone.json")
+    assert digest_in(tmp_path / "visited.json") == digest_in(tmp_path / "alone.json")
 
 
 def test_the_kinds_of_ports_are_told_by_how_they_refuse() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from tests.support.commands import JOB, Started, end_all, until
+from tests.support.commands import JOB, Started, digest_in, until
 from tests.support.crowds import Crowd
 from tests.support.ports import family_of, ports_of
 
@@ -24,26 +23,8 @@ JOBS = {
 }
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    started: list[Started] = []
-
-    def start(*command: object) -> Started:
-        folder = tmp_path / f"process-{len(started)}"
-        folder.mkdir()
-        started.append(Started(folder, *command))
-        return started[-1]
-
-    yield start
-    end_all(started)
-
-
 def tcp_ports_of(pid: int) -> set[int]:
     return {port.address[1] for port in ports_of(family_of(pid)) if isinstance(port.address, tuple)}
-
-
-def digest(file: Path) -> str:
-    return str(json.loads(file.read_text())["parameters_sha256"])
 
 
 @pytest.mark.long
@@ -64,4 +45,4 @@ def test_crowds_at_every_port_change_nothing(scheme: str, start: Callable[..., S
         until(come, "the end of the training")
     job.ended_well()
     assert crowded, "a ring's ports are there for a moment only, and may be seen or not; servers' stay"
-    assert digest(tmp_path / "crowded.json") == digest(tmp_path / "alone.json")
+    assert digest_in(tmp_path / "crowded.json") == digest_in(tmp_path / "alone.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 from tests.support import warm
 from tests.support.groups import ROOT, environment
 
-__all__ = ["JOB", "Started", "can_listen", "end_all", "start_server", "until"]
+__all__ = ["JOB", "Started", "can_listen", "digest_in", "end_all", "start_server", "until"]
 
 DEADLINE_S = 40.0  # of everything that ought to be done in a few seconds
 JOB = ["--model", "mlp:8", "--dataset", "synthetic", "--batch-size", "4"]
@@ -87,3 +88,8 @@ def start_server(start: Callable[..., Started], nranks: int, *flags: object) -> 
     server = start("ps.server", "--port", 0, "--nranks", nranks, *flags)
     line = until(lambda: "listens on" in server.out and server.out, "the server")
     return server, str(line).split(" listens on ")[1].split()[0]
+
+
+def digest_in(file: Path) -> str:
+    """Of the parameters, in the record of a training."""
+    return str(json.loads(file.read_text())["parameters_sha256"])
