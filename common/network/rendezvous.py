@@ -6,7 +6,6 @@ parameter server uses it too.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -22,20 +21,14 @@ from common.errors import GradSyncError, ProtocolError, RendezvousError, Version
 from common.network import rpc
 from common.network.callers import MOST_CALLERS, Callers
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
-from common.system.process import JOB_SECRET_VARIABLE
 
-__all__ = ["Membership", "RendezvousServer", "Roster", "job_secret", "join", "read_join"]
+__all__ = ["Membership", "RendezvousServer", "Roster", "join", "read_join"]
 
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
 LATECOMERS_S = 5.0
 FLAGS = {"rank": ("--rank", "--nranks"), "host": ("--node-rank", "--nnodes")}  # that say which member, and of how many
 GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-informed answer comes first
-
-
-def job_secret() -> bytes:
-    """What the launcher of a job on one host gave its processes, and nobody else; empty: nothing."""
-    return os.environ.get(JOB_SECRET_VARIABLE, "").encode()
 
 
 class Roster:
