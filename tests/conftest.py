@@ -154,21 +154,29 @@ def child_processes() -> dict[int, str]:
     except ChildProcessError:  # the usual case, found out cheaply
         return {}
     children = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                name, _, rest = Path(entry.path, "stat").read_text().partition("(")[2].rpartition(")")
-            except OSError:  # it ended meanwhile
-                continue
-            if int(rest.split()[1]) == os.getpid() and not is_kept(entry.path):
-                children[int(entry.name)] = name
+    for pid in process_ids():
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:  # it ended meanwhile
+            continue
+        if int(rest.split()[1]) == os.getpid() and not is_kept(pid):
+            children[pid] = name
     return children
 
 
-def is_kept(process: str) -> bool:
+def process_ids() -> list[int]:
+    """Of this process's children; of all processes where the kernel keeps no list of children."""
+    try:
+        lists = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
+    except OSError:
+        return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return [int(pid) for each in lists for pid in each.split()]
+
+
+def is_kept(pid: int) -> bool:
     """multiprocessing's own helper, and the warm interpreter: they live as long as this one."""
     try:
-        command = Path(process, "cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
         return b"resource_tracker" in command or b"tests.support.warm_server" in command
     except OSError:
         return False

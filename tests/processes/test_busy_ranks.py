@@ -63,7 +63,8 @@ def test_a_rank_that_computes_for_longer_than_the_timeout_is_waited_for(backend,
     assert lines == [f"rank 1, 2 wait for rank 0, at step 1, {text}" for text in LINES]
 
 
-@pytest.mark.parametrize("backend", ["tcp", pytest.param("shm", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tcp", "shm"])
 def test_a_rank_that_is_alive_but_slower_than_the_wait_limit_is_named(backend, capfd):
     with RankProcesses(is_busy_for_ever_on_rank_0, 2, backend) as ranks:
         end = ranks.hear(1, "ended")

@@ -124,13 +124,10 @@ assert util.answer == 42
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scheme", "other", "way"),
-    [
-        ("ps", "collective", ["own.py"]),
-        pytest.param("collective", "ps", ["-m", "own"], marks=pytest.mark.long),
-        pytest.param("collective", "", ["own.py"], marks=pytest.mark.long),
-    ],
+    [("ps", "collective", ["own.py"]), ("collective", "ps", ["-m", "own"]), ("collective", "", ["own.py"])],
 )
 def test_a_program_with_packages_of_our_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, other: str, way: list[str]

@@ -96,10 +96,11 @@ sys.exit(0)
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("under", "failing", "code"),
     [
-        pytest.param("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0, marks=pytest.mark.long),
+        ("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0),
         ("'collective' in sys.modules", "ring/shm N=2", 1),
     ],
 )

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from common.credentials.token import make_token, new_token
+from tests.support import warm
 from tests.support.groups import ROOT
-from tests.support.thorough import LONG
 
 pytest.importorskip("paddle")
 pytestmark = [
@@ -153,37 +153,48 @@ def digests(folder: Path) -> set[str]:
     return {json.loads((folder / f"r.{rank}.json").read_text())["parameters_sha256"] for rank in range(4)}
 
 
+def run_on_one_host(*flags: str) -> None:
+    done = warm.run([sys.executable, "-m", "collective.run", *flags], timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
-def one_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What four ranks on one host end with: in the built-in training, and in a user's program."""
+def training_on_one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What four ranks on one host end with in the built-in training."""
+    record = tmp_path_factory.mktemp("one-host") / "ring.json"
+    run_on_one_host(*FLAGS, "--json", str(record))
+    return str(json.loads(record.read_text())["parameters_sha256"])
+
+
+@pytest.fixture(scope="module")
+def program_on_one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Likewise in a user's program."""
     folder = tmp_path_factory.mktemp("one-host")
-    training = ["-m", "collective.run", *FLAGS, "--json", str(folder / "ring.json")]
-    script = ["-m", "collective.run", "--nranks", "4", *program("collective", folder)]
-    for command in (training, script):
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stderr
+    run_on_one_host("--nranks", "4", *program("collective", folder))
     (digest,) = digests(folder)
-    return {"training": json.loads((folder / "ring.json").read_text())["parameters_sha256"], "program": digest}
+    return digest
 
 
-@pytest.mark.parametrize(("scheme", "how"), [("collective", "--ips"), ("ps", "--master")])  # the others below
+@pytest.mark.parametrize(
+    ("scheme", "how"), [("collective", "--ips"), pytest.param("ps", "--master", marks=pytest.mark.long)]
+)  # the others below
 def test_launchers_on_both_hosts_train_as_on_one(
-    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, one_host: dict[str, str]
+    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, training_on_one_host: str
 ) -> None:
     _, output = all_end_well(launch(hosts, scheme, how, *FLAGS[:-2], "--json", str(tmp_path / "record.json")))
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["nranks"], record["backend"]) == (4, {"collective": "tcp", "ps": "shm"}[scheme])
-    assert record["parameters_sha256"] == one_host["training"]
-    assert one_host["training"] in output
+    assert record["parameters_sha256"] == training_on_one_host
+    assert training_on_one_host in output
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("scheme", "how"), [("collective", "--master"), ("ps", "--ips")])
 def test_launchers_on_both_hosts_run_a_program_as_on_one(
-    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, one_host: dict[str, str]
+    scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, program_on_one_host: str
 ) -> None:
     outputs = all_end_well(launch(hosts, scheme, how, *program(scheme, tmp_path)))
-    assert digests(tmp_path) == {one_host["program"]}
+    assert digests(tmp_path) == {program_on_one_host}
     assert [re.findall("RESULT ([0-9])", output) for output in outputs] == [["2"], ["0"]]  # each host's first rank
 
 
@@ -218,7 +229,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))] if LONG else [("ps", 0)])
+@pytest.mark.long
+@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))])
 def test_a_killed_launcher_is_noticed_on_the_other_host(
     scheme: str, lost: int, hosts: tuple[str, str], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

@@ -22,8 +22,12 @@ class Groups:
         try:
             return on_ranks(self.of(backend, nranks), function)
         except BaseException:
-            self._close(self._open.pop((backend, nranks), []))
+            self.give_back(backend, nranks)
             raise
+
+    def give_back(self, backend, nranks):
+        """The memory of a group's arrays, which it keeps until it is closed."""
+        self._close(self._open.pop((backend, nranks), []))
 
     def close(self):
         for groups in self._open.values():

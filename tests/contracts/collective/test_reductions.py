@@ -82,6 +82,7 @@ def test_millions_of_elements_wherever_each_rank_has_them(groups, backend, nrank
     for rank, (array, chunk) in enumerate(groups.run(backend, nranks, body)):
         assert_same_bits(array, expected)
         assert_same_bits(chunk, expected[cuts[rank] : cuts[rank + 1]])
+    groups.give_back(backend, nranks)
 
 
 @pytest.mark.parametrize(("nranks", "each"), [(6, 3), (6, 2), (8, 2), (8, 4), (9, 3)])

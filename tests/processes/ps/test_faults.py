@@ -124,7 +124,7 @@ def trainer_line(started: Started) -> str:
     return started.err
 
 
-@planes
+@pytest.mark.parametrize("plane", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
 def test_a_frozen_trainer_is_named_within_the_limit(plane: str, start: Callable[..., Started]) -> None:
     limit = 3.0  # the server's, also for the group to come together
     server, address = start_server(start, 2, "--timeout", limit)

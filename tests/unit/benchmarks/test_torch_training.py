@@ -112,6 +112,7 @@ def test_it_computes_what_paddle_does(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_rank_that_dies_is_named(wait_until: Callable[[Callable[[], object]], None]) -> None:
     config = TrainingConfig(model="mlp:8", steps=100_000, timeout=20.0)
     with WorkerPool(2, 0, OneHost()) as pool, ThreadPoolExecutor(1) as threads:

@@ -195,7 +195,8 @@ def test_what_was_overheard_cannot_be_said_again(monkeypatch: pytest.MonkeyPatch
     """Not even on the same ports, were the nonce the same it would be."""
     entry = Entry(KEYS)
     with entry.door:
-        with socket.create_connection((HOST, entry.port), DEADLINE_S) as honest:
+        # An address of its own: nobody else's connection can take the port meanwhile.
+        with socket.create_connection((HOST, entry.port), DEADLINE_S, source_address=("127.86.4.2", 0)) as honest:
             _, nonce = GREETING.unpack(honest.recv(GREETING.size))
             own = honest.getsockname()
             nonces = Nonces(nonce, ports=(entry.port, own[1]))
