@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 
@@ -166,11 +167,13 @@ def child_processes() -> dict[int, str]:
 
 def process_ids() -> list[int]:
     """Of this process's children; of all processes where the kernel keeps no list of children."""
-    try:
-        lists = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
-    except OSError:
-        return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-    return [int(pid) for each in lists for pid in each.split()]
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    pids: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # the thread ended meanwhile; its children are another's
+            pids += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return pids
 
 
 def is_kept(pid: int) -> bool:
