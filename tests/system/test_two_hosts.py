@@ -89,6 +89,7 @@ def servers(hosts: tuple[str, str], folder: Path) -> str:
     return str(json.loads((folder / "ps.json").read_text())["parameters_sha256"])
 
 
+@pytest.mark.long
 def test_both_schemes_end_in_the_same_bits(hosts: tuple[str, str], tmp_path: Path) -> None:
     assert ring(hosts, tmp_path) == servers(hosts, tmp_path)
 
@@ -175,9 +176,7 @@ def program_on_one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@pytest.mark.parametrize(
-    ("scheme", "how"), [("collective", "--ips"), pytest.param("ps", "--master", marks=pytest.mark.long)]
-)  # the others below
+@pytest.mark.parametrize(("scheme", "how"), [("collective", "--ips"), ("ps", "--master")])  # the others below
 def test_launchers_on_both_hosts_train_as_on_one(
     scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, training_on_one_host: str
 ) -> None:
