@@ -10,6 +10,7 @@
     │   ├── CredentialsRefused           who answered there does not belong to this job, or says that we don't
     │   ├── VersionMismatch              two versions of GradSync in one group
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
+    ├── FileNotWritten                   a result could not be written; the file holds what it held before
     ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
     ├── CertificateFailed            3   schemes that must compute the same bits did not
     ├── PeerError                    4   another process failed; the one it names is where to look
@@ -33,6 +34,7 @@ __all__ = [
     "CertificateFailed",
     "CredentialsRefused",
     "DataError",
+    "FileNotWritten",
     "GradSyncError",
     "LayoutMismatch",
     "NcclFailed",
@@ -92,6 +94,10 @@ class VersionMismatch(UsageError):
 
 
 class LayoutMismatch(UsageError):
+    pass
+
+
+class FileNotWritten(GradSyncError):
     pass
 
 

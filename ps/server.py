@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from common.system.atomic_file import write_file
 from common.system.memory import limit_malloc_arenas
 from common.system.process import prepare_process
 
@@ -66,7 +67,7 @@ def run(config: ServerConfig) -> None:
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
             check_writable("address-file", config.address_file)
-            config.address_file.write_text(f"{server.address}\n")
+            write_file(config.address_file, f"{server.address}\n")
         if config.metrics_port is not None:
             from ps.coordinator.metrics import metrics_host, serve_metrics
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GradSyncError
+from common.system.atomic_file import write_file
 
 __all__ = ["ROUNDS_FILE", "TURN", "TURNS_VARIABLE", "rounds"]
 
@@ -59,10 +60,8 @@ def rounds(
             if number > made:
                 wait_for_turn(job)
             yield number
-            unfinished = file.with_suffix(".new")
             content = {"made": number + 1, "count": count, "state": state(), "results": so_far()}
-            unfinished.write_text(json.dumps(content) + "\n")
-            unfinished.replace(file)
+            write_file(file, json.dumps(content) + "\n")
 
 
 def wait_for_turn(job: socket.socket) -> None:

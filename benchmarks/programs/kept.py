@@ -14,6 +14,7 @@ from benchmarks.programs.manifest import Program
 from benchmarks.programs.records import Recorded, read_records
 from benchmarks.records.environment import installed
 from benchmarks.records.programs import Outcome
+from common.system.atomic_file import write_file
 
 __all__ = ["Kept"]
 
@@ -40,7 +41,7 @@ class Kept:
             return msgspec.json.decode(note.read_bytes(), type=Outcome), read_records(folder)
         shutil.rmtree(folder, ignore_errors=True)
         outcome, found = make(folder)
-        note.write_bytes(msgspec.json.encode(outcome))
+        write_file(note, msgspec.json.encode(outcome))
         return outcome, found
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from benchmarks.records.suite import PartResults, SuiteResults
 from common.errors import DataError, GradSyncError, UsageError
+from common.system.atomic_file import write_file
 
 __all__ = ["SCHEMA", "AnyResults", "check_history", "plain", "read", "sort_of", "withdraw"]
 __all__ += ["write_results"]
@@ -109,7 +110,7 @@ def write_results(results: AnyResults, path: Path, history: Path | None) -> None
         GradSyncError: they break their schema; then they are in `path` only.
     """
     text = (json.dumps(plain(results), indent=1) + "\n").encode()
-    path.write_bytes(text)
+    write_file(path, text)
     try:
         msgspec.convert(json.loads(text), type(results), str_keys=True)
     except msgspec.ValidationError as exc:

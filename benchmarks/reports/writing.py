@@ -9,6 +9,7 @@ from benchmarks.page.language import speaking
 from benchmarks.records.result_files import AnyResults
 from benchmarks.reports import suite
 from benchmarks.reports.kinds import KINDS, Kind
+from common.system.atomic_file import write_file
 
 __all__ = ["REPORTS", "to_html", "to_markdown", "write_report"]
 
@@ -28,4 +29,4 @@ def write_report(results: AnyResults, folder: Path, name: str, language: str) ->
     with speaking(language):
         texts = {"md": to_markdown(results), "html": to_html(results)}
     for end, text in texts.items():
-        (folder / f"{name}.{end}").write_text(text, encoding="utf-8")
+        write_file(folder / f"{name}.{end}", text)

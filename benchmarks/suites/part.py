@@ -27,6 +27,7 @@ from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResul
 from benchmarks.suites.job_file import Part
 from common.errors import CertificateFailed, DataError
 from common.launch.job import Job
+from common.system.atomic_file import write_file
 from common.system.mkl import wanted_cpu_type
 
 __all__ = ["Outcome", "RunningPart", "fingerprint", "keep", "take_up"]
@@ -228,9 +229,7 @@ def keep(outcome: Outcome, folder: Path, print_of_part: str, *, begun: bool = Fa
     """For --resume."""
     status = "begun" if begun else outcome.status
     content = {"status": status, "seconds": outcome.seconds, "fingerprint": print_of_part}
-    unfinished = folder / "part.json.new"
-    unfinished.write_text(json.dumps(content) + "\n")
-    unfinished.replace(folder / "part.json")
+    write_file(folder / "part.json", json.dumps(content) + "\n")
 
 
 def take_up(outcome: Outcome, folder: Path, print_of_part: str) -> bool:

@@ -23,6 +23,7 @@ from benchmarks.records.result_files import plain
 from common.errors import UsageError, choose
 from common.launch.cli import check_writable
 from common.launch.settings import check_rank
+from common.system.atomic_file import write_file
 
 __all__ = ["ProgramsConfig", "programs"]
 
@@ -131,5 +132,5 @@ def judged(program: Program, outcome: Outcome, ours: Recorded, paddle: Recorded,
 
 
 def write(results: ProgramsResults, folder: Path) -> None:
-    (folder / FILE).write_text(json.dumps(plain(results), indent=1) + "\n", "utf-8")
-    (folder / "programs.md").write_text(page(results), "utf-8")
+    write_file(folder / FILE, json.dumps(plain(results), indent=1) + "\n")
+    write_file(folder / "programs.md", page(results))

@@ -12,6 +12,7 @@ from benchmarks.records.environment import machine_of
 from benchmarks.records.result_files import AnyResults, read, sort_of
 from benchmarks.reports.writing import REPORTS
 from common.errors import UsageError
+from common.system.atomic_file import write_file
 
 __all__ = ["ResultsConfig", "list_results", "to_markdown", "verdict"]
 
@@ -39,7 +40,8 @@ def list_results(config: ResultsConfig) -> int:
     """
     Raises:
         DataError: a file cannot be read, or breaks its schema.
-        UsageError: the list cannot be written.
+        UsageError: its folder cannot be made.
+        FileNotWritten: the list cannot be written.
     """
     text = to_markdown(config.folder, config.out.parent)
     if config.check:
@@ -48,9 +50,9 @@ def list_results(config: ResultsConfig) -> int:
         return int(not current)
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(text)
     except OSError as exc:
         raise UsageError(f"cannot write to --out {config.out}: {exc.strerror}") from exc
+    write_file(config.out, text)
     print(f"results: {config.out}")
     return 0
 

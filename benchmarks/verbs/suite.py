@@ -29,6 +29,7 @@ from benchmarks.training.stand_in import write_idx_files
 from common.errors import CertificateFailed, GradSyncError, UsageError, choose
 from common.launch.cli import check_writable
 from common.launch.job import Job
+from common.system.atomic_file import write_file
 from common.system.memory import memory_bytes
 
 __all__ = ["SuiteConfig", "run_suite"]
@@ -209,9 +210,7 @@ def write_report(suite: SuiteResults, outcomes: list[Outcome], config: SuiteConf
     with speaking(config.lang):
         texts = dict(written(results))
     for name, text in texts.items():
-        unfinished = config.out / f"{name}.new"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(config.out / name)
+        write_file(config.out / name, text)
 
 
 def written(results: SuiteResults) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import GradSyncError, PeerError, UsageError
+from common.system.atomic_file import why_not_writable
 from common.system.out_of_memory import hint_of_memory
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
@@ -126,4 +127,6 @@ def _blame(child: Child) -> tuple[bool, bool, float]:
 def _tail(log: Path, *, kept: bool) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
     where = f" of {log}" if kept else " of its output"
-    return "".join(f"\n  | {line}" for line in [f"(last lines{where})", *lines]) if lines else " without a word"
+    tail = "".join(f"\n  | {line}" for line in [f"(last lines{where})", *lines]) if lines else " without a word"
+    why = why_not_writable(log.parent)
+    return tail + (f"\nwhat it wrote last is lost: {log} takes no more ({why}); free some space there" if why else "")

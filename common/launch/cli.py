@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 from common import __version__
 from common.credentials.credentials import CredentialFlags, find, using
 from common.errors import GradSyncError, UsageError, did_you_mean
+from common.system.atomic_file import why_not_writable
 from common.system.process import Terminated, last_words
 
 __all__ = ["VERSION", "check_writable", "run_command", "split_script", "to_reader"]
@@ -270,6 +271,9 @@ def check_writable(flag: str, path: Path | None, *, make_folder: bool = False) -
             path.unlink(missing_ok=True)  # what fails later leaves no empty file
     except OSError as exc:
         raise UsageError(f"cannot write to --{flag} {path}: {exc.strerror}") from exc
+    regular = not path.exists() or path.is_file()
+    if regular and (why := why_not_writable(path.resolve().parent)):
+        raise UsageError(f"cannot write to --{flag} {path}: {why}")
 
 
 def split_script(args: Sequence[str], *, modules: bool = False) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.joining import Joining
+from common.system.atomic_file import not_written
 from common.system.out_of_memory import killed_for_memory
 from common.system.process import (
     JOB_SECRET_VARIABLE,
@@ -137,7 +138,10 @@ class Job:
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
         words, joined = self.scratch / f"words of {name}", self.scratch / f"{name} joined"
-        output = None if path is None else path.open("wb")
+        try:
+            output = None if path is None else path.open("wb")
+        except OSError as exc:
+            raise not_written(self._logs / log, exc) from exc
         try:
             process = subprocess.Popen(
                 [*through, sys.executable, *command],

@@ -27,6 +27,7 @@ import numpy as np
 
 from common import __version__
 from common.sync.trace import FINISH, Part
+from common.system.atomic_file import write_file
 from common.system.lateness import Lateness
 
 __all__ = ["save_trace", "to_chrome", "write_trace"]
@@ -44,7 +45,7 @@ def save_trace(file: Path, parts: Sequence[Part]) -> None:
 def write_trace(file: Path, parts: Sequence[Part]) -> dict[str, Any]:
     """Write the file; returns what it is about."""
     trace = to_chrome(parts)
-    file.write_text(json.dumps(trace, separators=(",", ":"), ensure_ascii=False))
+    write_file(file, json.dumps(trace, separators=(",", ":"), ensure_ascii=False))
     about: dict[str, Any] = trace["otherData"]
     return about
 

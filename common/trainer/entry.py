@@ -9,6 +9,7 @@ from common.launch.cli import check_writable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.loading import import_paddle
 from common.sync.synchronizer import Synchronizer
+from common.system.atomic_file import write_file, writing
 from common.system.sigterm import end_in_order_on_sigterm
 
 __all__ = ["run_training"]
@@ -38,7 +39,8 @@ def run_training(config: TrainingConfig, make_synchronizer: Callable[[], Synchro
     if synchronizer.rank != 0:
         return
     if config.json is not None:
-        config.json.write_text(json.dumps(trained.record.to_json(), indent=1) + "\n")
+        write_file(config.json, json.dumps(trained.record.to_json(), indent=1) + "\n")
     if config.save is not None:
-        paddle.save(trained.model.state_dict(), str(config.save))
+        with writing(config.save) as unfinished:
+            paddle.save(trained.model.state_dict(), str(unfinished))
     print_summary(trained.record)  # last: whoever reads it may have gone, as `head` does

@@ -15,6 +15,7 @@ from common.launch import servers
 from common.launch.child import ProcessFailed
 from common.launch.servers import wait_for_file
 from common.system.process import PARENT_VARIABLE
+from tests.support.disks import fill, small_disk
 from tests.support.jobs import LIMIT_S, WAIT_FOR_END_OF, failure_of, start
 from tests.support.short_job import Job
 
@@ -176,3 +177,14 @@ def test_a_log_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
         Job(tmp_path / "file" / "logs"),
     ):
         pass
+
+
+def test_words_lost_to_a_full_disk_are_told(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as logs, Job(logs) as job:
+        fill(logs)
+        start(job, 0, "import sys; sys.exit('words')")
+        failure = failure_of(job)
+    lost = (
+        f"what it wrote last is lost: {logs}/workerlog.0 takes no more (No space left on device); free some space there"
+    )
+    assert str(failure) == f"rank 0 ended with exit code 1 without a word\n{lost}"

@@ -20,6 +20,7 @@ TREE = {
     "CredentialsRefused": ("UsageError", 2),
     "VersionMismatch": ("UsageError", 2),
     "LayoutMismatch": ("UsageError", 2),
+    "FileNotWritten": ("GradSyncError", 1),
     "NcclFailed": ("GradSyncError", 1),
     "CertificateFailed": ("GradSyncError", 3),
     "PeerError": ("GradSyncError", 4),
