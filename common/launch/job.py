@@ -23,6 +23,7 @@ from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.joining import Joining
 from common.system.atomic_file import not_written
 from common.system.out_of_memory import killed_for_memory
+from common.system.private_files import open_private
 from common.system.process import (
     JOB_SECRET_VARIABLE,
     JOINED_VARIABLE,
@@ -139,7 +140,7 @@ class Job:
         path = None if inherit else self._logs / log
         words, joined = self.scratch / f"words of {name}", self.scratch / f"{name} joined"
         try:
-            output = None if path is None else path.open("wb")
+            output = None if path is None else open_private(path)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
         try:

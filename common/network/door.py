@@ -24,8 +24,10 @@ from typing import Any
 
 from common.credentials.credentials import Credentials
 from common.network.proofs import ANSWER, GREETING, HANDSHAKE_S, MARK, NONCE_BYTES, Nonces, encrypts, ports_of
+from common.network.refusals import Refusals
 from common.network.sockets import tuned
 from common.network.tls_sockets import TlsSocket, secured
+from common.system.addresses import address_of
 from common.system.handover import check_user
 from common.system.memory import Unreachable
 
@@ -34,6 +36,9 @@ __all__ = ["Door", "listening"]
 BACKLOG = 512
 MOST_CALLERS = 256  # that have not shown yet whose they are
 NOBODYS_KEY = bytes(32)
+NO_PROOF = "it did not prove that it belongs to this job"
+SILENT = f"it had not proven within {HANDSHAKE_S:g} s that it belongs to this job"
+CROWDED_OUT = "it said nothing, and others came"
 
 
 @dataclass(eq=False)
@@ -65,6 +70,9 @@ class Door:
         self._keys: dict[int, bytes] | None = None  # by seat; who comes takes it out. None: not known yet
         self._let_in: dict[int, socket.socket] = {}  # by seat, until they are taken
         self._callers: dict[int, Caller] = {}  # by descriptor, the oldest first
+        self._refusals = Refusals(
+            next(filter(None, map(name_of, listeners)), "a socket between processes of this user")
+        )
         self._closing, self._bell = False, os.eventfd(0)
         self._changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
@@ -112,6 +120,7 @@ class Door:
         self._selector.close()
         for connection in (*self._listeners, *(c.connection for c in self._callers.values()), *self._let_in.values()):
             connection.close()
+        self._refusals.close()
         os.close(self._bell)
 
     def __enter__(self) -> Door:
@@ -134,7 +143,7 @@ class Door:
                     self._accept(key.fileobj)
             now = time.monotonic()
             for late in [c for c in self._callers.values() if c.deadline <= now and not c.has_answered]:
-                self._drop(late)
+                self._turn_away(late, SILENT)
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
@@ -155,7 +164,11 @@ class Door:
             caller = Caller(connection.fileno(), connection, home, time.monotonic() + HANDSHAKE_S, b"")
             if not encrypts(connection, self._credentials):
                 self._greet(caller)
-        except (OSError, Unreachable):
+        except Unreachable as exc:
+            self._refusals.note("", str(exc))
+            connection.close()
+            return
+        except OSError:
             connection.close()
             return
         if len(self._callers) >= MOST_CALLERS:
@@ -166,7 +179,7 @@ class Door:
     def _make_room(self) -> None:
         """Whoever has been silent for longest of the host with most callers has to go."""
         crowd, _ = Counter(caller.home for caller in self._callers.values()).most_common(1)[0]
-        self._drop(next(caller for caller in self._callers.values() if caller.home == crowd))
+        self._turn_away(next(caller for caller in self._callers.values() if caller.home == crowd), CROWDED_OUT)
 
     def _greet(self, caller: Caller) -> None:
         """
@@ -185,7 +198,7 @@ class Door:
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except Exception:  # OpenSSL's too: whatever a stranger does ends his connection only
-            self._drop(caller)
+            self._turn_away(caller, NO_PROOF)
 
     def _hear(self, caller: Caller) -> None:
         """Until its answer is whole. For TLS nothing is kept before its first byte has come.
@@ -220,7 +233,7 @@ class Door:
             key = self._keys.get(seat)
             right = hmac.compare_digest(shown, nonces.proof(key or NOBODYS_KEY, b"caller", seat))
             if key is None or not right:
-                self._drop(caller)
+                self._turn_away(caller, NO_PROOF)
                 return
             caller.connection.send(nonces.proof(key, b"listener", seat))
             tuned(caller.connection)
@@ -228,11 +241,17 @@ class Door:
             self._let_in[seat] = caller.connection
             self._changed.notify_all()
 
-    def _drop(self, caller: Caller) -> None:
+    def _turn_away(self, caller: Caller, why: str) -> None:
+        self._refusals.note(caller.home, why)
         if self._callers.pop(caller.descriptor, None):
             with suppress(KeyError):  # as it has answered
                 self._selector.unregister(caller.descriptor)
         caller.connection.close()
+
+
+def name_of(listener: socket.socket) -> str:
+    """Of a TCP socket: its address; "" for a Unix one."""
+    return "" if listener.family == socket.AF_UNIX else address_of(*listener.getsockname()[:2])
 
 
 def listening(family: int, where: str | tuple[Any, ...], *, again: bool = False) -> socket.socket:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from common.credentials.identity import MEMBER_NAME
+from common.network.refusals import Refusals
 
 __all__ = ["MembersOnly"]
 
@@ -19,24 +20,29 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class MembersOnly(grpc.ServerInterceptor):
-    """Of a server with credentials."""
+    """Of a server with credentials, at this address."""
+
+    def __init__(self, address: str) -> None:
+        self._refusals = Refusals(address)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        return handler._replace(**{kind: checked(method) for kind in KINDS if (method := getattr(handler, kind))})
+        return handler._replace(**{kind: self._checked(method) for kind in KINDS if (method := getattr(handler, kind))})
 
+    def _checked(
+        self, method: Callable[[Any, grpc.ServicerContext], Any]
+    ) -> Callable[[Any, grpc.ServicerContext], Any]:
+        """The same method for members only."""
 
-def checked(method: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """The same method for members only."""
+        def only_for_members(request: Any, context: grpc.ServicerContext) -> Any:
+            if why := objection(context.auth_context()):
+                self._refusals.note(context.peer(), why)
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+            return method(request, context)
 
-    def only_for_members(request: Any, context: grpc.ServicerContext) -> Any:
-        if why := objection(context.auth_context()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-        return method(request, context)
-
-    return only_for_members
+        return only_for_members
 
 
 def objection(shown: Any) -> str:

@@ -103,7 +103,7 @@ def serve(
         check_bind_host(host_of(address), credentials)
     _use_grpc()
     options = [*SERVER_OPTIONS, *flow_control(address, window)]
-    interceptors: list[grpc.ServerInterceptor] = [MembersOnly()] if credentials.secure else []
+    interceptors: list[grpc.ServerInterceptor] = [MembersOnly(address)] if credentials.secure else []
     server = grpc.server(futures.ThreadPoolExecutor(threads), options=options, interceptors=interceptors)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
     if more:

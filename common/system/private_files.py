@@ -9,10 +9,20 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from common.errors import UsageError
 
-__all__ = ["OTHERS_READ", "OTHERS_WRITE", "make_once", "make_private", "private_folder", "read_private", "user_folder"]
+__all__ = [
+    "OTHERS_READ",
+    "OTHERS_WRITE",
+    "make_once",
+    "make_private",
+    "open_private",
+    "private_folder",
+    "read_private",
+    "user_folder",
+]
 
 OTHERS_READ = 0o077  # any right of the group or of others
 OTHERS_WRITE = 0o022
@@ -64,6 +74,18 @@ def make_private(path: Path, contents: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)  # also under an umask that takes the owner's rights
         file.write(contents)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file to be written anew, which only its user can read, whoever could before.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # where the file system has no rights, or it is another user's
+        os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "wb")
 
 
 def make_once(path: Path, contents: bytes) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz import objects, ring, servers
+from tests.fuzz import handshakes, objects, ring, servers
 from tests.fuzz.target import CORPUS, Target, found_before
 
 FEW = 25
-ALL = {target.name: target for target in (*ring.TARGETS, *servers.TARGETS, *objects.TARGETS)}
+ALL = {target.name: target for target in (*handshakes.TARGETS, *ring.TARGETS, *servers.TARGETS, *objects.TARGETS)}
 REPLAYED = [(name, path) for name in ALL for path in found_before(name)]
 
 

@@ -34,6 +34,19 @@ def test_a_log_folder_keeps_the_files(tmp_path: Path) -> None:
     assert f"(last lines of {logs / 'workerlog.2'})\n  | bad" in str(failure)
 
 
+def test_logs_are_their_users_alone(tmp_path: Path) -> None:
+    (tmp_path / "workerlog.0").touch(mode=0o666)
+    before = os.umask(0)
+    try:
+        with Job(tmp_path) as job:
+            for rank in range(2):
+                start(job, rank, "print('a secret')")
+            job.wait()
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o600"}
+
+
 def test_without_a_log_folder_nothing_is_kept() -> None:
     with Job() as job:
         start(job, 0, "print(1)")
