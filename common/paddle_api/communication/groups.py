@@ -19,6 +19,7 @@ from common.sync.synchronizer import Synchronizer
 __all__ = ["Groups", "ProcessGroup"]
 
 FIRST_CHANNEL = 1 << 16  # lower ones are free for others; two for each group
+PADDLES_OWN = 9  # numbers that Paddle keeps, so that the first group made is 10
 BETWEEN_TWO = 1  # the second one, for send and recv, which need no order with what all members do
 
 
@@ -101,7 +102,7 @@ class Groups:
         if len({*chosen}) != len(chosen) or not {*chosen} <= {*range(nranks)}:
             raise ValueError(f"new_group: ranks must be different ones of 0..{nranks - 1} (got {ranks})")
         self._made += 1
-        return self._add(chosen, self._made)
+        return self._add(chosen, PADDLES_OWN + self._made)
 
     def get(self, id: int = 0) -> Any:  # Paddle's name
         """The group of that number; None, with a warning, if there is none."""
