@@ -15,6 +15,7 @@ import psutil
 
 from common.errors import GradSyncError, PeerError, UsageError
 from common.system.atomic_file import why_not_writable
+from common.system.leftovers import Session, clear_away, members_of
 from common.system.out_of_memory import hint_of_memory
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
@@ -40,6 +41,7 @@ class ProcessFailed(GradSyncError):
 class Child:
     name: str  # "rank 2", "server 0"
     process: subprocess.Popen[bytes]
+    session: Session  # it and all that it has started
     log: Path | None  # None: it writes to this terminal
     words: Path  # its last ones, in that case
     joined: Path  # there from when it joins a group; how many ranks that has
@@ -90,8 +92,11 @@ def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> Pro
 
 
 def end_all(children: Sequence[Child], patience: float) -> None:
-    """End them and all that they have started: SIGTERM, and after so many seconds SIGKILL."""
-    running = [c.process for c in children if c.process.poll() is None]
+    """End them and all that they have started, SIGTERM and after so many seconds SIGKILL, and remove what Paddle has
+    left of them in shared memory."""
+    sessions = [child.session for child in children]
+    members = members_of(sessions)
+    running = [child.process for child in children if child.process.poll() is None]
     for process in running:
         _signal_group(process, signal.SIGTERM)
         _signal_group(process, signal.SIGCONT)  # a frozen one must hear it
@@ -102,8 +107,8 @@ def end_all(children: Sequence[Child], patience: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    clear_away(sessions, also=members)
     for child in children:
-        _signal_group(child.process, signal.SIGKILL)  # what it started and did not end
         for pipe in (child.process.stdin, child.process.stdout):
             if pipe:
                 with suppress(BrokenPipeError):

@@ -20,6 +20,7 @@ from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
+from common.launch.guard import Guard
 from common.launch.joining import Joining
 from common.system.atomic_file import not_written
 from common.system.out_of_memory import killed_for_memory
@@ -71,13 +72,15 @@ class Job:
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
-        self._temporary = tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-")
+        mine = f"{FOLDER}{os.getpid()}-"
+        self._temporary = tempfile.TemporaryDirectory(prefix=mine)
         self._logs = self.log_dir or Path(self._temporary.name)
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             self._temporary.cleanup()
             raise UsageError(f"cannot write to --log-dir {self._logs}: {exc.strerror}") from exc
+        self._guard = Guard(Path(tempfile.gettempdir(), mine))
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
@@ -94,6 +97,7 @@ class Job:
                 if cut_off:
                     leave_the_terminal_in_order()
                 self._temporary.cleanup()
+                self._guard.dismiss()
             finally:
                 if here:
                     signal.signal(signal.SIGINT, before)
@@ -164,7 +168,7 @@ class Job:
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, path, words, joined))
+        self.children.append(Child(name, process, self._guard.watch(process.pid), path, words, joined))
         self._not_now = False
         if self._terminated:
             self._on_sigterm()

@@ -15,6 +15,7 @@ from common.launch.child import Child, ProcessFailed
 from common.launch.joining import Joining
 from common.paddle_api.fleet_api import FleetApi
 from common.sync.local import LocalSynchronizer
+from common.system.leftovers import Session
 from common.system.process import JOINED_VARIABLE, note_joining
 from ps.client.client import Client
 
@@ -24,7 +25,8 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a rank that has or has not ended, and has joined a group of so many."""
 
     def make(number: int, code: int | None, joined: int | None = None) -> Child:
-        child = Child(f"rank {number}", SimpleNamespace(poll=lambda: code), None, tmp_path, tmp_path / str(number))  # type: ignore[arg-type]
+        process: Any = SimpleNamespace(poll=lambda: code)
+        child = Child(f"rank {number}", process, Session(0, None), None, tmp_path, tmp_path / str(number))
         if joined:
             monkeypatch.setenv(JOINED_VARIABLE, str(child.joined))
             note_joining(joined)
