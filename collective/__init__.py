@@ -19,6 +19,7 @@ if getattr(common, "__version__", None) is None:
         f"GradSync needs its own package 'common', but {common.__file__} comes first on the path; rename that module"
     )
 
+from common.launch.adopting import adopt
 from common.paddle_api.names import PASSED_ON, PUBLIC, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "connect", "install", *PUBLIC]
 
-if "PADDLE_TRAINER_ID" in os.environ:  # started by Paddle's launcher: before the program computes anything
+if sys.argv[:1] != ["-m"]:
+    adopt()
+if "PADDLE_TRAINER_ID" in os.environ:  # a rank, but for our launchers: before the program computes anything
     set_cpu_type()
 
 

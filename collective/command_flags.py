@@ -11,9 +11,10 @@ import tyro
 from collective.flags import RingSettings
 from common.credentials.credentials import CredentialFlags
 from common.errors import UsageError
+from common.launch.engines import PORT
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
-from common.launch.settings import check_rank
+from common.launch.settings import check_rank, told_by_engine
 from common.system.addresses import parse_address
 
 __all__ = ["CollectiveConfig", "CollectiveRunConfig", "CollectiveTrainerConfig"]
@@ -53,12 +54,12 @@ class CollectiveRunConfig(CollectiveConfig):
 class CollectiveTrainerConfig(CredentialFlags, CollectiveConfig):
     """Train as one rank of a ring; the others are started alike, here or on other hosts."""
 
-    rank: int = 0
-    """This rank, 0..nranks-1."""
-    nranks: int = 2
-    """Number of ranks."""
-    rendezvous: str = "127.0.0.1:8600"
-    """HOST:PORT where the ranks meet; rank 0 listens there."""
+    rank: int = field(default_factory=lambda: told_by_engine().rank)
+    """This rank, 0..nranks-1; by default as the engine that has started this process says (Slurm, MPI, ...)."""
+    nranks: int = field(default_factory=lambda: told_by_engine().nranks)
+    """Number of ranks; likewise."""
+    rendezvous: str = field(default_factory=lambda: told_by_engine().rendezvous or f"127.0.0.1:{PORT}")
+    """HOST:PORT where the ranks meet; rank 0 listens there; likewise."""
     log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
 
     def __post_init__(self) -> None:

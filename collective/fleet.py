@@ -21,6 +21,11 @@ def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchroniz
             "this program uses collective, but was started with python -m ps.run, whose servers nobody would join: "
             "start it with python -m collective.run, or import ps instead"
         )
+    if place.nranks > 1 and not place.rendezvous:
+        raise UsageError(
+            "nothing says where the ranks meet: set GRADSYNC_RENDEZVOUS=HOST:PORT for all, with the host of rank 0 "
+            "(and leave out GRADSYNC_SERVERS, which is for ps)"
+        )
     settings = settings_from(RingSettings)
     group = connect_with(settings, place.rank, place.nranks, place.rendezvous)
     return synchronizer(group, overlap=settings.overlap)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import NoReturn
 
 from collective.command_flags import CollectiveRunConfig
 from collective.flags import RingSettings
 from collective.nccl.seat import gpus_for, require_nccl
 from common.launch.cli import run_command, split_script
+from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import abstract_address, flags_of
-from common.launch.settings import Placement, variables_of
+from common.launch.settings import SERVERS_VARIABLE, Placement, variables_of
+from common.launch.tasks import become_rank, place_of, task_here
 from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
@@ -33,21 +36,47 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     config.check_script(script, given)
     if config.backend.startswith("nccl"):
         require_nccl(config.nccl_binding)
+    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None}
+    if task := task_here(config.hosts, config.nranks, refused=refused):
+        become_one(task, config, script)
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
     rendezvous = node.meeting_place or abstract_address("ring")
     config = replace(config, backend=choose_backend(config, node))
-    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "install", "log_dir", "nranks"))]
-    trainer += ["--nranks", str(node.nranks), "--rendezvous", rendezvous]
-    environment = {**Placement(rendezvous=rendezvous).variables(), **variables_of(RingSettings, config)}
+    trainer, environment = started_with(config, node.nranks, rendezvous)
     check_one_host(config.trace, script, node)
     joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,
         Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining) as job,
     ):
-        program = ["--install", "collective", *script] if script and config.install else script
-        start_ranks(job, node, script=program, trainer=trainer, environment={**environment, **traced})
+        start_ranks(
+            job, node, script=program_of(config, script), trainer=trainer, environment={**environment, **traced}
+        )
         job.wait()
+
+
+def become_one(task: Task, config: CollectiveRunConfig, script: list[str]) -> NoReturn:
+    """One of an engine's tasks is one rank."""
+    trainer, environment = started_with(config, task.count, place_of(task))
+    become_rank(
+        task,
+        task.index,
+        task.count,
+        script=program_of(config, script),
+        trainer=trainer,
+        environment={SERVERS_VARIABLE: "", **environment},
+    )
+
+
+def started_with(config: CollectiveRunConfig, nranks: int, rendezvous: str) -> tuple[list[str], dict[str, str]]:
+    """The command line of the built-in trainer without its rank, and what is in the environment of any rank."""
+    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "install", "log_dir", "nranks"))]
+    trainer += ["--nranks", str(nranks), "--rendezvous", rendezvous]
+    return trainer, {**Placement(rendezvous=rendezvous).variables(), **variables_of(RingSettings, config)}
+
+
+def program_of(config: CollectiveRunConfig, script: list[str]) -> list[str]:
+    return ["--install", "collective", *script] if script and config.install else script
 
 
 def choose_backend(config: CollectiveRunConfig, node: Node) -> str:

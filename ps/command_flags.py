@@ -14,7 +14,7 @@ from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
 from common.launch.ranks import name_of
-from common.launch.settings import MOST_PROCESSES, check_rank
+from common.launch.settings import MOST_PROCESSES, check_rank, told_by_engine
 from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
 from ps.flags import ScriptSettings, ServedSettings
@@ -110,11 +110,11 @@ class ServedConfig(ServedSettings, TrainingConfig):
 class TrainerConfig(CredentialFlags, ServedConfig):
     """Train as one rank; the servers and the other trainers are started alike, here or on other hosts."""
 
-    rank: int = 0
-    """This trainer, 0..nranks-1."""
-    nranks: Annotated[int, TRAINERS] = 2
-    """Number of trainers."""
-    servers: str = "127.0.0.1:8500"
+    rank: int = field(default_factory=lambda: told_by_engine().rank)
+    """This trainer, 0..nranks-1; by default as the engine that has started this process says (Slurm, MPI, ...)."""
+    nranks: Annotated[int, TRAINERS] = field(default_factory=lambda: told_by_engine().nranks)
+    """Number of trainers; likewise."""
+    servers: str = field(default_factory=lambda: ",".join(told_by_engine().servers) or "127.0.0.1:8500")
     """HOST:PORT of every server, separated by commas, in the order of their --shard."""
     log_dir: tyro.conf.Suppress[Path | None] = None  # a launcher's
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from dataclasses import replace
 from typing import Any
 
-from common.credentials.credentials import current
 from common.errors import UsageError
-from common.launch.settings import Placement, Settings, placement_from, settings_from
-from common.launch.tracing import parts_folder
-from common.network.rpc import check_bind_host, host_of
+from common.launch.adopting import adopted
+from common.launch.settings import Placement, Settings, placement_from, servers_among, settings_from
 from common.paddle_api.fleet_api import FleetApi
 from common.paddle_api.names import PUBLIC, SERVER_SIDE, own_of_paddle
 from common.paddle_api.roles import arguments_of, is_user_defined
 from common.sync.synchronizer import Synchronizer
-from common.system.memory import limit_malloc_arenas
 from ps.client.client import Client
-from ps.coordinator.servicer import ParameterServer
 from ps.flags import ScriptSettings
-from ps.server import stop_on_sigterm
+from ps.serving import find_servers, serve
 from ps.synchronizer import ServerSynchronizer
 
 __all__ = ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "surface"]
@@ -126,25 +120,8 @@ class ServerFleetApi(FleetApi):
         placement, endpoint = self._role.placement, self._role.endpoint
         if endpoint not in placement.servers:
             raise UsageError(f"run_server: {endpoint} is not among the servers {', '.join(placement.servers)}")
-        check_bind_host(host_of(endpoint), current())
         shard = (placement.servers.index(endpoint), len(placement.servers))
-        limit_malloc_arenas(1)
-        limits = settings_from(Settings)
-        with ParameterServer(
-            endpoint, placement.nranks, shard=shard, timeout=limits.timeout, wait_limit=limits.wait_limit
-        ) as server:
-            before = signal.getsignal(signal.SIGTERM)
-            here = threading.current_thread() is threading.main_thread()
-            if here:
-                stop_on_sigterm(server)
-            try:
-                server.wait()
-            finally:
-                server.trace.leave(parts_folder())
-                if here and before is not None:  # None: not Python's
-                    signal.signal(signal.SIGTERM, before)
-            if straggler := server.straggler():
-                print(straggler, flush=True)
+        serve(endpoint, placement.nranks, shard=shard, limits=settings_from(Settings))
 
     def init_worker(self, *_: Any, **__: Any) -> None:
         """Join the group; blocks until all workers and servers are there."""
@@ -157,13 +134,24 @@ class ServerFleetApi(FleetApi):
 
 
 def join(place: Placement) -> Synchronizer:
-    if not place.servers:
-        raise UsageError(
-            "this program uses ps, but no server was started for it: "
-            "start it with python -m ps.run, or import collective instead"
-        )
-    settings = settings_from(ScriptSettings)
-    client = Client(place.servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
+    """
+    Raises:
+        SystemExit: this process is a task that serves, and has; with code 0.
+    """
+    settings, servers = settings_from(ScriptSettings), place.servers
+    if not servers:
+        task = adopted()
+        count = servers_among(task) if task is not None else 0
+        if task is None or not count:
+            or_so = f"; or with GRADSYNC_SERVERS=S, and the first S tasks of {task.engine} serve" if task else ""
+            raise UsageError(
+                "this program uses ps, but no server was started for it: "
+                f"start it with python -m ps.run, or import collective instead{or_so}"
+            )
+        servers = find_servers(task, count, settings)
+        if not servers:
+            raise SystemExit(0)
+    client = Client(servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
     return ServerSynchronizer(client, overlap=settings.overlap, update=settings.update)
 
 

@@ -6,14 +6,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from common.errors import UsageError
 from common.launch.cli import run_command, split_script
+from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import flags_of
 from common.launch.servers import start_servers
-from common.launch.settings import Placement, variables_of
+from common.launch.settings import Placement, servers_among, variables_of
+from common.launch.tasks import become_rank, task_here
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after
 from ps.command_flags import RunConfig
@@ -32,6 +35,13 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    named = any(word.partition("=")[0] == "--servers" for word in given)
+    found = task_from() if not named else None
+    servers = (servers_among(found) if found else 0) or config.servers
+    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None}
+    if task := task_here(config.hosts, config.nranks, servers=servers, refused=refused):
+        become_one(task, servers, config, script)
+        return
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
     alone = node.nnodes == 1
@@ -41,12 +51,44 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
         Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,
     ):
         place = Placement(servers=tuple(find_servers(job, node, config, traced)))
-        trainer = ["-m", "ps.trainer", *flags_of(config, without=NOT_TRAINERS)]
-        trainer += ["--nranks", str(node.nranks), "--servers", ",".join(place.servers)]
-        environment = {**place.variables(), **variables_of(ScriptSettings, config), **traced}
-        program = ["--install", "ps", *script] if script and config.install else script
-        start_ranks(job, node, script=program, trainer=trainer, environment=environment)
+        trainer, environment = started_with(config, node.nranks, place)
+        program = program_of(config, script)
+        start_ranks(job, node, script=program, trainer=trainer, environment={**environment, **traced})
         job.wait()
+
+
+def become_one(task: Task, servers: int, config: RunConfig, script: list[str]) -> None:
+    """One of an engine's tasks serves, until the training is over, or is one trainer."""
+    from ps.server import prepare_server
+    from ps.serving import find_servers
+
+    if servers >= task.count:
+        raise UsageError(f"--servers {servers} leaves none of {task.count} tasks to train; start more of them")
+    if task.index < servers:
+        prepare_server()
+    if not (addresses := find_servers(task, servers, config)):
+        return
+    nranks = task.count - servers
+    trainer, environment = started_with(config, nranks, Placement(servers=addresses))
+    become_rank(
+        task,
+        task.index - servers,
+        nranks,
+        script=program_of(config, script),
+        trainer=trainer,
+        environment=environment,
+    )
+
+
+def started_with(config: RunConfig, nranks: int, place: Placement) -> tuple[list[str], dict[str, str]]:
+    """The command line of the built-in trainer without its rank, and what is in the environment of any rank."""
+    trainer = ["-m", "ps.trainer", *flags_of(config, without=NOT_TRAINERS)]
+    trainer += ["--nranks", str(nranks), "--servers", ",".join(place.servers)]
+    return trainer, {**place.variables(), **variables_of(ScriptSettings, config)}
+
+
+def program_of(config: RunConfig, script: list[str]) -> list[str]:
+    return ["--install", "ps", *script] if script and config.install else script
 
 
 def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[str, str]) -> list[str]:

@@ -26,6 +26,8 @@ from common.credentials.token import MAKE_TOKEN
 from common.errors import GradSyncError, UsageError
 from common.kernels import loader
 from common.kernels.names import NEW, Reduce
+from common.launch.engines import ENGINES, task_from
+from common.launch.settings import servers_among
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
 
 __all__ = ["CHECKS", "DoctorConfig", "Finding", "doctor"]
@@ -37,6 +39,7 @@ PORTS = {8500: "ps.server --port", 8600: "collective.trainer --rendezvous"}  # t
 FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd")
 SHM_BYTES = 1 << 30
 SHARED_GPU = 23000  # NCCL 2.30.0, as NCCL numbers it: since then several ranks may share a GPU
+KNOWN_ENGINES = [engine.name for engine in ENGINES[1:]]
 PADDLE = "import paddle; print(paddle.__version__, 'CUDA' if paddle.is_compiled_with_cuda() else 'CPU')"
 CUPY = (
     "import cupy; from cupy.cuda import nccl, runtime; "
@@ -120,6 +123,24 @@ def credentials() -> Finding:
     if found.kind == "user":
         return Finding("credentials", True, f"{found.source}, for jobs of one host; for several: {MAKE_TOKEN}")
     return Finding("credentials", True, f"{found.kind}, from {found.source}")
+
+
+def engine() -> Finding:
+    """What has started this process, as a launcher here would see it."""
+    try:
+        task = task_from()
+        servers = servers_among(task) if task is not None else 0
+    except UsageError as exc:
+        return Finding("engine", False, str(exc), "start it so that its variables agree", lack="refused")
+    if task is None or task.count == 1:
+        by = "none has started this process" if task is None else f"{task}, the only one"
+        return Finding("engine", True, f"{by}: a launcher starts ranks of its own ({', '.join(KNOWN_ENGINES)})")
+    role = f"server {task.index} of {servers}" if task.index < servers else f"rank {task.index - servers}"
+    words = f"{task}: {role} of {task.count - servers} ranks, on {task.hosts} host(s)"
+    if not task.meeting:
+        mend = "set GRADSYNC_RENDEZVOUS=HOST:PORT for all tasks, with the host of task 0"
+        return Finding("engine", False, f"{words}; nothing says where they meet", mend, lack="incomplete")
+    return Finding("engine", True, f"{words}; they meet at {task.meeting}")
 
 
 def cpu() -> Finding:
@@ -278,5 +299,5 @@ def imported(code: str, limit: float = IMPORT_S) -> tuple[str, bool]:
 
 CHECKS = (
     *(python, packages, paddle, cpu, compiled_loops, cores, memory, memfd, shared_memory, gpu, cupy_and_nccl),
-    *(credentials, emulated_hosts, emulated_latency, ports, torch, mpi, ray),
+    *(engine, credentials, emulated_hosts, emulated_latency, ports, torch, mpi, ray),
 )

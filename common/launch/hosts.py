@@ -18,7 +18,7 @@ from common.launch.ranks import endpoints_of, paddle_environment
 from common.launch.settings import check_rank
 from common.system.addresses import address_after, address_of, is_ours, own_host, parse_address
 
-__all__ = ["HostsConfig", "Node", "find_node", "start_ranks"]
+__all__ = ["HostsConfig", "Node", "command_of", "find_node", "start_ranks"]
 
 START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
@@ -199,11 +199,16 @@ def start_ranks(
     for rank in node.ranks:
         job.start(
             f"rank {rank}",
-            [str(START), *script] if script else [*trainer, "--rank", str(rank)],
+            command_of(script, trainer, rank),
             log=f"workerlog.{rank}",
             environment={**node.environment(rank), **environment},
             on_terminal=rank == node.ranks[0],
         )
+
+
+def command_of(script: Sequence[str], trainer: Sequence[str], rank: int) -> list[str]:
+    """What Python runs as that rank."""
+    return [str(START), *script] if script else [*trainer, "--rank", str(rank)]
 
 
 def listed(text: str | None) -> list[str]:

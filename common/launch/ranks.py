@@ -9,7 +9,7 @@ from typing import Any
 
 from common.system.addresses import address_of
 
-__all__ = ["abstract_address", "endpoints_of", "flags_of", "name_of", "paddle_environment"]
+__all__ = ["FIRST_PORT", "abstract_address", "endpoints_of", "flags_of", "name_of", "paddle_environment"]
 
 FIRST_PORT = 6170  # in the names of ranks, as Paddle has it
 
@@ -44,18 +44,24 @@ def endpoints_of(hosts: Sequence[str], ranks_each: int) -> tuple[str, ...]:
     return tuple(address_of(host, FIRST_PORT + local) for host in hosts for local in range(ranks_each))
 
 
-def paddle_environment(rank: int, endpoints: Sequence[str], *, nnodes: int = 1) -> dict[str, str]:
+def paddle_environment(
+    rank: int, endpoints: Sequence[str], *, nnodes: int = 1, local: int | None = None
+) -> dict[str, str]:
     """What Paddle's own launcher tells a rank; `paddle.io.DistributedBatchSampler` reads it.
 
     Args:
-        endpoints: of all ranks; equally many on each of `nnodes` hosts, one host after the other.
+        endpoints: of all ranks.
+        nnodes: the number of hosts.
+        local: which of its host's ranks it is; None: each host has equally many, one host after the other.
     """
+    if local is None:
+        local = rank % (len(endpoints) // nnodes)
     return {
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(len(endpoints)),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-        "PADDLE_LOCAL_RANK": str(rank % (len(endpoints) // nnodes)),
-        "PADDLE_RANK_IN_NODE": str(rank % (len(endpoints) // nnodes)),
+        "PADDLE_LOCAL_RANK": str(local),
+        "PADDLE_RANK_IN_NODE": str(local),
         "PADDLE_NNODES": str(nnodes),
     }

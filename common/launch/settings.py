@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from common.errors import UsageError
+from common.launch.engines import RENDEZVOUS_VARIABLE, Task, task_from
 from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
 
-__all__ = ["MOST_PROCESSES", "Placement", "Settings", "check_rank", "placement_from", "settings_from", "variables_of"]
+__all__ = [
+    "MOST_PROCESSES",
+    "SERVERS_VARIABLE",
+    "Placement",
+    "Settings",
+    "check_rank",
+    "placement_from",
+    "servers_among",
+    "settings_from",
+    "told_by_engine",
+    "variables_of",
+]
 
 PREFIX = "GRADSYNC_"
 MOST_PROCESSES = 1024  # of one kind in one job
@@ -83,7 +95,7 @@ def check_rank(rank: int, nranks: int) -> None:
         raise UsageError(f"rank {rank} is outside 0..{nranks - 1} (--nranks {nranks})")
 
 
-RENDEZVOUS, SERVERS = (PREFIX + name for name in ("RENDEZVOUS", "SERVERS"))
+SERVERS_VARIABLE = PREFIX + "SERVERS"  # addresses; or how many tasks of an engine serve
 
 
 @dataclass(frozen=True)
@@ -106,40 +118,50 @@ class Placement:
         """What a launcher adds to the environment of all ranks, beside what Paddle's does for each."""
         found = {}
         if self.rendezvous:
-            found[RENDEZVOUS] = self.rendezvous
+            found[RENDEZVOUS_VARIABLE] = self.rendezvous
         if self.servers:
-            found[SERVERS] = ",".join(self.servers)
+            found[SERVERS_VARIABLE] = ",".join(self.servers)
         return found
 
 
 def placement_from(environment: Mapping[str, str] | None = None) -> Placement:
-    """Read our variables, and those of `python -m paddle.distributed.launch` (collective and ps mode).
+    """Read our variables, and those of the engine that has started this process (engines.py).
+
+    Where GRADSYNC_SERVERS says how many tasks serve, the first ones, and not where servers are, the others are the
+    ranks; a task that serves has the place of rank 0.
 
     Raises:
         UsageError: they contradict each other.
     """
     env = os.environ if environment is None else environment
-    rank, nranks = int(env.get("PADDLE_TRAINER_ID", "0")), int(env.get("PADDLE_TRAINERS_NUM", "1"))
-    check_rank(rank, nranks)
-    endpoints = tuple(filter(None, env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")))
-    if endpoints and len(endpoints) != nranks:
-        raise UsageError(f"PADDLE_TRAINER_ENDPOINTS names {len(endpoints)} ranks, PADDLE_TRAINERS_NUM says {nranks}")
-    servers = env.get(SERVERS) or env.get("PADDLE_PSERVERS_IP_PORT_LIST") or ""
-    return Placement(
-        rank=rank,
-        nranks=nranks,
-        rendezvous=env.get(RENDEZVOUS) or ("" if env.get(SERVERS) else meeting_place(endpoints)),
+    task, said = task_from(env), env.get(SERVERS_VARIABLE) or ""
+    servers = "" if said.isdecimal() else said or env.get("PADDLE_PSERVERS_IP_PORT_LIST") or ""
+    place = Placement(
+        rendezvous=env.get(RENDEZVOUS_VARIABLE) or ("" if said or task is None else task.meeting),
         servers=tuple(parse_addresses(servers)) if servers else (),
-        endpoints=endpoints or Placement.endpoints,
     )
+    if task is None:
+        return place
+    first = 0 if task.placed else servers_among(task, env)
+    check_rank(0, task.count - first)
+    return replace(place, rank=max(task.index - first, 0), nranks=task.count - first, endpoints=task.endpoints[first:])
 
 
-def meeting_place(endpoints: tuple[str, ...]) -> str:
-    """Under Paddle's launcher the ranks meet at rank 0's endpoint, which it keeps free; if all ranks are on one host,
-    at an abstract socket named after it, which no other process can hold as a port."""
-    if not endpoints:
-        return ""
-    hosts = {endpoint.rpartition(":")[0] for endpoint in endpoints}
-    if len(hosts) > 1:
-        return endpoints[0]
-    return f"unix-abstract:gradsync-{os.getuid()}-{endpoints[0].replace(':', '-')}"
+def told_by_engine() -> Placement:
+    """What a trainer that is started by itself has for flags that it is not given: the place that its engine says, or
+    that of rank 0 of 2."""
+    place = placement_from()
+    return place if place.nranks > 1 else replace(place, nranks=2)
+
+
+def servers_among(task: Task, environment: Mapping[str, str] | None = None) -> int:
+    """How many tasks, the first ones, GRADSYNC_SERVERS wants to serve; 0 where it says where servers are.
+
+    Raises:
+        UsageError: that leaves no rank.
+    """
+    text = (os.environ if environment is None else environment).get(SERVERS_VARIABLE, "")
+    count = int(text) if text.isdecimal() else 0
+    if count >= task.count:
+        raise UsageError(f"{SERVERS_VARIABLE}={count} leaves none of {task.count} tasks to train; start more of them")
+    return count

@@ -27,7 +27,11 @@ __all__ = ["Membership", "RendezvousServer", "Roster", "join", "read_join"]
 SERVICE = "gradsync.Rendezvous"
 METHOD = f"/{SERVICE}/Join"
 LATECOMERS_S = 5.0
-FLAGS = {"rank": ("--rank", "--nranks"), "host": ("--node-rank", "--nnodes")}  # that say which member, and of how many
+FLAGS = {  # that say which member, and of how many; of tasks their engine does
+    "rank": ("--rank", "--nranks"),
+    "host": ("--node-rank", "--nnodes"),
+    "task": ("number", "number of tasks"),
+}
 GRACE = 1.0  # seconds a caller waits beyond the limit, so that the better-informed answer comes first
 
 
@@ -36,7 +40,7 @@ class Roster:
     first contradiction before that, or when somebody has waited too long. Who has left while it waited was never there.
 
     Args:
-        member: what its ranks are called in errors: "rank", or "host" where launchers meet.
+        member: what its ranks are called in errors: "rank", "host" where launchers meet, or "task".
     """
 
     def __init__(self, nranks: int, *, member: str = "rank") -> None:

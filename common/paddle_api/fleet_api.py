@@ -17,6 +17,7 @@ from paddle.distributed.fleet.meta_optimizers import HybridParallelOptimizer
 
 from common.credentials.credentials import current
 from common.errors import UsageError
+from common.launch.adopting import adopt
 from common.launch.settings import Placement, Settings, placement_from, settings_from
 from common.launch.tracing import parts_folder, recorder_for
 from common.paddle_api.backward import forget, listen_to_backward
@@ -80,6 +81,7 @@ class FleetApi(FleetPlaces):
         self._process = os.getpid()  # which has joined
         self._models = WrappedModels(self._joined)
         self._unwrapped = Unwrapped(scheme)
+        adopt()
         self.placement = placement_from()
         super().__init__()
         self._communication = Communication(self._joined, self._may_pickle, PaddlesMaps())

@@ -13,6 +13,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from common.errors import UsageError
+from common.launch.adopting import adopt
 from common.launch.first_calls import call_in_ranks
 from common.paddle_api.names import entry_of, put_in_place_in, why_refused
 from common.paddle_api.names_table import DISTRIBUTED, FLEET, Source
@@ -62,6 +63,7 @@ def install(scheme: str, module: str = "") -> None:
         UsageError: another one was installed before.
     """
     global _scheme, _module
+    adopt()
     chosen = module or f"{scheme}.fleet"
     if _module not in ("", chosen):
         raise UsageError(

@@ -8,9 +8,16 @@ import threading
 
 from common.system.after_import import call_after_import
 
-__all__ = ["PARENT_VARIABLE", "end_in_order_on_sigterm", "end_quietly_on_sigterm", "quiet_once_paddle_is_there"]
+__all__ = [
+    "ENGINE_VARIABLE",
+    "PARENT_VARIABLE",
+    "end_in_order_on_sigterm",
+    "end_quietly_on_sigterm",
+    "quiet_once_paddle_is_there",
+]
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
+ENGINE_VARIABLE = "GRADSYNC_ENGINE"  # what else has started this rank: Slurm, Open MPI, ...
 
 
 def end_in_order_on_sigterm() -> None:
@@ -25,10 +32,12 @@ def end_in_order_on_sigterm() -> None:
 
 
 def end_quietly_on_sigterm() -> None:
-    """Under a launcher, which ends ranks by SIGTERM, take away the handler that Paddle installs at its import behind
-    Python's back: it writes what looks like a crash. One of the program's own, and those of real crashes, stay."""
+    """Under a launcher or an engine, which end ranks by SIGTERM, take away the handler that Paddle installs at its
+    import behind Python's back: it writes what looks like a crash. One of the program's own, and those of real crashes,
+    stay."""
     here = threading.current_thread() is threading.main_thread()
-    if PARENT_VARIABLE in os.environ and here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    told = PARENT_VARIABLE in os.environ or ENGINE_VARIABLE in os.environ
+    if told and here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
