@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from collective.group import Group
 from common.errors import LayoutMismatch, UsageError
+from common.sync.guard import UNGUARDED
 from common.sync.overlap import BucketRunner, BucketThread
 from common.sync.synchronizer import Synchronizer, kind_of
 from common.sync.trace import FINISH
@@ -91,6 +92,7 @@ class RingSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
             self._attached().finish()
+            self._refuse_what_is_not_finite()
             if self._one_copy:
                 self._group.barrier()  # nobody's backward reads parameters any longer
             if self._updaters:
@@ -119,6 +121,7 @@ class RingSynchronizer(Synchronizer):
             self._first._models.discard(self)
             return
         self._group.close(reason)
+        self.guard = UNGUARDED
         if self._thread:
             self._thread.close()
 
@@ -138,10 +141,21 @@ class RingSynchronizer(Synchronizer):
             parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
             self._group.gather_chunks(parameters, step=self._step, bucket=number)
 
+    def _refuse_what_is_not_finite(self) -> None:
+        """Whoever refuses a bucket spoils it, so that all ranks see in the means that they must compare notes. Of a
+        bucket whose mean is not wholly here that cannot be seen."""
+        guard = self.guard
+        if guard.refuses and (self._sharded or guard.is_spoiled()):
+            reports = self._group.all_gather(guard.report())
+            if error := guard.verdict(reports, self._step) or (None if self._sharded else guard.overflow(self._step)):
+                raise error
+
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         with self.trace.span("reduce", bucket):
+            if self.guard.look(bucket, self._step):
+                self.guard.spoil(bucket)
             self._average(gradients, bucket)
 
     def _average(self, gradients: npt.NDArray[Any], bucket: int) -> None:
@@ -162,6 +176,7 @@ class RingSynchronizer(Synchronizer):
             "buckets": [[b.start, b.stop] for b in arena.buckets],
             "optimizer": [optimizer.name, asdict(optimizer)] if optimizer else [],
             "sharding": [self._sharded],
+            "handling of gradients that are not finite": [self.guard.refuses],
         }
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         lengths = self._group.all_gather(np.array([text.size], np.int64))[:, 0]

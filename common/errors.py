@@ -11,6 +11,7 @@
     │   ├── VersionMismatch              two versions of GradSync in one group
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
     ├── FileNotWritten                   a result could not be written; the file holds what it held before
+    ├── NonFiniteGradient                a rank's gradient is NaN or infinite; no parameter was changed
     ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
     ├── CertificateFailed            3   schemes that must compute the same bits did not
     ├── PeerError                    4   another process failed; the one it names is where to look
@@ -38,6 +39,7 @@ __all__ = [
     "GradSyncError",
     "LayoutMismatch",
     "NcclFailed",
+    "NonFiniteGradient",
     "PeerError",
     "PeerLost",
     "PeerStalled",
@@ -98,6 +100,10 @@ class LayoutMismatch(UsageError):
 
 
 class FileNotWritten(GradSyncError):
+    pass
+
+
+class NonFiniteGradient(GradSyncError):
     pass
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common.sync.guard import UNGUARDED
 from common.sync.overlap import LaunchOrder
 from common.sync.synchronizer import ServerOptimizer, Synchronizer
 from common.sync.trace import FINISH
@@ -93,17 +94,28 @@ class ServerSynchronizer(Synchronizer):
 
     def close(self, reason: str = "") -> None:
         self._client.close(reason)
+        self.guard = UNGUARDED
 
     def push_rest(self) -> None:
-        """Push what was not marked; a new step begins."""
+        """Push what was not marked; a new step begins.
+
+        Raises:
+            NonFiniteGradient: a bucket of this step was refused, by this rank or first by another one.
+        """
         if not self._overlap:
             self._order.reset()
         self._push(self._order.rest())
         self._order.reset()
+        self._refuse_what_is_not_finite()
 
     def _push(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
-            self._client.push(bucket)
+            if not self.guard.look(bucket, self._client.step):  # without it the step cannot end
+                self._client.push(bucket)
+
+    def _refuse_what_is_not_finite(self) -> None:
+        if self.guard.found:
+            raise self._client.refuse(self.guard.error())
 
 
 class OptimizerByClient(ServerOptimizer):
@@ -134,7 +146,7 @@ class GeoSynchronizer(ServerSynchronizer):
 
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         super().attach(arena, optimizer)
-        self._arena, self._taken = arena, 0
+        self._arena, self._taken, self._step = arena, 0, 0
         self._read = arena.parameters.copy()
         self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
 
@@ -145,6 +157,10 @@ class GeoSynchronizer(ServerSynchronizer):
     def finish(self, learning_rate: float) -> None:
         self._client.check()
         self._order.reset()
+        for bucket in range(self._order.count):
+            self.guard.look(bucket, self._step)
+        self._refuse_what_is_not_finite()
+        self._step += 1
         with self.trace.span(FINISH):
             with self.trace.span("update"):
                 self._updater.step(learning_rate)

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from common.errors import GradSyncError, LayoutMismatch, PeerLost, ProtocolError, error_from_name
+from common.errors import GradSyncError, LayoutMismatch, NonFiniteGradient, PeerLost, ProtocolError, error_from_name
 from common.network.tls_sockets import pending_in
 from common.system.handover import receive
 
@@ -44,6 +44,7 @@ MOST_PARTS = 16  # in one system call
 LEAVE_S = 1.0  # for what a failed rank has not sent yet, before its last word
 MOST_BYTES = 1 << 20  # of a message but a piece; an error's text may be long
 MOST_DESCRIPTORS = 1 << 12  # that have come and that nobody has taken yet
+SHARED = (LayoutMismatch.__name__, NonFiniteGradient.__name__)  # errors that all ranks raise, in the same words
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -293,7 +294,7 @@ class Peer:
         elif reason:
             kind, _, text = reason.partition(": ")
             error = PeerLost(f"rank {self.rank} left with {reason}")
-            self._fail(LayoutMismatch(text) if kind == LayoutMismatch.__name__ else error, self.rank)
+            self._fail(error_from_name(kind, text) if kind in SHARED else error, self.rank)
 
     def _fail(self, error: GradSyncError, culprit: int) -> None:
         self.failure = self.failure or (error, culprit)

@@ -10,11 +10,12 @@ import numpy as np
 
 from collective.call_tags import Array, Tag
 from collective.transports.base import Transport
-from common.errors import LayoutMismatch, PeerLost, PeerStalled, error_from_name
+from common.errors import LayoutMismatch, NonFiniteGradient, PeerLost, PeerStalled, error_from_name
 
 __all__ = ["MemoryTransport", "connect_threads"]
 
 POLL_S = 0.02
+FOLLOWED = tuple(kind.__name__ for kind in (PeerLost, PeerStalled, LayoutMismatch, NonFiniteGradient))
 T = TypeVar("T")
 
 
@@ -79,7 +80,7 @@ class MemoryTransport(Transport):
         followed = None  # a failure that only followed another one: it tells that one's text
         for rank, reason in enumerate(self._reasons):
             kind, _, text = (reason or "").partition(": ")
-            if kind in (PeerLost.__name__, PeerStalled.__name__, LayoutMismatch.__name__):
+            if kind in FOLLOWED:
                 followed = error_from_name(kind, text)
             elif kind:
                 raise PeerLost(f"rank {rank} left with {reason}")

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from common.errors import UsageError
+from common.errors import UsageError, choose
 from common.launch.engines import RENDEZVOUS_VARIABLE, Task, task_from
 from common.network.patience import WAIT_LIMIT_S, check_limits
+from common.sync.guard import POLICIES
 from common.system.addresses import parse_addresses
 
 __all__ = [
@@ -44,9 +45,13 @@ class Settings:
     """Synchronise buckets while backward goes on."""
     allow_pickle: bool = False
     """Let all_gather_object and its like pickle what is no plain type; on one host only."""
+    non_finite: str = "auto"
+    """On NaN or infinite gradients: error, warn, or auto (the built-in trainer: error; your own program: warn);
+    with a GradScaler they are its business."""
 
     def __post_init__(self) -> None:
         check_limits(self.timeout, self.wait_limit)
+        choose("non-finite policy", self.non_finite, POLICIES)
 
 
 S = TypeVar("S", bound=Settings)

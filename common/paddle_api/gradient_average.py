@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 
+from common.launch.settings import Settings, settings_from
 from common.paddle_api.arena_binding import Binding
 from common.paddle_api.backward import forget
 from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.pushed_step import PushedStep
 from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.replicas import ReplicaCheck
+from common.paddle_api.scalers import some_scaler_is_on
 from common.paddle_api.used_mask import UsedMask, layout_with_used
+from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 
@@ -32,6 +35,8 @@ class GradientAverage:
         layout = layout_with_used(named)
         buckets = layout.plan(first_bytes=first_bytes, bucket_bytes=bucket_bytes)
         arena = Arena(layout, buckets=buckets, empty=synchronizer.empty)
+        refuses = settings_from(Settings).non_finite == "error"
+        synchronizer.guard = Guard(arena, synchronizer.rank, refuses=refuses, excused=some_scaler_is_on)
         self._synchronizer = synchronizer
         self._buckets = EarlyBuckets(synchronizer, len(buckets))
         self.binding = Binding(named, arena, self._buckets.complete, self._on_again)

@@ -23,13 +23,18 @@ class LocalSynchronizer(Synchronizer):
 
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
         self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
+        self._buckets, self._step = range(len(arena.buckets)), 0
 
     def mark_ready(self, bucket: int) -> None:
         pass
 
     def finish(self, learning_rate: float) -> None:
-        with self.trace.span(FINISH), self.trace.span("update"):
-            self._updater.step(learning_rate)
+        with self.trace.span(FINISH):
+            if any(self.guard.look(bucket, self._step) for bucket in self._buckets):
+                raise self.guard.error()
+            with self.trace.span("update"):
+                self._updater.step(learning_rate)
+        self._step += 1
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.array(values[None])

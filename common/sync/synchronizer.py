@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ProtocolError
+from common.sync.guard import UNGUARDED, Guard
 from common.sync.messenger import ALONE, Messenger
 from common.sync.trace import NO_SERVERS, NO_TRACE, Trace, TracedServers
 from common.system.memory import aligned_empty
@@ -49,6 +50,7 @@ class Synchronizer(ABC):
     traced_servers: TracedServers = NO_SERVERS  # who is asked for a trace, beside the ranks
     trace: Trace = NO_TRACE  # is told what is done when; may be set before `attach`
     messenger: Messenger = ALONE  # to the other ranks, not within a step
+    guard: Guard = UNGUARDED  # looks at gradients before they are handed over; may be set before `attach`
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -87,6 +89,9 @@ class Synchronizer(ABC):
         optimizer, the arena's gradients are the mean over ranks.
 
         Buckets not marked are taken as final now. After an update the contents of the gradient buffer are undefined.
+
+        Raises:
+            NonFiniteGradient: the guard of some rank refuses its gradients; no parameter was changed.
         """
 
     def settle(self) -> None:  # noqa: B027 - where ranks are always equal there is nothing to settle

@@ -17,6 +17,7 @@ from common.errors import LayoutMismatch, PeerError
 from common.launch.flags import TrainingConfig
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
 from common.sync.clocks import compare_clocks
+from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 from common.trainer.data import Dataset, Split, load_dataset, rank_batches
@@ -60,7 +61,7 @@ def train(
         on_step: called after every step with (steps done, steps in all, this rank's loss).
 
     Raises:
-        DataError, UsageError: before the first step. PeerError, ProtocolError: during it.
+        DataError, UsageError: before the first step. PeerError, ProtocolError, NonFiniteGradient: during it.
     """
     data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
     steps_per_epoch, batches = rank_batches(
@@ -71,6 +72,7 @@ def train(
     bound = Binding(trainable(model), arena, synchronizer.mark_ready)
     bound.fill_arena()
     bound.bind_parameters()
+    synchronizer.guard = Guard(arena, synchronizer.rank, refuses=config.non_finite != "warn")
     synchronizer.attach(arena, config.make_optimizer())
     check_same_flags(config, synchronizer)
     compare_clocks(synchronizer)

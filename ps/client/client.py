@@ -15,13 +15,14 @@ import numpy.typing as npt
 from common.errors import GradSyncError, UsageError, choose
 from common.launch.outsiders import check_rank_aloud
 from common.network import rpc
-from common.network.gradsync_pb2 import Goodbye, TrainerMessage
+from common.network.gradsync_pb2 import Failure, Goodbye, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
 from common.system.process import forget_in_children, note_joining
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
 from ps.client.gathering import Gathers
+from ps.client.inbox import FAREWELL_S
 from ps.client.joining import introduce_outsider, join, join_again
 from ps.client.messenger import ServerMessenger
 from ps.client.optimizer_state import OptimizerState
@@ -230,6 +231,16 @@ class Client:
         """Between steps, not in sync mode: blocks until the servers' present parameters are in the arena."""
         self._check_process()
         self._steps.pull()
+
+    def refuse(self, error: GradSyncError) -> GradSyncError:
+        """Fail the group with an error of this trainer's. What to raise: where several refuse at once, all are told the
+        same, the first that came to server 0."""
+        self._check_process()
+        because = Failure(kind=type(error).__name__, message=str(error))
+        self._steps.take_nothing_more()
+        self._servers.sessions[0].send([TrainerMessage(goodbye=Goodbye(epoch=self.epoch, because=because))])
+        self._servers.soon(lambda: False, FAREWELL_S)
+        return self._servers.error or error
 
     def check(self) -> None:
         """Does not block.

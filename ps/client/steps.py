@@ -72,6 +72,13 @@ class Steps:
         commit = Commit(update=True, learning_rate=learning_rate, used=used, again=again, replaced=replaced)
         self._end(commit, self._arena.parameters)
 
+    def take_nothing_more(self) -> None:
+        """The step under way will not end: what still comes of it is dropped."""
+        nowhere = np.empty_like(self._arena.parameters)
+        for session in self._servers.sessions:
+            session.inbox.expect(nowhere)
+            session.welcome()
+
     def average(self) -> None:
         """See Client.average."""
         self._end(Commit(), self.gradients)

@@ -30,6 +30,11 @@ from tests.support.synchronizer_failures import (
     check_another_setting_is_named,
     check_bucket_plans_that_differ_are_refused,
 )
+from tests.support.synchronizer_guards import (
+    check_all_that_refuse_at_once_use_the_same_words,
+    check_finite_gradients_whose_squares_overflow_are_used,
+    check_what_is_not_finite_is_refused_by_all,
+)
 from tests.support.synchronizer_models import (
     check_a_model_ends_and_others_go_on_and_another_comes,
     check_a_rank_that_raises_is_named_whichever_model_is_stepped,
@@ -315,6 +320,9 @@ CHECKS: list[Check] = [
     check_a_model_ends_and_others_go_on_and_another_comes,
     check_models_may_come_in_the_midst_of_training,
     check_without_an_optimizer_each_model_has_its_mean,
+    check_what_is_not_finite_is_refused_by_all,
+    check_all_that_refuse_at_once_use_the_same_words,
+    check_finite_gradients_whose_squares_overflow_are_used,
 ]
 BETWEEN_RANKS: list[Check] = [  # for two ranks or more
     check_all_reduce_of_other_shapes_is_refused,

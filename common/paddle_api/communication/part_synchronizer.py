@@ -48,6 +48,7 @@ class PartSynchronizer(Synchronizer):
         arena.parameters[:] = self._exchange.broadcast(arena.parameters, 0)
         self._arena, self._updater = arena, make_updater(optimizer, arena.parameters, arena.gradients)
         self._runner = BucketRunner(len(arena.buckets), self._average, overlap=False)
+        self._step = 0
 
     def mark_ready(self, bucket: int) -> None:
         """Nothing travels before the step ends."""
@@ -56,8 +57,11 @@ class PartSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         self._runner.finish()
         self._updater.step(learning_rate)
+        self._step += 1
 
     def _average(self, bucket: int) -> None:
+        if self.guard.look(bucket, self._step):
+            raise self.guard.error()
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         gradients[:] = self._exchange.all_reduce(gradients, "mean")

@@ -21,6 +21,7 @@ TREE = {
     "VersionMismatch": ("UsageError", 2),
     "LayoutMismatch": ("UsageError", 2),
     "FileNotWritten": ("GradSyncError", 1),
+    "NonFiniteGradient": ("GradSyncError", 1),
     "NcclFailed": ("GradSyncError", 1),
     "CertificateFailed": ("GradSyncError", 3),
     "PeerError": ("GradSyncError", 4),
