@@ -1,4 +1,4 @@
-"""What 24 November 2026 was to show, held against the committed results: the table of that day's note."""
+"""What compiled loops and data connections were to show, held against the committed results: the table of a note."""
 
 from __future__ import annotations
 
