@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long fuzz mutants check docs figures dist results format proto clean
+.PHONY: help setup compare test test-long fuzz faults mutants check docs figures dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -36,6 +36,10 @@ test-long: setup     ## what takes longer: all combinations, thousands of random
 
 fuzz: setup          ## 100,000 inputs for every parser of what others send; some ten minutes; ARGS="--inputs 1000 objects" for less
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+TIMES ?= 1
+faults: setup        ## wrong ranks, strangers, hostile bytes, real processes: about 90 s; TIMES=20 in a row, ARGS=14 for one row
+	$(BIN)/python -m tests.faults --times $(TIMES) --workers $(WORKERS) $(ARGS)
 
 mutants: setup       ## change the core on purpose, one change at a time, and see what the quick tests notice; about an hour
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'

@@ -33,7 +33,8 @@ LEAVE_S = 5.0  # what has been told to end may take this long to be gone
 POLL_S = 0.005
 BEGUN = time.monotonic()
 LIMIT_VARIABLE = "GRADSYNC_TEST_LIMIT_S"  # seconds that a run may take
-MARKERS = {"contracts": "contract", "processes": "processes", "system": "system"}  # of the folders' tests
+FAULTS_VARIABLE = "GRADSYNC_FAULTS"  # set by `make faults`
+FOLDERS = {"contracts": "contract", "faults": "faults", "processes": "processes", "system": "system"}  # markers
 
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
@@ -56,12 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in MARKERS:
-            item.add_marker(MARKERS[folder])
+        if folder in FOLDERS:
+            item.add_marker(FOLDERS[folder])
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
+        if folder == "faults" and not (item.get_closest_marker("quick") or os.environ.get(FAULTS_VARIABLE)):
+            item.add_marker(pytest.mark.skip(reason="of the matrix of faults: make faults"))
     if items and hasattr(items[0].config, "workerinput"):
-        items.sort(key=lambda item: not {"system", "processes"} & {mark.name for mark in item.iter_markers()})
+        items.sort(key=lambda item: not {"system", "processes", "faults"} & {mark.name for mark in item.iter_markers()})
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -15,8 +15,9 @@ from common.credentials.identity import MEMBER_NAME, Identity
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate
 
-__all__ = ["SECRET_BYTES", "derive", "identity_from"]
+__all__ = ["SECRET_BYTES", "authority_from", "derive", "identity_from"]
 
 SECRET_BYTES = 32
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # FIPS 186-4, D.1.2.3
@@ -39,6 +40,17 @@ def derive(secret: bytes, purpose: bytes, length: int = SECRET_BYTES) -> bytes:
     return HKDF(SHA256(), length, salt=b"gradsync 1", info=purpose).derive(secret)
 
 
+def authority_from(secret: bytes) -> tuple[Certificate, EllipticCurvePrivateKey]:
+    """The job's authority: the same for all who know the secret."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from common.credentials.issuing import authority_for
+
+    number = int.from_bytes(derive(secret, b"authority", KEY_BYTES), "big") % (P256_ORDER - 1) + 1
+    key: EllipticCurvePrivateKey = ec.derive_private_key(number, ec.SECP256R1())
+    return authority_for(key, AUTHORITY, ALWAYS, serial=1), key
+
+
 @lru_cache(maxsize=8)
 def identity_from(secret: bytes) -> Identity:
     """This process's identity among all who know the secret."""
@@ -46,11 +58,9 @@ def identity_from(secret: bytes) -> Identity:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    from common.credentials.issuing import authority_for, issue, private_pem
+    from common.credentials.issuing import issue, private_pem
 
-    number = int.from_bytes(derive(secret, b"authority", KEY_BYTES), "big") % (P256_ORDER - 1) + 1
-    authority_key: EllipticCurvePrivateKey = ec.derive_private_key(number, ec.SECP256R1())
-    authority = authority_for(authority_key, AUTHORITY, ALWAYS, serial=1)
+    authority, authority_key = authority_from(secret)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = issue(authority, authority_key, key.public_key(), ALWAYS, [x509.DNSName(MEMBER_NAME)])
     return Identity(certificate.public_bytes(Encoding.PEM), private_pem(key), authority.public_bytes(Encoding.PEM))

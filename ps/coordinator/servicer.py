@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, RendezvousError
 from common.network import rpc
-from common.network.callers import HELLO_S, MOST_CALLERS, Callers
+from common.network.callers import HELLO_S, MOST_CALLERS, MOST_HELLO, Callers
 from common.network.gradsync_pb2 import (
     JoinReply,
     ServerMessage,
@@ -207,6 +207,8 @@ class ParameterServer:
                 partial(tell, queue, ProtocolError(f"no hello within {HELLO_S:g} s, or others came"))
             ):
                 first = next(received)
+            if len(first) > MOST_HELLO:
+                raise ProtocolError(f"a caller's first message has {len(first):,} bytes, more than {MOST_HELLO:,}")
             rank, group = self._take_seat(decoded(first, "a caller").message, queue)
             del first
             for data in received:

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from common.credentials.credentials import Credentials
+from common.credentials.derived import authority_from
 from common.credentials.identity import MEMBER_NAME, Identity
 from common.credentials.issuing import authority_for, issue, private_pem
 
@@ -19,10 +20,13 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Of a user's own, in files."""
+    """Of a user's own, in files; or that of a job whose token has this secret."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes = b"") -> None:
         self.now = datetime.datetime.now(datetime.timezone.utc)
+        if secret:
+            self.certificate, self.key = authority_from(secret)
+            return
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.certificate = authority_for(self.key, "a user's", (self.now - 9 * DAY, self.now + 9 * DAY))
 

@@ -52,7 +52,8 @@ class Started:
     def refused(self, *texts: str, code: int = 2) -> None:
         """It ended with this exit code and one line on stderr that holds all of `texts`."""
         assert self.code == code, f"{self.name}: {self.err}"
-        (line,) = self.err.splitlines()
+        assert len(self.err.splitlines()) == 1, self.err
+        line = self.err
         for text in texts:
             assert text in line
 

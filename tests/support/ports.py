@@ -61,16 +61,16 @@ def family_of(pid: int) -> list[int]:
 
 
 def ports_of(pids: Sequence[int]) -> list[Port]:
-    """All on which these processes await connections."""
+    """All on which these processes, which share a network namespace, await connections."""
     own = sockets_of(pids)
-    return [port for port in ports_of_all() if port.inode in own]
+    return [port for port in ports_of_all(pids[0]) if port.inode in own] if pids else []
 
 
-def ports_of_all() -> list[Port]:
-    """Of all processes in this network namespace."""
-    tcp = [(name, line) for name in ("tcp", "tcp6") for line in lines_of(name)]
+def ports_of_all(pid: int | str = "self") -> list[Port]:
+    """Of all processes in the network namespace of this one."""
+    tcp = [(name, line) for name in ("tcp", "tcp6") for line in lines_of(name, pid)]
     found = [tcp_port(name, line) for name, line in tcp if line[3] == LISTENS]
-    return found + [unix_port(line) for line in lines_of("unix") if int(line[3], 16) & ACCEPTS]
+    return found + [unix_port(line) for line in lines_of("unix", pid) if int(line[3], 16) & ACCEPTS]
 
 
 def sockets_of(pids: Sequence[int]) -> set[str]:
@@ -84,8 +84,11 @@ def sockets_of(pids: Sequence[int]) -> set[str]:
     return {link.removeprefix("socket:[").rstrip("]") for link in found if link.startswith("socket:[")}
 
 
-def lines_of(table: str) -> list[list[str]]:
-    return [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+def lines_of(table: str, pid: int | str) -> list[list[str]]:
+    """None of a process that has ended."""
+    with suppress(OSError):
+        return [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+    return []
 
 
 def tcp_port(table: str, line: Sequence[str]) -> Port:

@@ -1,0 +1,74 @@
+"""The matrix of faults, of wrong ranks, strangers and hostile bytes: which test shows which case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TABLE", "Fault"]
+
+HERE, SECOND_USER = "tests/faults", "tests/processes/test_second_user.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """
+    Args:
+        ps, collective: FILE::TEST of tests/faults, or from the checkout's root; the part of its cases whose name holds
+            the scheme's, if there is one. "": there is no such case; `why` says so.
+    """
+
+    row: int
+    case: str
+    ps: str
+    collective: str
+    why: str = ""
+
+
+def both(row: int, case: str, test: str) -> Fault:
+    return Fault(row, case, test, test)
+
+
+TABLE = [
+    both(10, "wrong nranks", "test_meeting.py::test_wrong_nranks"),
+    both(10, "a rank that comes twice", "test_meeting.py::test_a_rank_that_comes_twice"),
+    both(10, "a rank out of range", "test_meeting.py::test_a_rank_out_of_range"),
+    both(10, "a missing rank, where a launcher knows", "test_meeting.py::test_a_missing_rank_that_a_launcher_knows_of"),
+    both(10, "a missing rank, where none does", "test_meeting.py::test_a_missing_rank_without_a_launcher"),
+    both(11, "another shape, dtype, name or order", "test_layouts.py::test_another_layout"),
+    both(12, "another version", "test_meeting.py::test_another_version"),
+    both(12, "another optimizer, rate or model", "test_meeting.py::test_another_configuration"),
+    both(12, "another mode or backend", "test_meeting.py::test_another_mode_or_backend"),
+    Fault(
+        13,
+        "what is too large, or a million tensors, of a member without a seat",
+        "test_sizes.py::test_a_member_without_a_seat_is_refused_and_the_training_goes_on",
+        "",
+        "a ring's ports close when it has met",
+    ),
+    Fault(
+        13,
+        "a length that cannot be, of a member",
+        "test_sizes.py::test_a_trainer_that_announces_too_much_ends_the_training_by_name",
+        "test_sizes.py::test_a_rank_that_announces_too_much_is_named_and_left",
+    ),
+    both(13, "10,000 fuzzed frames for each parser", "test_sizes.py::test_ten_thousand_fuzzed_frames"),
+    both(14, "wrong or no credentials, what was overheard", "test_strangers.py::test_every_port_refuses_a_stranger"),
+    both(14, "other hosts without credentials", "test_strangers.py::test_other_hosts_are_not_listened_to_without"),
+    Fault(
+        14,
+        "another user of the host, at the rendezvous",
+        f"{SECOND_USER}::test_a_trainer_of_another_user_goes_over_tcp_unless_it_must_not",
+        f"{SECOND_USER}::test_another_user_who_reads_the_name_of_the_rendezvous_is_no_member",
+    ),
+    Fault(
+        14,
+        "another user of the host, at the memory",
+        f"{SECOND_USER}::test_another_user_neither_hands_in_nor_gets_anything",
+        f"{SECOND_USER}::test_another_user_is_no_rank_of_a_ring_in_shared_memory",
+    ),
+    both(15, "a pickle from another rank", "test_pickles.py::test_an_object_of_another_rank"),
+    both(15, "a pickle for a data set", "test_pickles.py::test_a_data_set"),
+    both(16, "500 connections", "test_crowds.py::test_five_hundred_strangers"),
+    both(16, "slow and half-open ones", "test_crowds.py::test_who_is_slow_or_stops_half_way_is_dropped_in_time"),
+    both(17, "a port in use", "test_taken_ports.py::test_a_port_in_use"),
+]
