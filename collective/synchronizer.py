@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collective.group import Group
+from common.commit.slices import Slice, cut
 from common.errors import LayoutMismatch, UsageError
 from common.sync.guard import UNGUARDED
 from common.sync.overlap import BucketRunner, BucketThread
@@ -21,7 +22,7 @@ from common.tensors.arena import Arena, FloatArray
 from common.tensors.buckets import Bucket, chunk_bounds, words
 from common.tensors.optimizers import Optimizer
 from common.tensors.reduction import WORTH_PREPARING
-from common.tensors.updater import make_updater
+from common.tensors.updater import make_flat_updater
 
 __all__ = ["RingSynchronizer"]
 
@@ -69,9 +70,10 @@ class RingSynchronizer(Synchronizer):
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         if self._sharded and optimizer is None:
             raise UsageError("--shard-optimizer needs the built-in trainer: a program of your own updates by itself")
-        mine = [self._own_part_of(bucket) for bucket in arena.buckets] if self._sharded else [slice(None)]
-        parts = [(arena.parameters[s], arena.gradients[s]) for s in mine] if optimizer else []
-        self._updaters = [make_updater(optimizer, *part) for part in parts]
+        whole = slice(0, arena.layout.length)
+        mine = [self._own_part_of(bucket) for bucket in arena.buckets] if self._sharded else [whole]
+        self._mine = mine if optimizer else []
+        self._updaters = [make_flat_updater(optimizer, arena.parameters[s], arena.gradients[s]) for s in self._mine]
         self._step = 0
         self._first._models.add(self)
         self._runner = BucketRunner(
@@ -103,6 +105,16 @@ class RingSynchronizer(Synchronizer):
                 with self.trace.span("gather"):
                     self._gather_parameters()
         self._step += 1
+
+    def optimizer_slices(self) -> list[Slice]:
+        if self.rank > 0 and not self._sharded:
+            return []
+        parts = zip(self._mine, self._updaters, strict=True)
+        return [Slice(s.start, s.stop, updater.arrays()) for s, updater in parts if s.start < s.stop]
+
+    def load_optimizer(self, slices: Sequence[Slice]) -> None:
+        for s, updater in zip(self._mine, self._updaters, strict=True):
+            updater.load(cut(slices, s.start, s.stop).arrays)
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._group.all_gather(values)

@@ -3,6 +3,7 @@
     GradSyncError                    exit code 1
     ├── UsageError                   2   what was asked for cannot work; the message says what would
     │   ├── DataError                    a data file is missing or corrupt
+    │   ├── CommitCorrupt                no commit of the training is whole
     │   ├── PortInUse                    another process listens there
     │   ├── SharedMemoryTooSmall         not enough memory for a shared segment
     │   ├── RendezvousError              the group never came together: wrong, duplicate or missing rank
@@ -10,6 +11,7 @@
     │   ├── CredentialsRefused           who answered there does not belong to this job, or says that we don't
     │   ├── VersionMismatch              two versions of GradSync in one group
     │   └── LayoutMismatch               ranks disagree about parameters, optimizer or learning rate
+    ├── CommitFailed                     a commit of the training could not be written
     ├── FileNotWritten                   a result could not be written; the file holds what it held before
     ├── NonFiniteGradient                a rank's gradient is NaN or infinite; no parameter was changed
     ├── NcclFailed                       NCCL or CUDA reported an error that no other process explains
@@ -33,6 +35,8 @@ from collections.abc import Iterable
 
 __all__ = [
     "CertificateFailed",
+    "CommitCorrupt",
+    "CommitFailed",
     "CredentialsRefused",
     "DataError",
     "FileNotWritten",
@@ -71,6 +75,10 @@ class DataError(UsageError):
     pass
 
 
+class CommitCorrupt(UsageError):
+    pass
+
+
 class PortInUse(UsageError):
     pass
 
@@ -96,6 +104,10 @@ class VersionMismatch(UsageError):
 
 
 class LayoutMismatch(UsageError):
+    pass
+
+
+class CommitFailed(GradSyncError):
     pass
 
 

@@ -44,6 +44,8 @@ class ServerConfig(CredentialFlags):
     """How long to wait for a trainer that gives no sign of life, in seconds; the first one may come at any time."""
     wait_limit: float = WAIT_LIMIT_S
     """How long trainers wait for one that is alive but busy, in seconds."""
+    checkpoint_dir: Path | None = None
+    """Keep this server's part of the trainers' commits here: the folder that they name, which all hosts must share."""
     address_file: Path | None = None
     """Write HOST:PORT to this file once trainers can connect."""
     metrics_port: int | None = None

@@ -105,6 +105,7 @@ def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[s
         first=first,
         data_port=config.data_port,
         environment=environment,
+        checkpoint_dir=config.checkpoint_dir,
     )
 
 

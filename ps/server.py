@@ -61,6 +61,7 @@ def run(config: ServerConfig) -> None:
                 timeout=config.timeout,
                 wait_limit=config.wait_limit,
                 data_port=config.data_port,
+                checkpoint_dir=config.checkpoint_dir,
             )
         )
         stop_on_sigterm(server)

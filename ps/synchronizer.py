@@ -54,7 +54,7 @@ class ServerSynchronizer(Synchronizer):
         self._has_optimizer = optimizer is not None
         self.trace.name_buckets([4 * bucket.length for bucket in arena.buckets])
         self._client.trace = self.trace
-        self._client.register(arena, optimizer)
+        self._client.register(arena, optimizer, commits=self.commits)
         self.backend = self._client.data_plane
 
     def announce(self, learning_rate: float) -> None:

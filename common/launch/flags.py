@@ -45,6 +45,14 @@ class Training:
     """Rank 0 writes its run record to this file."""
     save: Path | None = None
     """Rank 0 writes the model's state dict to this file (paddle.save); a name of your choice, usually *.pdparams."""
+    checkpoint_dir: Path | None = None
+    """Keep commits of the training in this folder, from which it can go on; all hosts must share it."""
+    commit_every: int | None = None
+    """Steps between two commits. (default: 100)"""
+    keep: int | None = None
+    """How many commits stay, the newest. (default: 3)"""
+    resume: bool = False
+    """Go on from the newest whole commit in --checkpoint-dir."""
     trace: Path | None = None
     """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
     log_dir: Path | None = None
@@ -65,13 +73,27 @@ class TrainingConfig(Settings, Training):
         choose("optimizer", self.optimizer, OPTIMIZERS)
         if self.steps is not None and self.epochs is not None:
             raise UsageError("give --steps or --epochs, not both")
-        for flag, value in (("batch-size", self.batch_size), ("steps", self.steps), ("epochs", self.epochs)):
+        for flag, value in (
+            ("batch-size", self.batch_size),
+            ("steps", self.steps),
+            ("epochs", self.epochs),
+            ("commit-every", self.commit_every),
+            ("keep", self.keep),
+        ):
             if value is not None and value < 1:
                 raise UsageError(f"--{flag} must be at least 1 (got {value})")
+        self.check_commits()
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed must be in 0..{2**32 - 1} (got {self.seed})")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"--lr must be a positive number (got {self.lr})")
+
+    def check_commits(self) -> None:
+        """Raise UsageError where commits are described, but no folder is named for them."""
+        given = {"commit-every": self.commit_every, "keep": self.keep, "resume": self.resume or None}
+        for flag, value in given.items():
+            if value is not None and self.checkpoint_dir is None:
+                raise UsageError(f"--{flag} needs --checkpoint-dir, the folder of the commits")
 
     def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
         """With a script of the user's, what is trained is its own affair.

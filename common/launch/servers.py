@@ -26,6 +26,7 @@ def start_servers(
     first: str = "127.0.0.1:0",
     data_port: int = 0,
     environment: Mapping[str, str] | None = None,
+    checkpoint_dir: Path | None = None,
 ) -> list[str]:
     """Start `count` parameter servers and return their addresses.
 
@@ -41,6 +42,7 @@ def start_servers(
         flags += ["--data-port", str(data_port + index if data_port else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
         flags += ["--nranks", str(nranks), "--timeout", str(timeout), "--wait-limit", str(wait_limit)]
+        flags += ["--checkpoint-dir", str(checkpoint_dir)] if checkpoint_dir else []
         command = ["-m", "ps.server", *flags]
         job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
     progress = Progress(files)

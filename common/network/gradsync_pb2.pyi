@@ -125,7 +125,7 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., token: _Optional[bytes] = ..., model: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "connected")
+    __slots__ = ("epoch", "rank", "slots", "length", "buckets", "optimizer", "probe", "parameters", "mode", "trace", "connected", "commit_every", "first_step")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,8 @@ class Register(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     slots: _containers.RepeatedCompositeFieldContainer[Slot]
@@ -148,7 +150,9 @@ class Register(_message.Message):
     mode: str
     trace: bool
     connected: bool
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ..., connected: bool = ...) -> None: ...
+    commit_every: int
+    first_step: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slot, _Mapping]]] = ..., length: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., probe: _Optional[_Union[Memory, _Mapping]] = ..., parameters: _Optional[_Union[Place, _Mapping]] = ..., mode: _Optional[str] = ..., trace: bool = ..., connected: bool = ..., commit_every: _Optional[int] = ..., first_step: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("epoch", "step")

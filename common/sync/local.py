@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from common.commit.slices import Slice, cut
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import FINISH
 from common.tensors.arena import Arena
 from common.tensors.optimizers import Optimizer
-from common.tensors.updater import make_updater
+from common.tensors.updater import make_flat_updater
 
 __all__ = ["LocalSynchronizer"]
 
@@ -22,7 +24,8 @@ class LocalSynchronizer(Synchronizer):
     scheme, backend, rank, nranks = "local", "none", 0, 1
 
     def attach(self, arena: Arena, optimizer: Optimizer | None) -> None:
-        self._updater = make_updater(optimizer, arena.parameters, arena.gradients)
+        self._length = arena.layout.length
+        self._updater = make_flat_updater(optimizer, arena.parameters, arena.gradients)
         self._buckets, self._step = range(len(arena.buckets)), 0
 
     def mark_ready(self, bucket: int) -> None:
@@ -35,6 +38,12 @@ class LocalSynchronizer(Synchronizer):
             with self.trace.span("update"):
                 self._updater.step(learning_rate)
         self._step += 1
+
+    def optimizer_slices(self) -> list[Slice]:
+        return [Slice(0, self._length, self._updater.arrays())]
+
+    def load_optimizer(self, slices: Sequence[Slice]) -> None:
+        self._updater.load(cut(slices, 0, self._length).arrays)
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.array(values[None])

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common.commit.plan import NO_COMMITS, CommitPlan
+from common.commit.slices import Slice
 from common.errors import ProtocolError
 from common.sync.guard import UNGUARDED, Guard
 from common.sync.messenger import ALONE, Messenger
@@ -49,6 +51,7 @@ class Synchronizer(ABC):
     server_optimizer: ServerOptimizer | None = None  # where servers can make the update of a user's program
     traced_servers: TracedServers = NO_SERVERS  # who is asked for a trace, beside the ranks
     trace: Trace = NO_TRACE  # is told what is done when; may be set before `attach`
+    commits: CommitPlan = NO_COMMITS  # which steps of the built-in training are kept; may be set before `attach`
     messenger: Messenger = ALONE  # to the other ranks, not within a step
     guard: Guard = UNGUARDED  # looks at gradients before they are handed over; may be set before `attach`
 
@@ -97,6 +100,19 @@ class Synchronizer(ABC):
     def settle(self) -> None:  # noqa: B027 - where ranks are always equal there is nothing to settle
         """After the last step: blocks until all ranks have called it, and their arenas hold the same parameters, to
         which every rank's every step has contributed."""
+
+    def optimizer_slices(self) -> list[Slice]:
+        """Copies of what this rank has to keep of the optimizer's state, which it alone has, or, where all have the
+        same, as rank 0; between steps."""
+        return []
+
+    def load_optimizer(self, slices: Sequence[Slice]) -> None:  # noqa: B027 - servers find theirs by themselves
+        """Go on from the state that all ranks and servers had kept; after `attach`, before the first step.
+
+        Raises:
+            ValueError: it does not cover the arena.
+            UsageError: it is another optimizer's, which may be seen in the first step only.
+        """
 
     @abstractmethod
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -25,6 +25,7 @@ __all__ = [
     "JOINED_VARIABLE",
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
+    "RESTARTS_VARIABLE",
     "Terminated",
     "call_at_end",
     "die_with_parent",
@@ -36,6 +37,7 @@ __all__ = [
 
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
+RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has started this job again after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
 

@@ -9,7 +9,7 @@ of a size that is no multiple of 8, for which Paddle has another kernel. PartOpt
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -59,9 +59,22 @@ class FlatOptimizer:
         if self._empty:
             return
         self._paddle.set_lr(learning_rate)
-        with nullcontext() if self._named else fresh_names():  # the first step names the moments
+        with nullcontext() if self._named else fresh_names(), fitting_state():  # the first step names the moments
             self._paddle.step()
         self._named = True
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As of FlatUpdater."""
+        return {} if self._empty else arrays_of(self._paddle, self._parameter.name)
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """As of FlatUpdater.
+
+        Raises:
+            UsageError (`step`): the state is not this optimizer's.
+        """
+        if not self._empty and arrays:
+            load_into(self._paddle, {self._parameter.name: arrays})
 
     def state_elements(self) -> int:
         """How many numbers the optimizer keeps beside the parameters (moments and the like)."""
@@ -102,6 +115,32 @@ class PieceOptimizer:
         mine = [(self._parameters[start], self._tensor(gradients))]
         for pair in self._paddle.append_regularization_ops(mine, self._paddle.regularization):
             self._paddle._append_optimize_op(self._block, pair)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As of PieceUpdater."""
+        names = [parameter.name for _, parameter in sorted(self._parameters.items())]
+        pieces = [arrays_of(self._paddle, name) for name in names]
+        return {
+            kind: pieces[0][kind] if is_number(kind) else np.concatenate([piece[kind] for piece in pieces])
+            for kind in (pieces[0] if pieces else ())
+        }
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """As of PieceUpdater.
+
+        Raises:
+            UsageError: the state is not this optimizer's.
+        """
+        cut = {
+            parameter.name: {
+                kind: array if is_number(kind) else array[start : start + parameter.size]
+                for kind, array in arrays.items()
+            }
+            for start, parameter in self._parameters.items()
+        }
+        if cut and arrays:
+            load_into(self._paddle, cut)
+            self._paddle._accumulators_holder = {}
 
     def _tensor(self, gradients: FloatArray) -> Any:
         """Making one takes as long as all else here, and gradients always come in the same few arrays."""
@@ -192,6 +231,25 @@ def initial_state(description: Optimizer, parameter: Any) -> dict[str, npt.NDArr
         optimizer = make_paddle_optimizer(description, [like])
         optimizer._create_accumulators(paddle.static.default_main_program().global_block(), [like])
     return {key: value.numpy() for key, value in optimizer.state_dict().items() if hasattr(value, "numpy")}
+
+
+def arrays_of(optimizer: Any, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Copies of what Paddle's optimizer keeps of the parameter of that name, 1-D, by kind: "moment1_0"."""
+    begin = name + "_"
+    return {
+        key[len(begin) :]: np.array(tensor.numpy()).reshape(-1)
+        for key, tensor in optimizer.state_dict().items()
+        if key.startswith(begin)
+    }
+
+
+def load_into(optimizer: Any, arrays: Mapping[str, Mapping[str, npt.NDArray[Any]]]) -> None:
+    """Have Paddle's optimizer go on from what `arrays_of` gave, by the parameters' names."""
+    tensors = {
+        f"{name}_{kind}": paddle.to_tensor(array) for name, kinds in arrays.items() for kind, array in kinds.items()
+    }
+    with fitting_state(), fresh_names():
+        optimizer.set_state_dict(tensors)
 
 
 _naming = threading.RLock()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from common.errors import UsageError
 from common.tensors.arena import FloatArray
@@ -14,11 +16,13 @@ from common.tensors.parts import Accumulator, Part, Piece
 
 __all__ = [
     "WORTH_HELP",
+    "FlatUpdater",
     "NoUpdate",
     "PieceUpdater",
     "StatefulUpdater",
     "Together",
     "Updater",
+    "make_flat_updater",
     "make_part_updater",
     "make_piece_updater",
     "make_updater",
@@ -45,10 +49,29 @@ class StatefulUpdater(Updater, Protocol):
     def load(self, state: Sequence[Accumulator]) -> None: ...
 
 
+class FlatUpdater(Updater, Protocol):
+    """An updater of flat buffers whose state commits keep; a FlatOptimizer is one."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of what it keeps beside the parameters, 1-D, by kind: as many values as there are parameters, or
+        one."""
+        ...
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `arrays` gave, before the first step."""
+        ...
+
+
 class NoUpdate:
     """For gradients that are only averaged: whoever asked for them makes the update."""
 
     def step(self, learning_rate: float, used: bytes = b"") -> None:
+        pass
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         pass
 
 
@@ -73,15 +96,15 @@ class PieceUpdater(Protocol):
 
     def step(self, start: int, gradients: FloatArray) -> None: ...
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As of FlatUpdater, of all pieces together."""
+        ...
 
-def make_updater(
-    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Executor | None = None
-) -> Updater:
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None: ...
+
+
+def make_flat_updater(optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray) -> FlatUpdater:
     """Paddle's optimizer of that description on the flat buffers, which are kept by reference.
-
-    Args:
-        helper: a thread that updates the second half of large buffers; the same bits, for they are cut at a multiple
-            of ALIGNMENT.
 
     Raises:
         UsageError: Paddle is not installed here.
@@ -92,11 +115,26 @@ def make_updater(
         from common.tensors.flat_optimizer import FlatOptimizer
     except ImportError as exc:
         raise _no_paddle(optimizer) from exc
-    if helper is None or parameters.size < WORTH_HELP:
-        return FlatOptimizer(optimizer, parameters, gradients)
+    return FlatOptimizer(optimizer, parameters, gradients)
+
+
+def make_updater(
+    optimizer: Optimizer | None, parameters: FloatArray, gradients: FloatArray, *, helper: Executor | None = None
+) -> Updater:
+    """As `make_flat_updater`.
+
+    Args:
+        helper: a thread that updates the second half of large buffers; the same bits, for they are cut at a multiple
+            of ALIGNMENT.
+
+    Raises:
+        UsageError: Paddle is not installed here.
+    """
+    if optimizer is None or helper is None or parameters.size < WORTH_HELP:
+        return make_flat_updater(optimizer, parameters, gradients)
     middle = parameters.size // 2 // ALIGNMENT * ALIGNMENT
     halves = (slice(middle), slice(middle, None))
-    first, second = (FlatOptimizer(optimizer, parameters[half], gradients[half]) for half in halves)
+    first, second = (make_flat_updater(optimizer, parameters[half], gradients[half]) for half in halves)
     return Together(first, second, helper)
 
 

@@ -20,6 +20,7 @@ from common.errors import DataError, UsageError
 __all__ = [
     "Dataset",
     "Split",
+    "batches_of",
     "data_folder",
     "load_dataset",
     "load_mnist_json",
@@ -33,6 +34,7 @@ DIGITS = Path(__file__).with_name("digits.npz")
 CLASSES = 10
 IN_PADDLES_CACHE = ("mnist", "fashion-mnist")
 MOST_BYTES = 1 << 30  # of a file of a data set, unpacked
+Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 SIDE = 28  # pixels; every image here is SIDE x SIDE
 
 
@@ -194,16 +196,19 @@ def json_split(part: Any) -> Split:
     return split
 
 
-def rank_batches(
-    split: Split, *, batch_size: int, rank: int, nranks: int
-) -> tuple[int, Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]]:
+def rank_batches(split: Split, *, batch_size: int, rank: int, nranks: int) -> tuple[int, Iterator[Batch]]:
     """This rank's share of the split: how many batches an epoch has, and (images, labels) without end.
 
     Raises:
         UsageError: not one full batch a rank.
     """
     steps, batches = rank_indices(len(split), batch_size=batch_size, rank=rank, nranks=nranks)
-    return steps, ((split.images[indices], split.labels[indices]) for indices in batches)
+    return steps, batches_of(split, batches)
+
+
+def batches_of(split: Split, batches: Iterator[list[int]]) -> Iterator[Batch]:
+    """(images, labels) of these samples."""
+    return ((split.images[indices], split.labels[indices]) for indices in batches)
 
 
 def rank_indices(count: int, *, batch_size: int, rank: int, nranks: int) -> tuple[int, Iterator[list[int]]]:

@@ -49,7 +49,7 @@ def make_record(
     ranks = synchronizer.all_gather(timeline.as_array())  # [nranks, 6, steps]
     late, begin, end = synchronizer.staleness, ranks[synchronizer.rank, 0], ranks[synchronizer.rank, 4]
     steps = np.diff(ranks[:, 0], append=ranks[:, 4, -1:])
-    rates = config.batch_size / np.median(steps[:, warmup:], axis=1)
+    rates = config.batch_size / np.median(steps[:, warmup:], axis=1) if steps.size else np.zeros(len(ranks))
     phases = {name: values[warmup:] for name, values in phases_of(ranks, synchronizer.rank, late).items()}
     losses = ranks[:, 5].mean(0)
     return RunRecord(
@@ -71,7 +71,7 @@ def make_record(
         sync_ms=Quantiles.of(phases["sync"]),
         wait_ms=Quantiles.of(phases["wait"]),
         phases_ms={name: Quantiles.of(values).p50 for name, values in phases.items()},
-        loss=Loss(float(losses[0]), float(losses[-1])),
+        loss=Loss(float(losses[0]), float(losses[-1])) if losses.size else Loss(0.0, 0.0),
         accuracy=accuracy,
         parameters_sha256=digest,
         curve=[(float(t - begin[0]), float(x)) for t, x in zip(end, losses, strict=True)],

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from common.sync.clocks import compare_clocks
 from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
-from common.trainer.data import Dataset, Split, load_dataset, rank_batches
+from common.trainer.commits import commits_of
+from common.trainer.data import Dataset, Split, batches_of, load_dataset, rank_indices
 from common.trainer.models import make_model
 from common.trainer.record import RunRecord
 from common.trainer.timeline import Timeline, make_record
@@ -64,29 +66,42 @@ def train(
         DataError, UsageError: before the first step. PeerError, ProtocolError, NonFiniteGradient: during it.
     """
     data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
-    steps_per_epoch, batches = rank_batches(
-        data.train, batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
+    steps_per_epoch, indices = rank_indices(
+        len(data.train), batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
     )
     model = make_model(config.model, seed=config.seed)
     arena = Arena(layout_of(model), empty=synchronizer.empty)
     bound = Binding(trainable(model), arena, synchronizer.mark_ready)
     bound.fill_arena()
-    bound.bind_parameters()
-    synchronizer.guard = Guard(arena, synchronizer.rank, refuses=config.non_finite != "warn")
-    synchronizer.attach(arena, config.make_optimizer())
-    check_same_flags(config, synchronizer)
-    compare_clocks(synchronizer)
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
-    for step in range(total):
-        with naming_the_step(step, total):
-            loss = take_step(model, batches, bound, synchronizer, config.lr, timeline)
-        timeline.loss.append(float(loss))
-        on_step(step + 1, total, timeline.loss[-1])
-    with naming_the_step(total - 1, total):
-        synchronizer.settle()
+    with commits_of(config, synchronizer) as commits:
+        commits.prepare(arena, [p.name for _, p in bound.named])
+        bound.bind_parameters()
+        synchronizer.guard = Guard(arena, synchronizer.rank, refuses=config.non_finite != "warn")
+        synchronizer.attach(arena, config.make_optimizer())
+        check_same_flags(config, synchronizer)
+        compare_clocks(synchronizer)
+        commits.restore()
+        batches = batches_of(data.train, islice(indices, commits.first, None))
+        for step in range(commits.first, total):
+            with naming_the_step(step, total):
+                loss = take_step(model, batches, bound, synchronizer, config.lr, timeline)
+            timeline.loss.append(float(loss))
+            commits.after(step + 1, (step + 1) // steps_per_epoch)
+            on_step(step + 1, total, timeline.loss[-1])
+        with naming_the_step(total - 1, total):
+            synchronizer.settle()
+            commits.finish()
     accuracy = evaluate(model, data.test, synchronizer) if evaluate_model else None
-    record = make_record(config, synchronizer, timeline, min(warmup_steps, total - 1), accuracy, digest_of_model(model))
+    record = make_record(
+        config,
+        synchronizer,
+        timeline,
+        max(0, min(warmup_steps, len(timeline.end) - 1)),
+        accuracy,
+        digest_of_model(model),
+    )
     bound.close()
     return TrainedModel(model, record)
 
@@ -117,7 +132,7 @@ def check_same_flags(config: TrainingConfig, synchronizer: Synchronizer) -> None
     Raises:
         LayoutMismatch: naming the first one.
     """
-    names = ("dataset", "batch_size", "steps", "epochs", "seed")
+    names = ("dataset", "batch_size", "steps", "epochs", "seed", "commit_every")
     values = [*(getattr(config, name) for name in names), "on" if config.trace else "off"]
     mine = json.dumps(values).encode().ljust(FLAGS_BYTES)
     everyone = synchronizer.all_gather(np.frombuffer(mine, np.uint8))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common.commit.plan import NO_COMMITS, CommitPlan
 from common.errors import GradSyncError, UsageError, choose
 from common.launch.outsiders import check_rank_aloud
 from common.network import rpc
@@ -153,12 +154,15 @@ class Client:
         """A new 1-D array of zeros, 64-byte aligned, that servers of this host reach without a copy."""
         return self._planes.memory.empty(count, dtype)
 
-    def register(self, arena: Arena, optimizer: Optimizer | None) -> None:
+    def register(self, arena: Arena, optimizer: Optimizer | None, *, commits: CommitPlan = NO_COMMITS) -> None:
         """Agree on layout and optimizer; `arena.parameters` becomes rank 0's. Blocks until all trainers have called.
 
         The arena is used by every later call, and must outlive the client. Without an optimizer there is none until
         `configure`, and steps end with `average`. With one, in sync mode, parameters from `empty` may become memory
         common to all trainers of the host, which only servers may write to.
+
+        Args:
+            commits: of which servers keep their parts, each in its --checkpoint-dir.
 
         Raises:
             UsageError: the data plane is to be shm or tcp, and a server cannot be reached so; or there is no optimizer,
@@ -179,6 +183,7 @@ class Client:
         if self.mode != SYNC:
             message.mode = str(self.mode)
         message.trace = self.trace.active
+        message.commit_every, message.first_step = commits.every, commits.first
         for session, mine in zip(sessions, self._planes.offers(message, sessions, arena), strict=True):
             session.send([TrainerMessage(register=mine)])
         self._steps.send_parameters(arena)

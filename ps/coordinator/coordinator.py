@@ -7,6 +7,7 @@ data_planes    how gradients and results travel
 stepping       gradients in, results out; the state itself is in ps/store
 program        the optimizer of a user's program
 gathering      all-gather
+commits        its part of what is kept of the training
 relay          messages from one trainer to another, at server 0 for its first model
 """
 
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import StatusReply, TrainerMessage
@@ -23,6 +25,7 @@ from common.network.patience import WAIT_LIMIT_S, Patience
 from common.sync.trace import Recorder, Trace
 from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
+from ps.coordinator.commits import ServerCommits
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
@@ -51,6 +54,7 @@ class Coordinator:
         recorder: makes what records, if a trainer asks for that.
         first: of the same trainers' first model, if this is a further one.
         clock: by which they wait, in seconds.
+        checkpoint_dir: where the shard's part of commits is kept; without one none is.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Coordinator:
         recorder: Callable[[], Recorder] | None = None,
         first: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         self.nranks, self.shard = nranks, shard
         self._lock = threading.Condition()
@@ -88,6 +93,7 @@ class Coordinator:
         )
         relays = shard[0] == 0 and first is None
         self._relay = Relay(self._members, self._lock, patience, self.lives, clock=clock) if relays else None
+        self._commits = ServerCommits(checkpoint_dir, shard[0], self.fail)
         self._gathering = Gathering(self._members, self.silence)
         empty = pool.empty if pool else aligned_empty
         self._registration = Registration(
@@ -98,10 +104,17 @@ class Coordinator:
             recorder=recorder or (lambda: Recorder("server", shard[0])),
             empty=empty,
             helper=helper,
+            commits=self._commits,
         )
         self._program = ProgramOptimizer(self._members, self.silence, self._registration)
         self._stepping = Stepping(
-            self._members, self.silence, self._planes, self._registration, self._gathering, self._pace
+            self._members,
+            self.silence,
+            self._planes,
+            self._registration,
+            self._gathering,
+            self._pace,
+            self._commits,
         )
         self._handlers = self._make_handlers()
 
@@ -243,6 +256,7 @@ class Coordinator:
         """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
         with self._lock:
             self._registration.close()
+        self._commits.close()
         self._planes.close()
 
     def status(self) -> StatusReply:

@@ -11,6 +11,7 @@ import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 
 from common.errors import GradSyncError, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Hello, JoinRequest
@@ -56,11 +57,20 @@ class Groups:
         shard: (index, count) of this server.
         timeout, wait_limit: see Coordinator.
         port: where trainers open data connections; without one none does.
+        checkpoint_dir: of the first model's commits.
     """
 
     def __init__(
-        self, nranks: int, *, shard: tuple[int, int], timeout: float, wait_limit: float, port: DataPort | None
+        self,
+        nranks: int,
+        *,
+        shard: tuple[int, int],
+        timeout: float,
+        wait_limit: float,
+        port: DataPort | None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
+        self._checkpoint_dir = checkpoint_dir
         self._nranks, self._shard, self._port = nranks, shard, port
         self._helper = ThreadPoolExecutor(1, "gradsync-helper")
         self._recorder = cache(partial(Recorder, "server", shard[0]))  # one for all
@@ -88,6 +98,7 @@ class Groups:
             helper=self._helper,
             recorder=self._recorder,
             first=first,
+            checkpoint_dir=None if first else self._checkpoint_dir,
         )
         coordinator.at_failure(self._spread)
         return Group(number, coordinator, pool, tokens)

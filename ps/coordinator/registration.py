@@ -11,6 +11,7 @@ from common.sync.trace import NO_TRACE, Recorder, Trace
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
 from ps.coordinator.checks import check_layout, check_memory, check_sizes
+from ps.coordinator.commits import ServerCommits
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
@@ -31,6 +32,7 @@ class Registration:
         empty: makes the arrays that trainers may read.
         helper: a thread that shares the work on large arrays.
         recorder: makes what records, if a trainer asks for that.
+        commits: keep the shard's part.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Registration:
         recorder: Callable[[], Recorder],
         empty: Callable[[int], FloatArray] = aligned_empty,
         helper: ThreadPoolExecutor | None = None,
+        commits: ServerCommits,
     ) -> None:
+        self._commits = commits
         self._members, self._silence, self._planes = members, silence, planes
         self._shard, self._empty, self._helper, self._recorder = shard, empty, helper, recorder
         self._first: Register | None = None
@@ -95,6 +99,7 @@ class Registration:
             self.trace = self.store.trace = self._recorder()
         self._planes.choose(rank, register, self._mode, self.store, members.queues[rank])
         self._registered.add(rank)
+        self._commits.plan(rank, register)
         self._silence.someone_waits()
         self._begin_if_ready(self.store)
         if members.gone and self._silence.somebody_waits:
@@ -137,6 +142,8 @@ class Registration:
             difference = f"{optimizer_of(self._first)} against {optimizer_of(register)}"
         if difference is None and self._first.mode != register.mode:
             difference = f"--mode {self._first.mode or SYNC} against {register.mode or SYNC}"
+        if difference is None and self._first.commit_every != register.commit_every:
+            difference = f"--commit-every {self._first.commit_every} against {register.commit_every}"
         if difference:
             raise LayoutMismatch(
                 f"rank {self._first.rank} and rank {register.rank} disagree: {difference}; "
@@ -167,6 +174,7 @@ class Registration:
         if len(self._registered) < self._members.nranks or self._filled < store.shard.length:
             return
         results = store.begin(optimizer_of(self.agreed))
+        self._commits.begin(store)
         self._planes.settle(self._mode, store)
         for result in results:
             self._planes.deliver(result)

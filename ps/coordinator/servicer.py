@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -51,6 +52,7 @@ class ParameterServer:
         timeout: how long others are waited for that have not joined, or give no sign of life, in seconds.
         wait_limit: how long trainers wait for one that is alive, in seconds.
         data_port: of data connections, at the same host; 0: the system chooses.
+        checkpoint_dir: where the server keeps its part of the commits that trainers ask for.
 
     Raises:
         PortInUse: at construction.
@@ -65,11 +67,19 @@ class ParameterServer:
         timeout: float = 30.0,
         wait_limit: float = WAIT_LIMIT_S,
         data_port: int = 0,
+        checkpoint_dir: Path | None = None,
     ) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks)
         port = make_data_port(address, data_port)
-        self._groups = Groups(nranks, shard=shard, timeout=timeout, wait_limit=wait_limit, port=port)
+        self._groups = Groups(
+            nranks,
+            shard=shard,
+            timeout=timeout,
+            wait_limit=wait_limit,
+            port=port,
+            checkpoint_dir=checkpoint_dir,
+        )
         self._coordinator = self._groups.first.coordinator
         handlers = {
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever

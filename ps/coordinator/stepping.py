@@ -9,6 +9,7 @@ from common.network.gradsync_pb2 import Chunk, Commit, Place, Pull
 from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.checks import check_used
+from ps.coordinator.commits import ServerCommits
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
@@ -33,7 +34,9 @@ class Stepping:
         registration: Registration,
         gathering: Gathering,
         pace: Pace,
+        commits: ServerCommits,
     ) -> None:
+        self._commits = commits
         self._members, self._silence, self._planes = members, silence, planes
         self._registration, self._gathering, self._pace = registration, gathering, pace
         self._stop: GradSyncError | None = None  # to fail with when the step is complete
@@ -92,6 +95,7 @@ class Stepping:
             self._pace.committed(rank, time.monotonic())
         for result in progress.results:
             self._planes.deliver(result)
+        self._commits.after(members.steps, store)
         if progress.finished:
             self._note_who_waits(store)
             if self._stop and not store.within_step():

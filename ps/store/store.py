@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from common.commit.slices import Slice
 from common.sync.trace import NO_TRACE, Trace
 from common.tensors.arena import FloatArray
 from common.tensors.optimizers import Optimizer
@@ -83,6 +84,18 @@ class Store(ABC):
     def program(self) -> UpdateByParameter | None:
         """Where trainers may name the optimizer later."""
         return None
+
+    def optimizer_slice(self) -> Slice:
+        """Copies of what the optimizer that was there from the beginning keeps; between steps, in sync mode."""
+        return Slice(self.shard.start, self.shard.stop, {})
+
+    def load_optimizer(self, slices: Sequence[Slice]) -> None:  # noqa: B027 - of what keeps nothing
+        """Have it go on from what such slices make up; after `begin`, before the first step.
+
+        Raises:
+            ValueError: they do not cover the shard.
+            UsageError: they are another optimizer's.
+        """
 
     @abstractmethod
     def keep_parameters_in(self, array: FloatArray) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from common.commit.slices import Slice, cut
 from common.errors import ProtocolError
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
@@ -70,6 +71,14 @@ class SyncStore(Store):
             by_piece = make_piece_updater(optimizer, self.parameters, contributions.pieces())
             self._in_pieces = UpdateInPieces(contributions, by_piece, helper=self._helper)
         return [self._result(self.shard.start, self.parameters, self._step.step)]
+
+    def optimizer_slice(self) -> Slice:
+        arrays = self._in_pieces.optimizer.arrays() if self._in_pieces else {}
+        return Slice(self.shard.start, self.shard.stop, arrays)
+
+    def load_optimizer(self, slices: Sequence[Slice]) -> None:
+        if self._in_pieces:
+            self._in_pieces.optimizer.load(cut(slices, self.shard.start, self.shard.stop).arrays)
 
     def read_in_place(self, rank: int, array: FloatArray) -> None:
         self._step.read_in_place(rank, array)

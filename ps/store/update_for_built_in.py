@@ -32,6 +32,11 @@ class UpdateInPieces:
         longest = max((piece.stop - piece.start for piece in contributions.pieces()), default=0)
         self._buffers = [aligned_empty(longest) for _ in range(1 if helper is None else 2)]
 
+    @property
+    def optimizer(self) -> PieceUpdater:
+        """Of the whole slice."""
+        return self._optimizer
+
     def apply(self, learning_rate: float, pieces: Sequence[Piece]) -> None:
         """Average and update these pieces."""
         self._optimizer.set_rate(learning_rate)

@@ -41,10 +41,12 @@ PADDLE_AT_THE_TOP = {
     "common/paddle_api/fleet_util.py",
     "common/paddle_api/hybrid_groups.py",
     "common/paddle_api/parallel_env.py",
+    "common/paddle_api/random_states.py",
     "common/trainer/training.py",
     "ps/optimizer.py",
 }
 PADDLE_IN_FUNCTIONS = PADDLE_AT_THE_TOP | {
+    "common/commit/export.py",  # paddle.save
     "common/trainer/data.py",  # its sampler, and its cache of data sets
     "common/trainer/entry.py",  # paddle.save of --save
     "common/paddle_api/loading.py",  # so that a process chooses when
@@ -71,6 +73,8 @@ PADDLE_FREE = (
     "ps.client.client",
     "ps.command_flags",
     "common",
+    "common.commit.folder",
+    "common.commit.writer",
     "common.network.rendezvous",
     "common.launch.job",
     "common.launch.flags",

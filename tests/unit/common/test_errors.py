@@ -20,6 +20,8 @@ TREE = {
     "CredentialsRefused": ("UsageError", 2),
     "VersionMismatch": ("UsageError", 2),
     "LayoutMismatch": ("UsageError", 2),
+    "CommitCorrupt": ("UsageError", 2),
+    "CommitFailed": ("GradSyncError", 1),
     "FileNotWritten": ("GradSyncError", 1),
     "NonFiniteGradient": ("GradSyncError", 1),
     "NcclFailed": ("GradSyncError", 1),

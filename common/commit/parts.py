@@ -1,0 +1,55 @@
+"""One participant's part of a commit: its arrays and plain values, as the bytes of a safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+__all__ = ["Part", "from_bytes", "to_bytes"]
+
+Array = npt.NDArray[Any]
+STATE = "state"  # the entry of the file's header that holds the plain values
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    Args:
+        arrays: by names, of which those with a common beginning belong together: `parameters.`, `optimizer.`.
+        state: plain values as JSON has them, keys are texts.
+    """
+
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def beginning(self, prefix: str) -> dict[str, Array]:
+        """The arrays whose names begin so, by the rest of their names."""
+        return {name[len(prefix) :]: array for name, array in self.arrays.items() if name.startswith(prefix)}
+
+
+def to_bytes(part: Part) -> bytes:
+    """The file's content."""
+    arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in part.arrays.items()}
+    return safetensors.save(arrays, metadata={STATE: json.dumps(part.state)})
+
+
+def from_bytes(content: bytes) -> Part:
+    """What `to_bytes` made into this.
+
+    Raises:
+        ValueError: nothing that it makes.
+    """
+    try:
+        arrays = safetensors.load(content)
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        return Part(arrays, json.loads(header["__metadata__"][STATE]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as exc:
+        raise ValueError(f"not a part of a commit ({exc})") from exc
