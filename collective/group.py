@@ -24,7 +24,8 @@ from common.network.links import CHECKSUMS
 from common.network.patience import WAIT_LIMIT_S
 from common.sync.messenger import ALONE, Messenger
 from common.system.addresses import own_host, parse_address
-from common.system.process import forget_in_children, note_joining
+from common.system.fault_points import reach
+from common.system.process import forget_in_children, note_joined, note_joining, restarts
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
 
@@ -92,6 +93,7 @@ class Group:
             ValueError, TypeError: the array or op is not of that kind.
         """
         with self._turn if not (self._shut or self._turn.locked()) else self._one_call():
+            reach("before-reduce", self._calls if step is None else step)
             if self._repeat(array, op, self._next_label(step, bucket)):
                 self._calls += 1
                 return
@@ -140,6 +142,7 @@ class Group:
     def barrier(self) -> None:
         """Block until every rank has called it."""
         with self._one_call():
+            reach("before-barrier", self._calls)
             self._algorithm.barrier(self._label(None, 0))
 
     def share(self, array: Array) -> bool:
@@ -159,6 +162,7 @@ class Group:
         """Leave the group; idempotent."""
         if os.getpid() == self._process:
             self._shut = "the group is closed"
+            reach("leaving", 0)
             self._algorithm.close(reason)
 
     def __enter__(self) -> Group:
@@ -258,7 +262,7 @@ def connect(
     backend = choose_backend(backend, algorithm, device, place)
     seat = NcclSeat(rank, device, nccl_binding, local=place.local) if backend.startswith("nccl") else None
     if nranks == 1:
-        return Group(alone(backend, algorithm, seat, timeout), backend=backend)
+        return Group(alone(backend, algorithm, seat, timeout), backend=backend, epoch=restarts())
     with Meeting(rendezvous, rank, nranks, host=reached_at(place, backend), timeout=timeout) as meeting:
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
         topology = topology_of(backend, algorithm, rank, met.hosts)
@@ -268,8 +272,9 @@ def connect(
         algorithm_of_all = seat.join(mesh, met.notes, ring=topology.algorithm == "ring")
     else:
         algorithm_of_all = build(backend, topology, mesh, connections, checksum=checksum)
-    group = Group(algorithm_of_all, backend=backend, messenger=MeshMessenger(mesh))
+    group = Group(algorithm_of_all, backend=backend, epoch=restarts(), messenger=MeshMessenger(mesh))
     mesh.step = lambda: group.step
+    note_joined()
     return group
 
 

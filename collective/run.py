@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from collective.command_flags import CollectiveRunConfig
@@ -12,16 +13,18 @@ from collective.nccl.seat import gpus_for, require_nccl
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, find_node, start_ranks
+from common.launch.hosts import Node, agree_on_epoch, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import abstract_address, flags_of
+from common.launch.restarts import Life, supervise
 from common.launch.settings import SERVERS_VARIABLE, Placement, variables_of
 from common.launch.tasks import become_rank, place_of, task_here
 from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
 
+NOT_RANKS = ("hosts", "install", "log_dir", "nranks", "restarts")
 FLAGS = flags_with_a_script(CollectiveRunConfig, without=("shard_optimizer",))
 
 
@@ -36,18 +39,27 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     config.check_script(script, given)
     if config.backend.startswith("nccl"):
         require_nccl(config.nccl_binding)
-    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None}
+    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
     if task := task_here(config.hosts, config.nranks, refused=refused):
         become_one(task, config, script)
     node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
-    rendezvous = node.meeting_place or abstract_address("ring")
     config = replace(config, backend=choose_backend(config, node))
-    trainer, environment = started_with(config, node.nranks, rendezvous)
     check_one_host(config.trace, script, node)
+    supervise(
+        config.restarts,
+        partial(run_once, config, script, node),
+        prog="collective.run",
+        agree=partial(agree_on_epoch, node, timeout=config.timeout),
+    )
+
+
+def run_once(config: CollectiveRunConfig, script: list[str], node: Node, life: Life) -> None:
+    """Start the ranks of this host, and wait until they have ended well."""
+    trainer, environment = started_with(config, node.nranks, node.meeting_place or abstract_address("ring"))
     joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,
-        Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining) as job,
+        Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining, life=life) as job,
     ):
         start_ranks(
             job, node, script=program_of(config, script), trainer=trainer, environment={**environment, **traced}
@@ -70,7 +82,7 @@ def become_one(task: Task, config: CollectiveRunConfig, script: list[str]) -> No
 
 def started_with(config: CollectiveRunConfig, nranks: int, rendezvous: str) -> tuple[list[str], dict[str, str]]:
     """The command line of the built-in trainer without its rank, and what is in the environment of any rank."""
-    trainer = ["-m", "collective.trainer", *flags_of(config, without=("hosts", "install", "log_dir", "nranks"))]
+    trainer = ["-m", "collective.trainer", *flags_of(config, without=NOT_RANKS)]
     trainer += ["--nranks", str(nranks), "--rendezvous", rendezvous]
     return trainer, {**Placement(rendezvous=rendezvous).variables(), **variables_of(RingSettings, config)}
 

@@ -19,8 +19,9 @@
     ├── PeerError                    4   another process failed; the one it names is where to look
     │   ├── PeerLost                     it died, or left with an error
     │   └── PeerStalled                  it is there but did not take part within the limit
-    └── ProtocolError                5   a message that cannot be right (wrong step, bucket, size): a bug
-        └── StaleEpoch                   a message of an earlier incarnation of the group
+    ├── ProtocolError                5   a message that cannot be right (wrong step, bucket, size): a bug
+    │   └── StaleEpoch                   a message of an earlier incarnation of the group
+    └── RecoveryFailed               6   restarts were asked for, and did not help
 
 Two more hold what another process left behind: ProcessFailed (common/launch/child.py), with that process's exit code,
 and ProgramFailed (benchmarks/training/program.py), with 1.
@@ -50,6 +51,7 @@ __all__ = [
     "PeerUnreachable",
     "PortInUse",
     "ProtocolError",
+    "RecoveryFailed",
     "RendezvousError",
     "SharedMemoryTooSmall",
     "StaleEpoch",
@@ -145,6 +147,10 @@ class ProtocolError(GradSyncError):
 
 class StaleEpoch(ProtocolError):
     pass
+
+
+class RecoveryFailed(GradSyncError):
+    exit_code = 6
 
 
 def error_from_name(name: str, message: str) -> GradSyncError:

@@ -14,6 +14,7 @@ from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
 from common.launch.ranks import name_of
+from common.launch.restarts import RestartFlags
 from common.launch.settings import MOST_PROCESSES, check_rank, told_by_engine
 from common.network.patience import WAIT_LIMIT_S, check_limits
 from common.system.addresses import parse_addresses
@@ -140,6 +141,7 @@ class RunConfig(ScriptSettings, ServedConfig):
     """Port of data connections with server 0 over TCP, one more with each further server; 0 lets the system choose."""
     install: bool = True
     """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
+    restarts: tyro.conf.OmitArgPrefixes[RestartFlags] = field(default_factory=RestartFlags)
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:

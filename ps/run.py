@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from common.errors import UsageError
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, find_node, start_ranks
+from common.launch.hosts import Node, agree_on_epoch, find_node, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import flags_of
+from common.launch.restarts import Life, supervise
 from common.launch.servers import start_servers
 from common.launch.settings import Placement, servers_among, variables_of
 from common.launch.tasks import become_rank, task_here
@@ -24,7 +26,7 @@ from ps.flags import ScriptSettings
 
 __all__ = ["main"]
 
-NOT_TRAINERS = ("hosts", "install", "log_dir", "nranks", "servers", "data_port", "update")
+NOT_TRAINERS = ("hosts", "install", "log_dir", "nranks", "restarts", "servers", "data_port", "update")
 FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_steps"))
 
 
@@ -38,17 +40,27 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     named = any(word.partition("=")[0] == "--servers" for word in given)
     found = task_from() if not named else None
     servers = (servers_among(found) if found else 0) or config.servers
-    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None}
+    refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
     if task := task_here(config.hosts, config.nranks, servers=servers, refused=refused):
         become_one(task, servers, config, script)
         return
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
+    supervise(
+        config.restarts,
+        partial(run_once, config, script, node),
+        prog="ps.run",
+        agree=partial(agree_on_epoch, node, timeout=config.timeout),
+    )
+
+
+def run_once(config: RunConfig, script: list[str], node: Node, life: Life) -> None:
+    """Start the trainers of this host and, on the first, the servers, and wait until they have ended well."""
     alone = node.nnodes == 1
     joining = Joining(script, "ps", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if alone else None) as traced,
-        Job(config.log_dir, all_ranks_here=alone, joining=joining) as job,
+        Job(config.log_dir, all_ranks_here=alone, joining=joining, life=life) as job,
     ):
         place = Placement(servers=tuple(find_servers(job, node, config, traced)))
         trainer, environment = started_with(config, node.nranks, place)

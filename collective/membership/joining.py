@@ -14,6 +14,7 @@ from common.errors import PortInUse, ProtocolError
 from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import RendezvousServer, join
 from common.system.addresses import host_identity
+from common.system.process import restarts
 
 __all__ = ["Meeting", "Met", "introduce_outsider"]
 
@@ -51,12 +52,12 @@ class Meeting:
             self._rendezvous = rendezvous
             if rank == 0:
                 try:
-                    server = opened.enter_context(RendezvousServer(rendezvous, nranks, timeout=timeout))
+                    server = RendezvousServer(rendezvous, nranks, timeout=timeout, epoch=restarts())
                 except PortInUse:
                     if rendezvous.startswith("unix-abstract:"):  # such a name only another rank 0 has: tell its group
                         introduce_outsider(rendezvous, 0, nranks, TELL_S)
                     raise
-                self._rendezvous = server.address
+                self._rendezvous = opened.enter_context(server).address
             self._listener = opened.enter_context(Listener(host, f"gradsync-{secrets.token_hex(8)}"))
             self._opened = opened.pop_all()
 
@@ -79,6 +80,7 @@ class Meeting:
             address=address,
             timeout=self._timeout,
             note=note,
+            epoch=restarts(),
         )
         if len(told.addresses) != self._nranks or len(told.notes) != self._nranks:
             raise ProtocolError(f"rank 0 told of {len(told.addresses)} ranks, not {self._nranks}")
@@ -128,7 +130,7 @@ def introduce_outsider(rendezvous: str, rank: int, nranks: int, seconds: float) 
         RendezvousError: that is what they hear, too.
         PeerUnreachable: nobody is there.
     """
-    join(rendezvous, rank=rank, nranks=nranks, backend="", address="", timeout=seconds)
+    join(rendezvous, rank=rank, nranks=nranks, backend="", address="", timeout=seconds, epoch=restarts())
 
 
 def parts_of(rank: int, told: str) -> list[str]:

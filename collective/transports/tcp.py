@@ -19,6 +19,7 @@ from collective.transports.base import Transport
 from common.errors import ProtocolError
 from common.network.links import MAGIC, Link
 from common.network.sockets import poll_readable
+from common.system.fault_points import reach
 
 __all__ = ["TcpTransport"]
 
@@ -44,8 +45,10 @@ class TcpTransport(Transport):
 
     def send(self, rank: int, array: Array, tag: Tag) -> None:
         link = self._links[rank]
+        reach("sending", tag.step)
         link.put(array, tag.pack())
         link.push()
+        reach("sent", tag.step)
 
     def receive(self, rank: int, out: Array, tag: Tag) -> None:
         link = self._links[rank]
@@ -54,6 +57,7 @@ class TcpTransport(Transport):
         while got < link.header_bytes:
             got += self._receive_some(rank, [header[got:], payload], link.header_bytes - got + len(payload))
         sent = self._check(rank, out, tag)
+        reach("receiving", tag.step)
         got -= link.header_bytes
         while got < len(payload):
             got += self._receive_some(rank, [payload[got:]], len(payload) - got)

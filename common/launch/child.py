@@ -17,6 +17,7 @@ from common.errors import GradSyncError, PeerError, UsageError
 from common.system.atomic_file import why_not_writable
 from common.system.leftovers import Session, clear_away, members_of
 from common.system.out_of_memory import hint_of_memory
+from common.system.process import COMPLETE
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
@@ -25,16 +26,41 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessFailed(GradSyncError):
-    """A process of the job failed; the message holds its name, how it ended and the tail of its log."""
+    """A process of the job failed; the message holds its name, how it ended and the tail of its log.
 
-    def __init__(self, message: str, exit_code: int, *, words: str = "") -> None:
+    Args:
+        words: what it said itself, if it has no log: to be shown instead of the message.
+        cause: who failed and why, in a line.
+        since: when it was seen to have ended, monotonic seconds.
+        joined: whether it had begun to join its group.
+        by_signal: whether a signal killed it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        exit_code: int,
+        *,
+        words: str = "",
+        cause: str = "",
+        since: float | None = None,
+        joined: bool = False,
+        by_signal: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
-        self.words = words  # what it said itself, if it has no log: to be shown instead of the message
+        self.exit_code, self.words, self.cause = exit_code, words, cause or message.partition("\n")[0]
+        self.since, self.joined, self.by_signal = since, joined, by_signal
 
     def with_note(self, note: str) -> ProcessFailed:
         """The same, with a line at its end."""
-        return ProcessFailed(f"{self}\n{note}", self.exit_code, words=self.words and f"{self.words}\n{note}")
+        self.args = (f"{self}\n{note}",)
+        self.words = self.words and f"{self.words}\n{note}"
+        return self
+
+    @property
+    def whole(self) -> str:
+        """All that is known."""
+        return f"{self}\n{self.words}".rstrip()
 
 
 @dataclass
@@ -57,6 +83,10 @@ class Child:
         if nranks is None:
             return self.joined.exists()
         return self.joined.exists() and str(nranks) in self.joined.read_text().splitlines()
+
+    def is_in_group(self) -> bool:
+        """Whether the group that it joined was complete, as one of a single rank always is."""
+        return self.joined.exists() and bool({COMPLETE, "1"} & {*self.joined.read_text().splitlines()})
 
     def look(self) -> None:
         """See how much memory it has; whoever is killed can't be asked any more."""
@@ -85,10 +115,20 @@ def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> Pro
     message = f"{first.name} {ended}"
     if code == -signal.SIGKILL:
         message += hint_of_memory(killed, first.peak_bytes)
-    if first.log is not None:
-        message += _tail(first.log, kept=kept)
     words = first.words.read_text().strip() if first.words.exists() else ""
-    return ProcessFailed(message, 128 - code if code < 0 else code, words=words)
+    lines = last_lines(first.log) if first.log is not None else words.splitlines()
+    cause = f"{message}: {lines[-1]}" if lines and code > 0 else message
+    if first.log is not None:
+        message += _tail(first.log, lines, kept=kept)
+    return ProcessFailed(
+        message,
+        128 - code if code < 0 else code,
+        words=words,
+        cause=cause,
+        since=first.ended_at,
+        joined=first.has_joined(),
+        by_signal=code < 0,
+    )
 
 
 def end_all(children: Sequence[Child], patience: float) -> None:
@@ -129,8 +169,11 @@ def _blame(child: Child) -> tuple[bool, bool, float]:
     return (lost, refused, child.ended_at or 0.0)
 
 
-def _tail(log: Path, *, kept: bool) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+def last_lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+
+
+def _tail(log: Path, lines: Sequence[str], *, kept: bool) -> str:
     where = f" of {log}" if kept else " of its output"
     tail = "".join(f"\n  | {line}" for line in [f"(last lines{where})", *lines]) if lines else " without a word"
     why = why_not_writable(log.parent)

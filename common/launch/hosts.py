@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -18,7 +18,10 @@ from common.launch.ranks import endpoints_of, paddle_environment
 from common.launch.settings import check_rank
 from common.system.addresses import address_after, address_of, is_ours, own_host, parse_address
 
-__all__ = ["HostsConfig", "Node", "command_of", "find_node", "start_ranks"]
+if TYPE_CHECKING:
+    from common.network.rendezvous import Membership
+
+__all__ = ["HostsConfig", "Node", "agree_on_epoch", "command_of", "find_node", "start_ranks"]
 
 START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
@@ -137,6 +140,7 @@ class Node:
     meeting_place: str  # HOST:PORT on the first host; "" if this is the only one
     endpoints: tuple[str, ...]  # of all ranks
     devices: tuple[str, ...] = ()  # one for each rank of this host; or none
+    launchers_meet: str = ""  # HOST:PORT on the first host, if there are others
 
     @property
     def nranks(self) -> int:
@@ -168,18 +172,36 @@ def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: fl
         UsageError, RendezvousError, PeerUnreachable: the flags cannot work, or the other launchers did not come.
     """
     ranks_each, index, devices = hosts.ranks_each(nranks), hosts.position(), hosts.selected_devices()
-    names = listed(hosts.ips) or ["127.0.0.1"]
+    names, launchers_meet = listed(hosts.ips) or ["127.0.0.1"], ""
     if hosts.meeting_place:
         from common.network.rpc import check_bind_host, host_of
 
         check_bind_host(host_of(hosts.meeting_place), current())
+        launchers_meet = address_after(hosts.meeting_place, ports)
         if not hosts.ips:
-            names = meet(address_after(hosts.meeting_place, ports), index, hosts.count, timeout=timeout)
-    return Node(index, hosts.count, hosts.meeting_place, endpoints_of(names, ranks_each), devices)
+            names = [*meet(launchers_meet, index, hosts.count, timeout=timeout).addresses]
+    return Node(index, hosts.count, hosts.meeting_place, endpoints_of(names, ranks_each), devices, launchers_meet)
 
 
-def meet(address: str, index: int, count: int, *, timeout: float) -> list[str]:
-    """The addresses of all hosts, whose launchers meet at `address`, where the first one listens."""
+def agree_on_epoch(node: Node, epoch: int, *, timeout: float) -> int:
+    """The greatest that a launcher of this job's hosts proposes; blocks until all have proposed theirs.
+
+    Args:
+        timeout: after which a process that gives no sign of life has stalled, in seconds. The ranks of a host may see
+            so much later than those of another that somebody is gone, so twice as long is waited.
+
+    Raises:
+        UsageError: not all have by then.
+    """
+    if not node.launchers_meet:
+        return epoch
+    met = meet(node.launchers_meet, node.index, node.nnodes, timeout=2 * timeout, note=str(epoch).encode())
+    return max(int(note) for note in met.notes)
+
+
+def meet(address: str, index: int, count: int, *, timeout: float, note: bytes = b"") -> Membership:
+    """What the launchers of all hosts tell each other, their addresses and notes; they meet at `address`, where the
+    first one listens."""
     from common.network.rendezvous import RendezvousServer, join
     from common.network.rpc import host_of
 
@@ -188,8 +210,9 @@ def meet(address: str, index: int, count: int, *, timeout: float) -> list[str]:
     with ExitStack() as stack:
         if index == 0:
             stack.enter_context(RendezvousServer(address, count, timeout=timeout, member="host"))
-        members = join(address, rank=index, nranks=count, backend="", address=mine, timeout=timeout, member="host")
-    return list(members.addresses)
+        return join(
+            address, rank=index, nranks=count, backend="", address=mine, timeout=timeout, member="host", note=note
+        )
 
 
 def start_ranks(

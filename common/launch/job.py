@@ -22,7 +22,9 @@ from common.errors import PeerError, UsageError
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.guard import Guard
 from common.launch.joining import Joining
+from common.launch.restarts import Life
 from common.system.atomic_file import not_written
+from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
 from common.system.process import (
@@ -30,6 +32,7 @@ from common.system.process import (
     JOINED_VARIABLE,
     LAST_WORDS_VARIABLE,
     PARENT_VARIABLE,
+    RESTARTS_VARIABLE,
     Terminated,
 )
 
@@ -54,6 +57,7 @@ class Job:
         all_ranks_here: whether no other host has ranks of this job, so that all of them have its secret, by which they
             prove to one another that they belong to it.
         joining: watches whether ranks join, where they run a program of the user's.
+        life: which of the job's this is, where it is started again after a failure.
     """
 
     log_dir: Path | None = None
@@ -62,6 +66,7 @@ class Job:
     idle: float = 10.0
     all_ranks_here: bool = True
     joining: Joining | None = None
+    life: Life = field(default_factory=Life)
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
     _not_now: bool = False  # a SIGTERM is only noted
@@ -144,7 +149,7 @@ class Job:
         path = None if inherit else self._logs / log
         words, joined = self.scratch / f"words of {name}", self.scratch / f"{name} joined"
         try:
-            output = None if path is None else open_private(path)
+            output = None if path is None else open_private(path, further=self.life.number > 0)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
         try:
@@ -160,6 +165,8 @@ class Job:
                     **(environment or {}),
                     **environment_of(current()),
                     PARENT_VARIABLE: str(os.getpid()),
+                    RESTARTS_VARIABLE: str(self.life.number),
+                    FAULT_HERE_VARIABLE: fault_for(name, self.life.number, os.environ.get(FAULT_VARIABLE, "")),
                     JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
                     JOINED_VARIABLE: str(joined),
                     LAST_WORDS_VARIABLE: str(words) if inherit else "",
@@ -185,7 +192,10 @@ class Job:
         while not self._all_ended_well():
             if any(child.code for child in self.children):
                 self._let_the_others_notice()
-                raise self.failure()
+                failure = self.failure()
+                self._kill_the_frozen()
+                raise failure
+            self.life.look(self.children)
             if self.joining is not None:
                 self.joining.look(self.children)
                 if self.all_ranks_here and self.joining.needless(self.children):
@@ -249,6 +259,13 @@ class Job:
                 return
             time.sleep(POLL_S)
             self._mark_ended()
+
+    def _kill_the_frozen(self) -> None:
+        """None of them may wake up and write what belongs to a group that is no more."""
+        for child in self.children:
+            if child.code is None and child.is_frozen():
+                child.process.kill()
+                child.process.wait()
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """End one child, and all that it has started, before the others."""

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from common import __version__
-from common.errors import GradSyncError, ProtocolError, RendezvousError, VersionMismatch
+from common.errors import GradSyncError, ProtocolError, RendezvousError, StaleEpoch, VersionMismatch
 from common.network import rpc
 from common.network.callers import MOST_CALLERS, Callers
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
@@ -41,10 +41,11 @@ class Roster:
 
     Args:
         member: what its ranks are called in errors: "rank", "host" where launchers meet, or "task".
+        epoch: who is of another one is sent away, and does the group no harm.
     """
 
-    def __init__(self, nranks: int, *, member: str = "rank") -> None:
-        self.nranks = nranks
+    def __init__(self, nranks: int, *, member: str = "rank", epoch: int = 0) -> None:
+        self.nranks, self.epoch = nranks, epoch
         self.member = member
         self._flag, self._size_flag = FLAGS[member]
         self.members: dict[int, JoinRequest] = {}
@@ -65,7 +66,12 @@ class Roster:
 
         Raises:
             RendezvousError, VersionMismatch: the same one at every waiting member.
+            StaleEpoch: at this one alone.
         """
+        if request.epoch != self.epoch:
+            raise StaleEpoch(
+                f"{self.member} {request.rank} is of epoch {request.epoch}, this is epoch {self.epoch} of the group"
+            )
         remaining = call.time_remaining() if call else None
         if remaining is not None:
             timeout = max(0.0, min(timeout, remaining - GRACE / 2))
@@ -152,14 +158,14 @@ class RendezvousServer:
     """Rank 0's meeting place; a context manager.
 
     Args:
-        member: see Roster.
+        member, epoch: see Roster.
 
     Raises:
         PortInUse: at construction.
     """
 
-    def __init__(self, address: str, nranks: int, *, timeout: float, member: str = "rank") -> None:
-        self._roster = Roster(nranks, member=member)
+    def __init__(self, address: str, nranks: int, *, timeout: float, member: str = "rank", epoch: int = 0) -> None:
+        self._roster = Roster(nranks, member=member, epoch=epoch)
         self._timeout = timeout
         self._token = secrets.token_bytes(16)
         self._door = Callers()
@@ -219,12 +225,13 @@ def join(
     timeout: float,
     member: str = "rank",
     note: bytes = b"",
+    epoch: int = 0,
 ) -> Membership:
     """Say hello at `rendezvous` and wait, at most `timeout` seconds, until all ranks have.
 
     Raises:
         PeerUnreachable: nobody listens there.
-        RendezvousError, VersionMismatch: see Roster.
+        RendezvousError, VersionMismatch, StaleEpoch: see Roster.
     """
     deadline = time.monotonic() + timeout
     with rpc.connect(rendezvous, timeout=timeout) as channel:
@@ -234,7 +241,7 @@ def join(
             response_deserializer=JoinReply.FromString,
         )
         request = JoinRequest(version=__version__, rank=rank, nranks=nranks, backend=backend, address=address)
-        request.note = note
+        request.note, request.epoch = note, epoch
         try:
             reply = call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
         except grpc.RpcError as exc:

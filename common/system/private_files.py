@@ -76,13 +76,17 @@ def make_private(path: Path, contents: bytes) -> None:
         file.write(contents)
 
 
-def open_private(path: Path) -> BinaryIO:
+def open_private(path: Path, *, further: bool = False) -> BinaryIO:
     """A file to be written anew, which only its user can read, whoever could before.
+
+    Args:
+        further: write on at its end instead.
 
     Raises:
         OSError: it cannot be.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    where = os.O_APPEND if further else os.O_TRUNC
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | where | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # where the file system has no rights, or it is another user's
         os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "wb")

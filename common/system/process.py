@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
+from common.system.fault_points import reach
 from common.system.memory import tune_malloc
 from common.system.mkl import set_cpu_type
 from common.system.sigterm import PARENT_VARIABLE, quiet_once_paddle_is_there
 
 __all__ = [
+    "COMPLETE",
     "JOB_SECRET_VARIABLE",
     "JOINED_VARIABLE",
     "LAST_WORDS_VARIABLE",
@@ -31,12 +33,15 @@ __all__ = [
     "die_with_parent",
     "forget_in_children",
     "last_words",
+    "note_joined",
     "note_joining",
     "prepare_process",
+    "restarts",
 ]
 
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
+COMPLETE = "complete"  # a line there: it has
 RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has started this job again after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
@@ -102,6 +107,19 @@ def note_joining(nranks: int) -> None:
     if file := os.environ.get(JOINED_VARIABLE):
         with suppress(OSError), Path(file).open("a") as out:  # it fails where the launcher is gone, or on another host
             out.write(f"{nranks}\n")
+
+
+def note_joined() -> None:
+    """Let it know that the group is complete, if it has more than one rank."""
+    if file := os.environ.get(JOINED_VARIABLE):
+        with suppress(OSError), Path(file).open("a") as out:
+            out.write(f"{COMPLETE}\n")
+    reach("joined", 0)
+
+
+def restarts() -> int:
+    """How often this process's job has been started again after a failure; the epoch of its groups."""
+    return int(os.environ.get(RESTARTS_VARIABLE) or 0)
 
 
 _at_end: list[Callable[[], object]] = []

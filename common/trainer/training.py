@@ -20,6 +20,7 @@ from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of,
 from common.sync.clocks import compare_clocks
 from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
+from common.system.fault_points import reach
 from common.tensors.arena import Arena
 from common.trainer.commits import commits_of
 from common.trainer.data import Dataset, Split, batches_of, load_dataset, rank_indices
@@ -119,6 +120,7 @@ def take_step(
     bound.begin()
     loss.backward()
     bound.complete_rest()
+    reach("backward", len(timeline.ready))
     timeline.ready.append(time.monotonic())
     timeline.tell(synchronizer.trace)
     synchronizer.finish(rate)

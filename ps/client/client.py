@@ -18,7 +18,8 @@ from common.launch.outsiders import check_rank_aloud
 from common.network import rpc
 from common.network.gradsync_pb2 import Failure, Goodbye, TrainerMessage
 from common.sync.trace import ServerAnswer, Trace
-from common.system.process import forget_in_children, note_joining
+from common.system.fault_points import reach
+from common.system.process import forget_in_children, note_joined, note_joining, restarts
 from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import Optimizer
 from ps.client.data_planes import DataPlanes
@@ -56,8 +57,6 @@ class Client:
         PeerUnreachable, RendezvousError, VersionMismatch, UsageError: the group did not come together.
     """
 
-    epoch = 0
-
     def __init__(
         self,
         servers: Sequence[str],
@@ -71,6 +70,7 @@ class Client:
     ) -> None:
         check_rank_aloud(rank, nranks, partial(introduce_outsider, servers, rank, nranks))
         self.servers, self.rank, self.nranks, self.timeout, self.mode = tuple(servers), rank, nranks, timeout, mode
+        self.epoch = restarts()
         self._asked = choose("data plane", data_plane, DATA_PLANES)
         self._planes = DataPlanes(self._asked, rank, nranks, mode, timeout)
         self._servers = Servers(rank, nranks, timeout, self.epoch)
@@ -106,6 +106,7 @@ class Client:
         for index in range(len(self.servers)):
             joined = join(self.servers, index, self._channels, rank=rank, nranks=nranks, epoch=epoch, timeout=timeout)
             self._servers.open(joined)
+        note_joined()
 
     def another(self) -> Client:
         """Of a further model of the same group, with an arena and an optimizer of its own; all trainers call it in the
@@ -293,6 +294,7 @@ class Client:
         """Leave the group, of the first model with all others; idempotent. In a forked child it does nothing."""
         if os.getpid() != self._process:
             return
+        reach("leaving", 0)
         first = self._first
         errors = [client._servers.error for client in (first, *first._further)]
         heard = next(filter(None, errors), None) if reason else None

@@ -14,6 +14,7 @@ from common.errors import ProtocolError, RendezvousError, UsageError
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.rendezvous import GRACE
+from common.system.process import restarts
 from ps.planes.methods import JOIN
 
 __all__ = ["Joined", "introduce_outsider", "join", "join_again"]
@@ -79,7 +80,7 @@ def introduce_outsider(servers: Sequence[str], rank: int, nranks: int, seconds: 
     """
     for index in range(len(servers)):
         with ExitStack() as channels, suppress(RendezvousError):  # which is what the others hear, too
-            join(servers, index, channels, rank=rank, nranks=nranks, epoch=0, timeout=seconds)
+            join(servers, index, channels, rank=rank, nranks=nranks, epoch=restarts(), timeout=seconds)
 
 
 def join_again(first: Joined, model: int, *, rank: int, nranks: int, epoch: int, timeout: float) -> Joined:

@@ -6,6 +6,7 @@ import numpy as np
 
 from common.network.gradsync_pb2 import Chunk, Commit, Pull, TrainerMessage
 from common.sync.trace import NO_TRACE, Trace
+from common.system.fault_points import reach
 from common.tensors.arena import Arena, FloatArray
 from ps.client.servers import Servers
 from ps.planes.frames import frames
@@ -42,6 +43,7 @@ class Steps:
 
     def push(self, bucket: int) -> None:
         """See Client.push."""
+        reach("before-push", self.step)
         where = self._arena.buckets[bucket]
         if not self._told_of_gradients:
             self._told_of_gradients = True
@@ -53,6 +55,7 @@ class Steps:
             if part.length:
                 words = Chunk(epoch=self._epoch, step=self.step, bucket=bucket, start=part.start, size=part.length)
                 session.plane.push(words, self.trace)
+        reach("pushed", self.step)
 
     def commit_ahead(self, learning_rate: float, *, hold: bool) -> None:
         """See Client.commit_ahead."""
@@ -116,6 +119,7 @@ class Steps:
             session.plane.note(message)
 
     def _end(self, commit: Commit, target: FloatArray) -> None:
+        reach("before-commit", self.step)
         if self._ahead is None:
             self._send(commit, target)
         elif commit != self._ahead:
@@ -126,7 +130,9 @@ class Steps:
         self._ahead = None
         for session in self._servers.sessions:
             session.welcome()
+        reach("committed", self.step)
         self._servers.wait_for_step(self.step + 1, f"waiting for the result of step {self.step}")
+        reach("received", self.step)
         self.step += 1
         self.fetch(target, averages=not commit.update)
         self.trace.moment("received")

@@ -17,6 +17,7 @@ from common.errors import GradSyncError, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Hello, JoinRequest
 from common.sync.trace import Recorder
 from common.system.memory import SegmentPool
+from common.system.process import restarts
 from ps.coordinator.coordinator import Coordinator
 from ps.planes.data_port import DataPort
 
@@ -93,6 +94,7 @@ class Groups:
             shard=self._shard,
             timeout=timeout,
             wait_limit=wait_limit,
+            epoch=restarts(),
             pool=pool,
             port=self._port.more(number * self._nranks, tokens) if self._port else None,
             helper=self._helper,

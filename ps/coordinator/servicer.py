@@ -30,6 +30,7 @@ from common.network.patience import WAIT_LIMIT_S
 from common.network.rendezvous import Roster, read_join
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
+from common.system.process import restarts
 from common.tensors.buckets import pieces_of
 from ps.coordinator.groups import MOST_MODELS, Group, Groups
 from ps.coordinator.liveness import ServerQueue, tell
@@ -70,7 +71,7 @@ class ParameterServer:
         checkpoint_dir: Path | None = None,
     ) -> None:
         self._shard, self._timeout = shard, timeout
-        self._roster = Roster(nranks)
+        self._roster = Roster(nranks, epoch=restarts())
         port = make_data_port(address, data_port)
         self._groups = Groups(
             nranks,

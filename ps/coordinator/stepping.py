@@ -6,6 +6,7 @@ import time
 
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import Chunk, Commit, Place, Pull
+from common.system.fault_points import reach
 from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
 from ps.coordinator.checks import check_used
@@ -54,20 +55,23 @@ class Stepping:
 
     def push(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
         """Gradients of a trainer, or where they are to be read."""
+        reach("got-push", chunk.step)
         store = self._registration.store_for(rank)
         data = words if words is not None else chunk.size or data_of(chunk)
         self._pace.pushed[rank] += 4 * (data if isinstance(data, int) else data.size)
         progress = store.push(rank, chunk.epoch, chunk.step, chunk.bucket, chunk.start, data)
+        reach("stored", chunk.step)
         self._silence.still_alive()
-        self._go_on(rank, store, progress)
+        self._go_on(rank, store, progress, chunk.step)
 
     def commit(self, rank: int, commit: Commit) -> None:
         """A trainer tells how its step ends."""
+        reach("got-commit", commit.step)
         store = self._registration.store_for(rank)
         check_used(commit.used, rank, len(self._registration.agreed.slots))
         ending = Ending(commit.learning_rate, commit.update, commit.replaced, commit.again)
         progress = store.commit(rank, commit.epoch, commit.step, ending, commit.used, ahead=commit.ahead)
-        self._go_on(rank, store, progress, counted=commit.again)
+        self._go_on(rank, store, progress, commit.step, counted=commit.again)
         self._gathering.tell_at_work()
 
     def pull(self, rank: int, pull: Pull) -> None:
@@ -83,7 +87,7 @@ class Stepping:
         else:
             self._members.fail(error)
 
-    def _go_on(self, rank: int, store: Store, progress: Progress, *, counted: bool = False) -> None:
+    def _go_on(self, rank: int, store: Store, progress: Progress, step: int, *, counted: bool = False) -> None:
         """Hand out what there is now; the others wait, or nobody does any longer.
 
         Args:
@@ -94,7 +98,9 @@ class Stepping:
         if progress.finished and not counted:
             self._pace.committed(rank, time.monotonic())
         for result in progress.results:
+            reach("before-reply", step)
             self._planes.deliver(result)
+            reach("replied", step)
         self._commits.after(members.steps, store)
         if progress.finished:
             self._note_who_waits(store)

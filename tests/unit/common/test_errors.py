@@ -31,6 +31,7 @@ TREE = {
     "PeerStalled": ("PeerError", 4),
     "ProtocolError": ("GradSyncError", 5),
     "StaleEpoch": ("ProtocolError", 5),
+    "RecoveryFailed": ("GradSyncError", 6),
 }
 DRAWN = re.compile(r"^([ │├└─]*)([A-Z]\w+)(?: {2,}(?:exit code )?(\d+)?)?", re.MULTILINE)
 

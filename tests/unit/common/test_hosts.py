@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from common.credentials.credentials import using
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
-from common.launch.hosts import HostsConfig, Node, find_node, start_ranks
+from common.launch.hosts import HostsConfig, Node, agree_on_epoch, find_node, start_ranks
 from common.launch.ranks import endpoints_of
+from common.network.rendezvous import Membership
 from ps.command_flags import RunConfig
 from tests.support.channels import OTHERS
 from tests.support.groups import ROOT, free_port
@@ -177,7 +179,7 @@ def test_the_second_of_two_hosts() -> None:
     with using(OTHERS):
         node = find_node(config, 4, ports=1, timeout=LIMIT_S)
     endpoints = (f"{ANOTHERS}:6170", f"{ANOTHERS}:6171", f"{OURS}:6170", f"{OURS}:6171")
-    assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"))
+    assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"), f"{ANOTHERS}:8601")
     assert (node.nranks, list(node.ranks)) == (4, [2, 3])
     assert node.environment(3) == {
         "PADDLE_TRAINER_ID": "3",
@@ -222,10 +224,19 @@ def test_launchers_tell_each_other_where_they_are(monkeypatch: pytest.MonkeyPatc
 def test_launchers_meet_after_the_ports_that_the_job_needs(
     ports: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "meet", lambda address, index, count, timeout: [address] * count)
+    monkeypatch.setattr(hosts, "meet", lambda address, _, count, timeout: Membership((address,) * count, b""))
     config = HostsConfig(master="127.0.0.1:8600", nnodes=2, node_rank=1)
     node = find_node(config, 2, ports=ports, timeout=LIMIT_S)
     assert node.endpoints == endpoints_of([where] * 2, 1)
+
+
+def test_launchers_agree_on_the_greatest_epoch() -> None:
+    node = Node(0, 2, "", (), launchers_meet=f"127.0.0.1:{free_port()}")
+    with ThreadPoolExecutor(2) as pool:
+        proposals = [(node, 2), (replace(node, index=1), 5)]
+        found = [pool.submit(agree_on_epoch, each, epoch, timeout=LIMIT_S) for each, epoch in proposals]
+        assert [future.result() for future in found] == [5, 5]
+    assert agree_on_epoch(Node(0, 1, "", ()), 3, timeout=LIMIT_S) == 3
 
 
 def test_launchers_that_disagree_are_all_told() -> None:

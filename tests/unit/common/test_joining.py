@@ -98,7 +98,7 @@ def test_all_ways_to_join_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     surface = FleetApi("ps", lambda _: LocalSynchronizer())
     surface.init()
     surface.leave()
-    assert (tmp_path / "joined").read_text() == "1\n1\n1\n"
+    assert (tmp_path / "joined").read_text() == "1\n1\ncomplete\n1\n"
 
 
 def test_a_process_of_no_launcher_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

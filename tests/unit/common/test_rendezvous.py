@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from common import __version__
-from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError, VersionMismatch
+from common.errors import GradSyncError, PeerUnreachable, RendezvousError, StaleEpoch, UsageError, VersionMismatch
 from common.launch.ranks import abstract_address
 from common.network import rpc
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
@@ -128,6 +128,17 @@ def test_members_of_a_job_that_disagree_are_all_told(wait_until: Wait) -> None:
         with pytest.raises(RendezvousError, match="rank 1 was started with nranks 3, the group with 2"):
             join_as(address, 1, 3)
         assert outcome(waiting)[1].startswith("rank 1 was started with nranks 3, the group with 2")
+
+
+def test_who_is_of_another_epoch_is_sent_away_and_the_group_comes_together() -> None:
+    def come(address: str, rank: int, epoch: int) -> Membership:
+        return join(address, rank=rank, nranks=2, backend="shm", address="", timeout=LIMIT_S, epoch=epoch)
+
+    with RendezvousServer("127.0.0.1:0", 2, timeout=LIMIT_S, epoch=2) as server, ThreadPoolExecutor(2) as pool:
+        with pytest.raises(StaleEpoch, match=r"^rank 1 is of epoch 1, this is epoch 2 of the group$"):
+            come(server.address, 1, 1)
+        members = [pool.submit(come, server.address, rank, 2) for rank in range(2)]
+        assert all(len(member.result().addresses) == 2 for member in members)
 
 
 def test_a_missing_rank_is_named_to_every_waiting_one_within_the_deadline() -> None:

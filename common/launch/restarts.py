@@ -1,0 +1,166 @@
+"""Starts a job again when a process of it has died or stalled: `--max-restarts`, `--restart-window`.
+
+    life 0:  processes start, join, train ... one dies  ->  the others are ended  ->  life 1: all start anew
+
+Each life is a `Job` of its own, with fresh segments, secrets and meeting points, and its number is the epoch of its
+groups: whoever is left of an earlier one is refused. The processes find it in GRADSYNC_RESTARTS, and resume from the
+last commit, or begin anew. Launchers of several hosts agree on the epoch before each further life.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.errors import CertificateFailed, PeerError, RecoveryFailed, UsageError
+from common.launch.child import Child, ProcessFailed
+
+__all__ = ["Life", "RestartFlags", "supervise"]
+
+HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again ends there again
+CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartFlags:
+    """When a process has died or stalled."""
+
+    max_restarts: int = 0
+    """How often the job is started again after a process has died or stalled."""
+    restart_window: float = 0.0
+    """Only restarts of so many last seconds count; 0: all."""
+
+    @property
+    def asked_for(self) -> dict[str, int | None]:
+        """The flag, if it is more than a default."""
+        return {"max-restarts": self.max_restarts or None}
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts must be at least 0 (got {self.max_restarts})")
+        if not 0 <= self.restart_window < float("inf"):
+            raise UsageError(f"--restart-window must be a number of seconds, at least 0 (got {self.restart_window})")
+        if self.restart_window and not self.max_restarts:
+            raise UsageError("--restart-window needs --max-restarts: how many restarts may it hold?")
+
+
+@dataclass
+class Life:
+    """One of a job's.
+
+    Args:
+        number: how often the job has been started again before.
+        whole: called once, as soon as the group of this host's ranks is complete.
+    """
+
+    number: int = 0
+    whole: Callable[[], None] = lambda: None
+    _is_whole: bool = False
+
+    def look(self, children: Sequence[Child]) -> None:
+        if self.number and not self._is_whole:
+            ranks = [child for child in children if child.name.startswith("rank")]
+            if all(rank.is_in_group() for rank in ranks):
+                self._is_whole = True
+                self.whole()
+
+
+def no_other_host(epoch: int) -> int:
+    return epoch
+
+
+def supervise(
+    flags: RestartFlags,
+    live: Callable[[Life], None],
+    *,
+    prog: str,
+    agree: Callable[[int], int] = no_other_host,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Call `live` until it returns: its processes have ended well.
+
+    Args:
+        live: starts a job's processes and waits for them; leaves none of them, whatever it raises.
+        agree: with the launchers of other hosts; given the next epoch as this one sees it, blocks until all know the
+            greatest.
+
+    Raises:
+        ProcessFailed: a process failed in a way that a restart cannot cure, or none was asked for.
+        RecoveryFailed: the restarts are used up, or other hosts did not restart too.
+    """
+    Supervisor(flags, prog, agree, clock).run(live)
+
+
+@dataclass
+class Supervisor:
+    """See `supervise`."""
+
+    flags: RestartFlags
+    prog: str
+    agree: Callable[[int], int]
+    clock: Callable[[], float]
+    epoch: int = 0
+    causes: list[str] = field(default_factory=list)  # of all restarts
+    lost_s: float = 0.0
+    _recent: deque[float] = field(default_factory=deque)  # when restarts were made that count
+    _failed_at: float = 0.0
+
+    def run(self, live: Callable[[Life], None]) -> None:
+        while True:
+            begun = self.clock()
+            try:
+                live(Life(self.epoch, self._tell_recovery))
+                break
+            except ProcessFailed as failure:
+                if not self.flags.max_restarts or is_hopeless(failure):
+                    raise
+                self._failed_at = self.clock() if failure.since is None else failure.since
+                self._restart(failure, self._failed_at - begun)
+        if self.causes:
+            count = f"{len(self.causes)} restart{'s' * (len(self.causes) > 1)}"
+            self._say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
+
+    def _restart(self, failure: ProcessFailed, after_s: float) -> None:
+        """
+        Raises:
+            RecoveryFailed: it may not be.
+        """
+        most, window = self.flags.max_restarts, self.flags.restart_window
+        while window and self._recent and self._recent[0] < self.clock() - window:
+            self._recent.popleft()
+        if len(self._recent) >= most:
+            within = f" --restart-window {window:g}" if window else ""
+            raise RecoveryFailed(
+                f"{most} restart{'s' * (most > 1)} did not help (--max-restarts {most}{within}); last, {failure.whole}"
+            ) from failure
+        ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
+        number = f"restart {len(self._recent) + 1} of {most}" + (f" in {window:g} s" if window else "")
+        self._say(f"{failure.cause}, {after_s:.1f} s after its start; {ended}; starting all again ({number})")
+        try:
+            self.epoch = self.agree(self.epoch + 1)
+        except UsageError as exc:
+            raise RecoveryFailed(f"{failure.cause}; then the launchers of all hosts did not meet: {exc}") from exc
+        self._recent.append(self.clock())
+        self.causes.append(failure.cause)
+
+    def _tell_recovery(self) -> None:
+        lost = self.clock() - self._failed_at
+        self.lost_s += lost
+        self._say(f"recovered: the group is complete again, {lost:.1f} s after that (epoch {self.epoch})")
+
+    def _say(self, what: str) -> None:
+        print(f"{self.prog}: {what}", file=sys.stderr, flush=True)
+
+
+def is_hopeless(failure: ProcessFailed) -> bool:
+    """A restart would come to the same end: what was asked for cannot work, or the program ended with an error of its
+    own before it joined, as for a module that is not there."""
+    return (
+        failure.exit_code in CODES
+        or bool(HOPELESS.search(failure.cause))
+        or not (failure.joined or failure.by_signal or failure.exit_code == PeerError.exit_code)
+    )

@@ -1,0 +1,106 @@
+"""Jobs with `--max-restarts` whose processes are killed or frozen: the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from common.system.fault_points import FAULT_VARIABLE
+from tests.support.commands import JOB, Started, digest_in
+from tests.support.groups import free_port
+
+pytestmark = pytest.mark.processes
+STEPS = 6
+Run = Callable[..., tuple[str, Started]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A training with faults: its digest, and what it was."""
+
+    def run(command: str, faults: str, *flags: object) -> tuple[str, Started]:
+        monkeypatch.setenv(FAULT_VARIABLE, faults)
+        record = tmp_path / "record.json"
+        started = start(command, *JOB, "--steps", STEPS, "--nranks", 2, "--json", record, *flags)
+        assert started.code == 0, started.err
+        return digest_in(record), started
+
+    return run
+
+
+@cache
+def undisturbed(run: Run) -> str:
+    return run("collective.run", "")[0]
+
+
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("command", "fault", "who"),
+    [
+        ("collective.run", "backward:1:3", "rank 1 was killed by SIGKILL"),
+        pytest.param("ps.run", "got-commit:s0:3", "server 0 was killed by SIGKILL", marks=long),
+        pytest.param("ps.run", "before-reply:s0:0", "server 0", marks=long),
+        pytest.param("ps.run", "stored:s0:2:stop", "PeerStalled: server 0", marks=long),
+        pytest.param("collective.run", "before-reduce:0:4:stop", "PeerStalled: rank 0", marks=long),
+        pytest.param("collective.run", "leaving:1:0", "rank 1 was killed", marks=long),
+        pytest.param("collective.run", "backward:1:3,joined:0:0", "rank 0 was killed", marks=long),
+    ],
+)
+def test_a_job_that_loses_a_process_ends_with_the_bits_of_one_that_does_not(
+    command: str, fault: str, who: str, run: Run
+) -> None:
+    digest, started = run(command, fault, "--max-restarts", 2, "--timeout", 2)
+    assert who in started.err
+    assert f"(epoch {len(fault.split(','))})" in started.err
+    assert digest == undisturbed(run)
+
+
+@long
+@pytest.mark.parametrize(("command", "fault"), [("collective.run", "backward:1:3"), ("ps.run", "pushed:0:3")])
+def test_two_hosts_go_on_together(
+    command: str, fault: str, tmp_path: Path, run: Run, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, record = undisturbed(run), tmp_path / "of two.json"
+    monkeypatch.setenv(FAULT_VARIABLE, fault)
+    hosts = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", 1, "--max-restarts", 1]
+    flags = [*JOB, "--steps", STEPS, "--json", record, *hosts]
+    launchers = [start(command, *flags, "--node-rank", index) for index in (0, 1)]
+    for launcher in launchers:
+        assert launcher.code == 0, launcher.err
+        assert "recovered: the group is complete again" in launcher.err
+    assert digest_in(record) == expected
+
+
+def test_a_trainer_that_is_killed_and_the_logs_of_both_lives(tmp_path: Path, run: Run) -> None:
+    logs = tmp_path / "logs"
+    digest, _ = run("ps.run", "pushed:1:3", "--max-restarts", 1, "--log-dir", logs)
+    assert digest == undisturbed(run)
+    assert "GRADSYNC_FAULT_HERE=pushed:3:kill" in (logs / "workerlog.1").read_text()
+    assert (logs / "serverlog.0").read_text().count("listens on") == 2
+
+
+@long
+def test_a_job_that_cannot_be_saved_says_why(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FAULT_VARIABLE, "joined:1:0,joined:1:0:exit")
+    started = start("collective.run", *JOB, "--steps", STEPS, "--nranks", 2, "--max-restarts", 1)
+    assert started.code == 6
+    assert (
+        "RecoveryFailed: 1 restart did not help (--max-restarts 1); last, rank 1 ended with exit code 1" in started.err
+    )
+
+
+def test_a_script_that_lacks_a_module_is_started_once(tmp_path: Path, start: Callable[..., Started]) -> None:
+    script = tmp_path / "lacks.py"
+    script.write_text("print(__import__('os').environ['GRADSYNC_RESTARTS'], flush=True)\nimport no_such_module\n")
+    started = start("collective.run", "--nranks", 2, "--max-restarts", 3, script)
+    assert started.code == 1
+    assert "No module named 'no_such_module'" in started.err
+    assert "starting all again" not in started.err
+    assert started.out.split() == ["0"]

@@ -1,0 +1,180 @@
+"""Restarts: what is started again, how often, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.errors import PeerUnreachable, RecoveryFailed, UsageError
+from common.launch.child import Child, ProcessFailed
+from common.launch.restarts import Life, RestartFlags, supervise
+from common.system.leftovers import Session
+
+KILLED = ("rank 1 was killed by SIGKILL", 137)
+
+
+def killed(since: float | None = None, cause: str = KILLED[0]) -> ProcessFailed:
+    return ProcessFailed(f"{cause}\n  | its output", KILLED[1], by_signal=True, since=since)
+
+
+class Job:
+    """A job whose lives end as is said, each after ten seconds, but for the last, which ends well."""
+
+    def __init__(self, *ends: Exception) -> None:
+        self.ends, self.epochs, self.time = list(ends), [0] * 0, 0.0
+
+    def live(self, life: Life) -> None:
+        self.epochs.append(life.number)
+        self.time += 1
+        if life.number:
+            life.whole()
+        self.time += 9
+        if self.ends:
+            raise self.ends.pop(0)
+
+    def run(self, most: int, window: float = 0.0, **more: Any) -> None:
+        flags = RestartFlags(max_restarts=most, restart_window=window)
+        supervise(flags, self.live, prog="ps.run", clock=lambda: self.time, **more)
+
+
+def test_a_job_that_ends_well_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+    job.run(3)
+    assert job.epochs == [0]
+    assert capsys.readouterr().err == ""
+
+
+def test_each_failure_each_recovery_and_their_sum_are_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(killed(since=9.0), killed(since=20.0, cause="server 0 was killed by SIGSEGV"))
+    job.run(3)
+    assert job.epochs == [0, 1, 2]
+    assert capsys.readouterr().err.splitlines() == [
+        "ps.run: rank 1 was killed by SIGKILL, 9.0 s after its start; the others ended within 1.0 s; "
+        "starting all again (restart 1 of 3)",
+        "ps.run: recovered: the group is complete again, 2.0 s after that (epoch 1)",
+        "ps.run: server 0 was killed by SIGSEGV, 10.0 s after its start; the others ended within 0.0 s; "
+        "starting all again (restart 2 of 3)",
+        "ps.run: recovered: the group is complete again, 1.0 s after that (epoch 2)",
+        "ps.run: complete after 2 restarts, which took 3.0 s: "
+        "rank 1 was killed by SIGKILL; server 0 was killed by SIGSEGV",
+    ]
+
+
+def test_without_restarts_a_failure_stays_what_it_is() -> None:
+    failure = killed()
+    with pytest.raises(ProcessFailed) as caught:
+        Job(failure).run(0)
+    assert caught.value is failure
+
+
+def test_restarts_that_are_used_up_tell_the_last_failure() -> None:
+    job = Job(*(killed() for _ in range(3)))
+    with pytest.raises(RecoveryFailed) as caught:
+        job.run(2)
+    assert job.epochs == [0, 1, 2]
+    assert caught.value.exit_code == 6
+    assert str(caught.value) == (
+        "2 restarts did not help (--max-restarts 2); last, rank 1 was killed by SIGKILL\n  | its output"
+    )
+
+
+def test_within_a_window_only_its_restarts_count() -> None:
+    job = Job(*(killed() for _ in range(5)))
+    job.run(2, 15.0)
+    assert job.epochs == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(RecoveryFailed, match=r"\(--max-restarts 1 --restart-window 15\)"):
+        Job(killed(), killed()).run(1, 15.0)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ProcessFailed("rank 0 ended with exit code 2", 2, joined=True),
+        ProcessFailed("rank 0 ended with exit code 3", 3, joined=True),
+        ProcessFailed("rank 0 ended with exit code 1", 1),
+        ProcessFailed("rank 0 ended", 1, joined=True, cause="rank 0 ended: mine: NonFiniteGradient: rank 0, a"),
+        UsageError("never joined"),
+    ],
+    ids=["usage", "certificate", "before it joined", "not finite", "of the launcher"],
+)
+def test_what_would_happen_again_ends_the_job_at_once(failure: Exception) -> None:
+    job = Job(failure)
+    with pytest.raises(type(failure)) as caught:
+        job.run(3)
+    assert caught.value is failure
+    assert job.epochs == [0]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ProcessFailed("rank 0 ended with exit code 1", 1, joined=True),
+        ProcessFailed("rank 0 ended with exit code 4", 4),
+        ProcessFailed("rank 0 was killed by SIGKILL", 137, by_signal=True),
+    ],
+    ids=["an error within the training", "another's death", "killed before it joined"],
+)
+def test_what_may_not_happen_again_is_tried_again(failure: Exception) -> None:
+    job = Job(failure)
+    job.run(1)
+    assert job.epochs == [0, 1]
+
+
+def test_hosts_go_on_at_the_greatest_epoch_that_one_of_them_proposes() -> None:
+    job, asked = Job(killed(), killed()), [0] * 0
+    job.run(2, agree=lambda epoch: asked.append(epoch) or epoch + 3)  # type: ignore[func-returns-value]
+    assert asked == [1, 5]
+    assert job.epochs == [0, 4, 8]
+
+
+def test_hosts_that_do_not_meet_again_are_told_of() -> None:
+    def agree(_: int) -> int:
+        raise PeerUnreachable("nobody answered")
+
+    with pytest.raises(RecoveryFailed) as caught:
+        Job(killed()).run(2, agree=agree)
+    assert str(caught.value) == (
+        "rank 1 was killed by SIGKILL; then the launchers of all hosts did not meet: nobody answered"
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "window", "text"),
+    [
+        (-1, 0.0, r"--max-restarts must be at least 0 \(got -1\)"),
+        (1, -1.0, r"--restart-window must be a number of seconds, at least 0 \(got -1.0\)"),
+        (1, float("nan"), "--restart-window must be"),
+        (0, 5.0, "--restart-window needs --max-restarts"),
+    ],
+)
+def test_flags_that_cannot_be(most: int, window: float, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        RestartFlags(max_restarts=most, restart_window=window)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Callable[[str], Child]:
+    def make(name: str) -> Child:
+        process: Any = SimpleNamespace(poll=lambda: None)
+        return Child(name, process, Session(0, None), None, tmp_path, tmp_path / name)
+
+    return make
+
+
+def test_a_life_is_whole_once_the_group_of_all_ranks_is_complete(child: Callable[[str], Child]) -> None:
+    seen: list[int] = []
+    children: Sequence[Child] = [child("server 0"), child("rank 0"), child("rank 1")]
+    life, first = Life(2, lambda: seen.append(1)), Life(0, lambda: seen.append(0))
+    children[1].joined.write_text("2\ncomplete\n")
+    children[2].joined.write_text("2\n")
+    life.look(children)
+    assert seen == []
+    children[2].joined.write_text("2\ncomplete\n")
+    for _ in range(2):
+        life.look(children)
+        first.look(children)  # nobody was waiting for it
+    assert seen == [1]
