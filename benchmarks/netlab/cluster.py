@@ -100,6 +100,14 @@ class Cluster:
             ]
         return [command.split() for command in found]
 
+    def unplug(self, host: int) -> None:
+        """Cut a host's link at the switch, which its own end does not notice."""
+        _run(f"ip -n {self._switch} link set port{host} nomaster".split())
+
+    def plug(self, host: int) -> None:
+        """Put it together again."""
+        _run(f"ip -n {self._switch} link set port{host} master switch".split())
+
     def limit(self, links: Sequence[float]) -> None:
         """Change the rates of the links, bytes/s and none of them 0, of a cluster that was entered with limits."""
         self.links = list(links)

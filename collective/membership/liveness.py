@@ -21,6 +21,7 @@ from typing import Any
 from collective.membership.messages import Peer
 from common.errors import GradSyncError, PeerLost, PeerStalled
 from common.network.patience import WAIT_LIMIT_S, Patience
+from common.network.reach import told_apart
 from common.network.sockets import poll_readable
 from common.system.process import forget_in_children
 
@@ -33,7 +34,7 @@ MOST_READS = 64  # of one rank's large message at a time
 
 
 class Mesh:
-    """The sockets of one rank. `check` and the waits raise PeerLost or PeerStalled naming the rank at fault.
+    """The sockets of one rank. `check` and the waits raise PeerLost, PeerStalled or PeerUnreachable, naming the rank.
 
     Thread-safe; a thread of its own answers the other ranks.
 
@@ -142,7 +143,7 @@ class Mesh:
         culprit = suspect if suspect in late else late[0]
         asker = f"rank {self.rank} was {doing}"
         if error := self.patience.ends({culprit: silent[culprit]}, waited, asker=asker):
-            raise self._fail(error, culprit)
+            raise self._fail(told_apart(error, f"rank {culprit}", self.peers[culprit].host, self.timeout), culprit)
         waiting = sorted([self.rank, *(p.rank for p in present if p.waited)])
         if self.rank == waiting[0]:
             self._say(self.patience.remark(waiting, late, self.step(), waited))

@@ -32,6 +32,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.errors import GradSyncError, LayoutMismatch, NonFiniteGradient, PeerLost, ProtocolError, error_from_name
+from common.network.sockets import host_of_peer
 from common.network.tls_sockets import pending_in
 from common.system.handover import receive
 
@@ -81,10 +82,12 @@ class Peer:
         carried: how many bytes of them have come.
         unsent: what the socket has not taken yet.
         gone: it takes no more.
+        host: its address; "": it is on this host, or was gone already.
     """
 
     def __init__(self, rank: int, connection: socket.socket, waits: Callable[[], float]) -> None:
         self.rank, self.connection, self._waits = rank, connection, waits
+        self.host = host_of_peer(connection)
         self.left = False
         self.heard_at, self.waited = 0.0, 0.0
         self.failure: tuple[GradSyncError, int] | None = None

@@ -6,8 +6,9 @@ import math
 import select
 import socket
 import sys
+from contextlib import suppress
 
-__all__ = ["KEPT_BYTES", "keep_little", "on_loopback", "poll_readable", "tuned"]
+__all__ = ["KEPT_BYTES", "host_of_peer", "keep_little", "on_loopback", "poll_readable", "tuned"]
 
 MIN_RTT = 148  # where tcp_info of linux/tcp.h has tcpi_min_rtt, microseconds
 LOOPBACK = ("127.0.0.1", "::1")
@@ -51,6 +52,14 @@ def on_loopback(connection: socket.socket) -> bool:
         return connection.family == socket.AF_UNIX or connection.getpeername()[0] in LOOPBACK
     except OSError:
         return False
+
+
+def host_of_peer(connection: socket.socket) -> str:
+    """The address of the other end; "" of a Unix socket, and where that end is gone."""
+    with suppress(OSError):
+        if connection.family != socket.AF_UNIX:
+            return str(connection.getpeername()[0])
+    return ""
 
 
 def poll_readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:

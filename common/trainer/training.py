@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
-from common.errors import LayoutMismatch, PeerError
+from common.errors import LayoutMismatch, PeerError, PeerUnreachable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
 from common.sync.clocks import compare_clocks
@@ -153,7 +153,7 @@ def naming_the_step(step: int, total: int) -> Iterator[None]:
     """What happens to other processes is told with where this one was."""
     try:
         yield
-    except PeerError as exc:
+    except (PeerError, PeerUnreachable) as exc:
         raise type(exc)(f"{exc} [in step {step:,} of {total:,} of this rank]") from exc
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from common.errors import GradSyncError, PeerStalled, UsageError
 from common.network.gradsync_pb2 import Hello, TrainerMessage
+from common.network.reach import told_apart
 from common.network.rendezvous import GRACE
 from common.system.memory import Unreachable
 from ps.client.inbox import FAREWELL_S
@@ -90,7 +91,9 @@ class Servers:
                 remaining = silent_since + self.timeout + GRACE - time.monotonic()
                 if remaining <= 0:
                     break
-                self._changed.wait_for(settled, remaining)
+                self._changed.wait_for(settled, min(remaining, self.timeout / 10))
+                for session in self.sessions if remaining < self.timeout else ():
+                    session.inbox.answer()  # whether it is acknowledged tells a frozen server from a cut link
             self.check()
             for session in self.sessions:
                 if not done(session):
@@ -98,8 +101,9 @@ class Servers:
                         f"{session.name} did not answer within {self.timeout:g} s while {doing}; "
                         "it is frozen or overloaded"
                     )
-                    session.inbox.fail(stalled)  # which the other servers are told as we leave
-                    raise stalled
+                    error = told_apart(stalled, session.name, session.joined.host, self.timeout)
+                    session.inbox.fail(error)  # which the other servers are told as we leave
+                    raise error
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from common.network.gradsync_pb2 import Alive, ServerMessage
 from common.network.patience import Patience
+from common.network.reach import told_apart
 from common.network.rendezvous import GRACE
 from ps.coordinator.liveness import Lives, Members
 
@@ -103,7 +104,9 @@ class Silence:
         missing, steps = self._missing(), self._members.steps
         silent = {rank: now - max(since, self._lives.heard.get(rank, since)) for rank in missing}
         if error := self.patience.ends(silent, waited, doing=f" in step {steps}" if self._steps else ""):
-            self._members.fail(error)
+            rank = max(silent, key=lambda each: silent[each])
+            host = self._lives.hosts.get(rank, "")
+            self._members.fail(told_apart(error, f"rank {rank}", host, self.patience.timeout))
             return
         line = self.patience.remark(self._waiting(), missing, steps if self._steps else None, waited)
         if line and self._speaks:

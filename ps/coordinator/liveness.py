@@ -35,6 +35,7 @@ class Lives:
     def __init__(self, queues: Mapping[int, ServerQueue]) -> None:
         self._queues = queues
         self.heard: dict[int, float] = {}  # when each trainer gave its last one
+        self.hosts: dict[int, str] = {}  # where each is; not there or "": on this host
 
     def ask(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

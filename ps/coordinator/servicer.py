@@ -27,6 +27,7 @@ from common.network.gradsync_pb2 import (
     TrainerMessage,
 )
 from common.network.patience import WAIT_LIMIT_S
+from common.network.reach import host_at
 from common.network.rendezvous import Roster, read_join
 from common.sync.trace import Trace
 from common.system.addresses import clock_identity
@@ -206,11 +207,12 @@ class ParameterServer:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
         queue = ServerQueue()
-        reader = threading.Thread(target=self._read, args=(received, queue), name="gradsync-reader", daemon=True)
+        where = host_at(context.peer())
+        reader = threading.Thread(target=self._read, args=(received, queue, where), name="gradsync-reader", daemon=True)
         reader.start()
         yield from queue
 
-    def _read(self, received: Iterator[bytes], queue: ServerQueue) -> None:
+    def _read(self, received: Iterator[bytes], queue: ServerQueue, host: str) -> None:
         """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
         rank, group = None, self._groups.first
         try:
@@ -221,6 +223,7 @@ class ParameterServer:
             if len(first) > MOST_HELLO:
                 raise ProtocolError(f"a caller's first message has {len(first):,} bytes, more than {MOST_HELLO:,}")
             rank, group = self._take_seat(decoded(first, "a caller").message, queue)
+            group.coordinator.lives.hosts[rank] = host
             del first
             for data in received:
                 frame = decoded(data, f"rank {rank}")
