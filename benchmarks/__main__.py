@@ -1,4 +1,4 @@
-"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, programs, report, diff, results, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, faults, programs, report, diff, results, doctor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ VERBS = {  # flags and function; compare has several, see `compare`
     "sweep": ("benchmarks.flags.sweep:SweepConfig", "benchmarks.verbs.sweep:run_sweep"),
     "crossover": ("benchmarks.flags.crossover:CrossoverConfig", "benchmarks.verbs.crossover:run_crossover"),
     "accuracy": ("benchmarks.flags.accuracy:AccuracyConfig", "benchmarks.verbs.accuracy:accuracy"),
+    "faults": ("benchmarks.verbs.faults:FaultsConfig", "benchmarks.verbs.faults:faults"),
     "programs": ("benchmarks.verbs.programs:ProgramsConfig", "benchmarks.verbs.programs:programs"),
     "report": ("benchmarks.verbs.report:ReportConfig", "benchmarks.verbs.report:report_again"),
     "diff": ("benchmarks.verbs.diff:DiffConfig", "benchmarks.verbs.diff:diff"),
@@ -31,6 +32,7 @@ USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the 
        python -m benchmarks crossover [OPTIONS]                  which scheme wins, by size, link, ranks and servers
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
        python -m benchmarks programs --programs DIR [OPTIONS]    others' programs under Paddle and both schemes
+       python -m benchmarks faults [OPTIONS]                     what goes wrong on purpose, and what comes of it
        python -m benchmarks report RESULTS.json [--lang zh]      the report of a result file once more
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind
        python -m benchmarks results                              write out/results.md from the committed results
@@ -40,6 +42,7 @@ compare: prove that all schemes compute the same, then measure them. sweep: time
 crossover: a step through parameter servers against a step by a ring, on emulated hosts (root).
 accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 programs: which of the public programs that lie in DIR work unmodified, and whether they train Paddle's bits.
+faults: kill, freeze and cut off processes, and see whether each scheme keeps its promises.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options: compare --help for the built-in training, compare --help script.py for your
 own program, compare --preset NAME --help for a preset. --version says which this is.

@@ -1,0 +1,195 @@
+"""What goes wrong, to whom, under which scheme, and what is promised then: a table of cases.
+
+row 1    a rank is killed                       PeerLost, within K of all others
+    2    the server, or the rank where the others have met, is killed: likewise
+    4    a process is frozen                    for longer than the timeout: PeerStalled, within S
+                                                for shorter: the bits of an undisturbed run
+    5    a link is cut                          for longer: PeerUnreachable, within S, at both ends
+                                                for shorter: the bits of an undisturbed run
+    21   simulated trainers, servers, network   see simulator.py
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.faults.running import Process, Running
+from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.netlab.cluster import Cluster, why_no_cluster
+from benchmarks.netlab.hosts import OneHost
+
+__all__ = ["CASES", "K_S", "TIMEOUT_S", "Case", "NotKept", "simulation"]
+
+TIMEOUT_S = 2.0
+K_S = 1.0  # to notice that a process has died
+S_S = TIMEOUT_S + 1.0  # that one is silent
+TRAINERS_S = 1.0  # which a trainer waits longer for its server, so that the server, which knows more, speaks first
+SHORT_S = TIMEOUT_S / 4
+AT, MORE, STEPS, LIMIT_S = 5, 5, 60, 40.0
+HOSTS = 2
+
+
+class NotKept(Exception):
+    """What is promised did not come, in words."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    Args:
+        run: makes it once, and returns after how many seconds each process noticed; raises NotKept.
+    """
+
+    row: int
+    name: str
+    scheme: str
+    backend: str
+    promise: str
+    run: Callable[[], Sequence[float]]
+    needs_hosts: bool = False
+
+    @property
+    def why_not_here(self) -> str:
+        return why_no_cluster() if self.needs_hosts else ""
+
+
+def notices(running: Running, victim: Process, kind: str, limit: float, begun: float, whom: str) -> list[float]:
+    """After how long each other rank failed with this error, in whose words `whom` is."""
+    found = []
+    for rank in running.ranks:
+        if rank is victim:
+            continue
+        running.until(lambda rank=rank: rank.over, LIMIT_S, f"end of {rank.name}")  # type: ignore[misc]
+        failed = rank.failed
+        if failed is None:
+            raise NotKept(f"{rank.name} did not fail: {rank.lines[-3:]}")
+        if failed.kind != kind or whom not in failed.words:
+            raise NotKept(f"{rank.name} failed with {failed.kind}: {failed.words}")
+        if failed.at - begun > limit:
+            raise NotKept(f"{rank.name} noticed after {failed.at - begun:.2f} s: {failed.words}")
+        found.append(failed.at - begun)
+    return found
+
+
+def one_host(scheme: str, backend: str, *, nranks: int = 3, steps: int = 100_000) -> Running:
+    return Running(OneHost(), scheme, backend, nranks=nranks, timeout=TIMEOUT_S, steps=steps)
+
+
+def stopped(scheme: str, backend: str, who: int, number: signal.Signals, kind: str, limit: float) -> Sequence[float]:
+    """A process is sent a signal that ends or stops it. `who`: the rank; -1: the server."""
+    with one_host(scheme, backend) as running:
+        running.at_step(AT)
+        victim = running.ranks[who] if who >= 0 else running.server
+        assert victim is not None
+        begun = time.monotonic()
+        victim.send(number)
+        return notices(running, victim, kind, limit, begun, victim.name)
+
+
+def ends_in_the_same_bits(running: Running) -> None:
+    running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
+    digests = {rank.digest or str(rank.lines[-1:]) for rank in running.ranks}
+    if digests != {undisturbed(running.nranks)}:
+        raise NotKept(f"the ranks ended with {sorted(digests)}")
+
+
+def undisturbed(nranks: int) -> str:
+    """The digest of a run to which nothing happens; every scheme's is the same."""
+    if nranks not in _undisturbed:
+        with one_host("ring", "shm", nranks=nranks, steps=STEPS) as running:
+            running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
+            _undisturbed[nranks] = running.ranks[0].digest
+    return _undisturbed[nranks]
+
+
+_undisturbed: dict[int, str] = {}
+
+
+def paused(scheme: str, backend: str, who: int) -> Sequence[float]:
+    """A process is frozen for a moment."""
+    with one_host(scheme, backend, steps=STEPS) as running:
+        running.at_step(AT)
+        victim = running.ranks[who] if who >= 0 else running.server
+        assert victim is not None
+        victim.send(signal.SIGSTOP)
+        time.sleep(SHORT_S)
+        victim.send(signal.SIGCONT)
+        ends_in_the_same_bits(running)
+    return []
+
+
+def cut(scheme: str, backend: str) -> Sequence[float]:
+    """The second host's link is cut for good; rank 1 is there."""
+    with Cluster([0] * HOSTS) as cluster, Running(cluster, scheme, backend, timeout=TIMEOUT_S) as running:
+        running.at_step(AT)
+        begun = time.monotonic()
+        cluster.unplug(1)
+        first, second = running.ranks
+        limit = S_S + (TRAINERS_S if scheme == "ps" else 0.0)
+        other = "rank 0" if scheme == "ring" else "server 0"
+        return [
+            *notices(running, second, "PeerUnreachable", limit, begun, "rank 1"),
+            *notices(running, first, "PeerUnreachable", limit, begun, other),
+        ]
+
+
+def healed(scheme: str, backend: str) -> Sequence[float]:
+    """The link is cut for a moment."""
+    with (
+        Cluster([0] * HOSTS) as cluster,
+        Running(cluster, scheme, backend, timeout=TIMEOUT_S, steps=STEPS) as running,
+    ):
+        running.at_step(AT)
+        cluster.unplug(1)
+        time.sleep(SHORT_S)
+        cluster.plug(1)
+        ends_in_the_same_bits(running)
+    return []
+
+
+def simulation(first: int, count: int) -> Sequence[float]:
+    """So many seeds from the first on."""
+    for seed in range(first, first + count):
+        try:
+            simulate(seed)
+        except PromiseBroken as exc:
+            raise NotKept(str(exc)) from exc
+    return []
+
+
+WAYS = (("ring", "shm"), ("ring", "tcp"), ("ps", "shm"), ("ps", "tcp"), ("ps", "grpc"))
+BETWEEN = (("ring", "tcp"), ("ps", "tcp"), ("ps", "grpc"))
+SAME_BITS = "the bits of an undisturbed run"
+
+
+def table() -> list[Case]:
+    found = []
+    for scheme, backend in WAYS:
+        way = (scheme, backend)
+        hub, hub_name = (-1, "the server") if scheme == "ps" else (0, "the rank where all met")
+        kill, freeze = partial(stopped, *way, number=signal.SIGKILL), partial(stopped, *way, number=signal.SIGSTOP)
+        lost = partial(kill, kind="PeerLost", limit=K_S)
+        stalled, late = partial(freeze, kind="PeerStalled", limit=S_S), TRAINERS_S if scheme == "ps" else 0.0
+        within_k, within_s = f"PeerLost within {K_S:g} s", f"PeerStalled within {S_S:g} s"
+        found += [
+            Case(1, "kill -9 of a rank", *way, within_k, partial(lost, who=1)),
+            Case(2, f"kill -9 of {hub_name}", *way, within_k, partial(lost, who=hub)),
+            Case(4, "a rank frozen", *way, within_s, partial(stalled, who=1)),
+            Case(4, f"{hub_name} frozen", *way, within_s, partial(stalled, who=hub, limit=S_S + late)),
+            Case(4, f"a rank frozen for {SHORT_S:g} s", *way, SAME_BITS, partial(paused, *way, 1)),
+            Case(4, f"{hub_name} frozen for {SHORT_S:g} s", *way, SAME_BITS, partial(paused, *way, hub)),
+        ]
+    for scheme, backend in BETWEEN:
+        way, within = (scheme, backend), f"PeerUnreachable within {S_S:g} s"
+        found += [
+            Case(5, "a link cut", *way, within, partial(cut, *way), needs_hosts=True),
+            Case(5, f"a link cut for {SHORT_S:g} s", *way, SAME_BITS, partial(healed, *way), needs_hosts=True),
+        ]
+    return sorted(found, key=lambda case: case.row)
+
+
+CASES: list[Case] = table()

@@ -1,0 +1,165 @@
+"""`python -m benchmarks faults`: what goes wrong on purpose, and whether each scheme keeps what it promises then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from msgspec import structs
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.faults.cases import CASES, Case, NotKept, simulation
+from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.page.markdown import escape as escape_cell
+from benchmarks.records.environment import head, machine_of
+from benchmarks.records.faults import FaultOutcome, FaultsResults
+from benchmarks.records.result_files import plain
+from common.errors import GradSyncError, UsageError
+from common.launch.cli import check_writable
+from common.system.atomic_file import write_file
+
+__all__ = ["FaultsConfig", "chosen", "faults"]
+
+FILE = "faults.json"
+SIMULATED = 21
+HEAD = ("scheme", "promises kept", "of", "noticed after p50 s", "max s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultsConfig:
+    """Kill, freeze and cut off processes of small jobs, and see whether each scheme keeps its promises."""
+
+    rows: str = ""
+    """Rows of the table of faults, separated by commas: 1, 2, 4, 5, 21. (default: all)"""
+    schemes: str = "ps,ring"
+    """ps, ring."""
+    times: int = 1
+    """How often each case is made."""
+    seeds: int = 10_000
+    """How many seeds the simulator plays."""
+    seed: int | None = None
+    """Play this seed of the simulator only, and print all that happens. (default: none)"""
+    out: Path = Path("out/faults")
+    """Folder for faults.json and faults.md."""
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or self.seeds < 1:
+            raise UsageError(f"--times and --seeds must be at least 1 (got {self.times} and {self.seeds})")
+        known = {str(case.row) for case in CASES} | {str(SIMULATED)}
+        for row in filter(None, self.rows.split(",")):
+            if row not in known:
+                raise UsageError(f"--rows: there is no row {row}; there are {', '.join(sorted(known, key=int))}")
+        for scheme in self.schemes.split(","):
+            if scheme not in ("ps", "ring"):
+                raise UsageError(f"--schemes must be of ps and ring (got {scheme})")
+
+
+def faults(config: FaultsConfig, cases: Sequence[Case] = CASES) -> int:
+    """Returns 1 if a promise was not kept.
+
+    Raises:
+        UsageError: the results cannot be written.
+    """
+    if config.seed is not None:
+        return replay(config.seed)
+    check_writable("out", config.out / FILE, make_folder=True)
+    console = Console(highlight=False, soft_wrap=True)
+    results = FaultsResults(**head(), outcomes=[])
+    for case in chosen(config, cases):
+        results.outcomes.append(outcome_of(case, 1 if case.row == SIMULATED else config.times))
+        console.print(escape(line_of(results.outcomes[-1])))
+        write_file(config.out / FILE, json.dumps(plain(results), indent=1) + "\n")  # the rest may be interrupted
+    write_file(config.out / "faults.md", page(results))
+    console.print()
+    for row in (HEAD, *scoreboard(results.outcomes)):
+        console.print("  ".join(cell.ljust(width) for cell, width in zip(row, (8, 13, 4, 19, 6), strict=True)).rstrip())
+    console.print(f"\nreport: {config.out / 'faults.md'}")
+    return int(any(each.kept < each.times for each in results.outcomes))
+
+
+def replay(seed: int) -> int:
+    try:
+        found = simulate(seed, print)
+    except PromiseBroken as exc:
+        print(exc)
+        return 1
+    print(f"seed {seed}: {found}")
+    return 0
+
+
+def chosen(config: FaultsConfig, cases: Sequence[Case]) -> list[Case]:
+    rows, schemes = config.rows.split(",") if config.rows else [], config.schemes.split(",")
+    promise = "each message once, and the bits of an undisturbed run"
+    simulator = Case(SIMULATED, f"{config.seeds:,} seeds", "", "", promise, partial(simulation, 0, config.seeds))
+    wanted = [case for case in cases if case.scheme in schemes]
+    return [case for case in [*wanted, simulator] if not rows or str(case.row) in rows]
+
+
+def outcome_of(case: Case, times: int) -> FaultOutcome:
+    """Of a case, made so often."""
+    about = FaultOutcome(row=case.row, name=case.name, scheme=case.scheme, backend=case.backend, promise=case.promise)
+    if why := case.why_not_here:
+        return structs.replace(about, skipped=why)
+    kept, noticed, why_not = 0, [], ""
+    for _ in range(times):
+        try:
+            noticed += [round(each, 3) for each in case.run()]
+            kept += 1
+        except (NotKept, GradSyncError) as exc:
+            why_not = why_not or str(exc)
+    return structs.replace(about, times=times, kept=kept, detection_s=noticed, why_not=why_not)
+
+
+def line_of(each: FaultOutcome) -> str:
+    where = f"{each.scheme} ({each.backend})" if each.scheme else "simulated"
+    what = f"row {each.row}: {where}: {each.name}: {each.promise}"
+    if each.skipped:
+        return f"{what}: skipped: {each.skipped}"
+    noticed = f", noticed after {max(each.detection_s):.2f} s at most" if each.detection_s else ""
+    return f"{what}: {each.kept} of {each.times}{noticed}{f': {each.why_not}' if each.why_not else ''}"
+
+
+def scoreboard(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
+    """A line a scheme: promises kept, of how many, and how soon faults were noticed."""
+    found: list[tuple[str, ...]] = []
+    for scheme in dict.fromkeys(each.scheme for each in outcomes):
+        mine = [each for each in outcomes if each.scheme == scheme and not each.skipped]
+        noticed = [seconds for each in mine for seconds in each.detection_s]
+        times = (f"{median(noticed):.2f}", f"{max(noticed):.2f}") if noticed else ("-", "-")
+        kept, made = sum(each.kept for each in mine), sum(each.times for each in mine)
+        found.append((scheme or "(model)", str(kept), str(made), *times))
+    return found
+
+
+def table(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escape_cell, cells))} |"
+
+
+def page(results: FaultsResults) -> str:
+    machine = results.environment
+    columns = ("row", "scheme", "what", "promised", "kept", "noticed after p50, max s", "")
+    lines = [
+        "# Faults",
+        "",
+        table(HEAD),
+        "|" + "---|" * len(HEAD),
+        *map(table, scoreboard(results.outcomes)),
+        "",
+        f"`{results.command}`, {results.created[:10]}, commit {machine.commit or 'unknown'}, "
+        f"{escape_cell(machine_of(machine))}",
+        "",
+        table(columns),
+        "|" + "---|" * len(columns),
+    ]
+    for each in results.outcomes:
+        noticed = f"{median(each.detection_s):.2f}, {max(each.detection_s):.2f}" if each.detection_s else ""
+        where = f"{each.scheme} {each.backend}".strip() or "simulated"
+        kept = "skipped" if each.skipped else f"{each.kept} of {each.times}"
+        note = each.skipped or each.why_not
+        lines.append(table((str(each.row), where, each.name, each.promise, kept, noticed, note)))
+    return "\n".join(lines) + "\n"
