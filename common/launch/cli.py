@@ -95,11 +95,12 @@ def in_words(config: type[T], main: Callable[[T], int | None], prog: str, args: 
         with last_words():
             print(f"{prog}: no space is left where it writes: free some, or write elsewhere", file=sys.stderr)
         return 1
-    except (ImportError, MemoryError) as exc:
-        if (limit := limit_of_memory()) is None or not (isinstance(exc, MemoryError) or NO_ROOM.search(str(exc))):
+    except (ImportError, MemoryError, RuntimeError) as exc:  # the last one is Paddle's, of many lines
+        why = next((line.strip() for line in str(exc).splitlines() if NO_ROOM.search(line)), "")
+        if (limit := limit_of_memory()) is None or not (isinstance(exc, MemoryError) or why):
             raise
         with last_words():
-            print(f"{prog}: not enough memory: {exc} (it may have {limit:,} bytes, ulimit -v)", file=sys.stderr)
+            print(f"{prog}: not enough memory: {why or exc} (it may have {limit:,} bytes, ulimit -v)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

@@ -19,6 +19,7 @@ PUSH_PULL = "epyc-2026-11-25/push-pull/sweep.json"
 ONE_SERVER = "epyc-2026-11-25/push-pull-5-hosts/sweep.json"
 FOUR_BESIDE = "epyc-2026-11-25/push-pull-4-hosts/sweep.json"
 FOUR_APART = "epyc-2026-11-25/push-pull-8-hosts/sweep.json"
+TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
@@ -116,6 +117,14 @@ def _push_pull() -> list[list[str]]:
 def _between_hosts() -> list[list[str]]:
     files = (ONE_SERVER, FOUR_BESIDE, FOUR_APART)
     return [[_seconds(file, backend) for backend in ("ps-tcp", "ps-grpc", "tcp-sgd")] for file in files]
+
+
+def _encryption() -> list[list[str]]:
+    rows = []
+    for file in (TLS_TWO_HOSTS, TLS):
+        plain, encrypted = (sweep_row(read(file), name, 2, 100_000_000)["time_ms"] for name in ("tcp", "tcp-tls"))
+        rows.append([_ms(plain), _ms(encrypted), f"{encrypted / plain:.2f}"])
+    return rows
 
 
 def _seconds(file: str, backend: str) -> str:
@@ -233,6 +242,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     ),
     "push-pull": _push_pull,
     "between-hosts": _between_hosts,
+    "encryption": _encryption,
     "crossover": _crossover,
     "stragglers": _stragglers,
     "server-memory": _server_memory,

@@ -9,6 +9,8 @@ import json
 import socket
 import struct
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from common.system.process import prepare_process
@@ -17,6 +19,7 @@ __all__: list[str] = []
 
 IPV4, TCP = 0x0800, 6
 SYN, ACK = 2, 16
+OFTEN_S = 0.05
 MOST = 1 << 14  # bytes of a client: its handshake, and some of what follows
 
 
@@ -45,16 +48,17 @@ class Heard:
 
 def main(file: Path) -> None:
     prepare_process()
-    heard, draft = Heard(), file.with_suffix(".draft")
+    heard, draft, written = Heard(), file.with_suffix(".draft"), time.monotonic()
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(IPV4)) as listener:
-        listener.settimeout(0.05)
+        listener.settimeout(OFTEN_S)
         print("listens", flush=True)
         while True:
-            try:
+            with suppress(TimeoutError):
                 heard.take(listener.recv(1 << 17))
-            except TimeoutError:  # nobody says anything: that is the time to write
+            if time.monotonic() >= written + OFTEN_S:
                 draft.write_text(json.dumps({name: said.hex() for name, said in heard.said.items() if said}))
                 draft.replace(file)
+                written = time.monotonic()
 
 
 if __name__ == "__main__":

@@ -94,14 +94,16 @@ def knock(port: Port, mine: Credentials) -> str:
 
 def say_again(port: Port, heard: bytes) -> str:
     """What a member has said when it connected, on a connection of one's own."""
-    with suppress(ConnectionError), port.dial(PATIENCE_S) as stranger:
-        stranger.sendall(heard)
-        stranger.shutdown(socket.SHUT_WR)
-        try:
+    try:
+        with port.dial(PATIENCE_S) as stranger:
+            stranger.sendall(heard)
+            stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(1 << 16):
                 pass
-        except TimeoutError:
-            return "it stays open"
+    except TimeoutError:
+        return "it stays open"
+    except OSError:  # it was closed before that
+        pass
     return "refused"
 
 

@@ -51,6 +51,12 @@ TABLE = [
         "test_sizes.py::test_a_trainer_that_announces_too_much_ends_the_training_by_name",
         "test_sizes.py::test_a_rank_that_announces_too_much_is_named_and_left",
     ),
+    Fault(
+        13,
+        "a byte that nobody can decode, of a member without a seat",
+        "test_one_byte.py::test_at_servers",
+        "test_one_byte.py::test_where_ranks_meet",
+    ),
     both(13, "10,000 fuzzed frames for each parser", "test_sizes.py::test_ten_thousand_fuzzed_frames"),
     both(14, "wrong or no credentials, what was overheard", "test_strangers.py::test_every_port_refuses_a_stranger"),
     both(14, "other hosts without credentials", "test_strangers.py::test_other_hosts_are_not_listened_to_without"),

@@ -51,6 +51,7 @@ def a_million_tensors() -> bytes:
 EXHAUSTED = str(grpc.StatusCode.RESOURCE_EXHAUSTED)
 TOO_LARGE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "a join": (JOIN, lambda: bytes(8 << 20), EXHAUSTED),
+    "a join of a megabyte": (JOIN, lambda: bytes(1 << 20), EXHAUSTED),
     "a first message": (SESSION, lambda: bytes(8 << 20), EXHAUSTED),
     "a million tensors": (
         SESSION,

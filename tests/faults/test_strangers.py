@@ -23,7 +23,7 @@ from tests.support.groups import free_port
 from tests.support.ports import GONE, ports_of
 
 pytestmark = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
-STEPS = {"ps": 400, "collective": 20}  # of a ring only the start has ports
+STEPS = {"ps": 1200, "collective": 20}  # of a ring only the start has ports
 REFUSED = {"refused", "UNAVAILABLE", "UNAUTHENTICATED", "UNAUTHENTICATED UNIMPLEMENTED"}  # it has not all methods
 KINDS = {"ps": {"gRPC", "door", "desk", "metrics"}, "collective": {"gRPC", "door"}}
 

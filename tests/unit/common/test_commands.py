@@ -13,6 +13,8 @@ import collective.__main__
 import ps.__main__
 from benchmarks.__main__ import main as benchmarks_main
 from common import __version__
+from common.credentials.credentials import CredentialFlags
+from common.launch import cli
 from common.launch.commands import list_commands
 
 
@@ -83,3 +85,42 @@ def test_the_help_of_compare_names_the_help_for_programs(
         with suppress(SystemExit):
             benchmarks_main()
         assert "compare --help script.py" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+PADDLES = """
+--------------------------------------
+Error Message Summary:
+PreconditionNotMetError: The third-party library (libmklml_intel.so) that Paddle depends on is not configured correctly.
+  Suggestions: (error code is libmklml_intel.so: failed to map segment from shared object)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ImportError("libpaddle.so: failed to map segment"), "libpaddle.so: failed to map segment"),
+        (RuntimeError(PADDLES), PADDLES.splitlines()[-1].strip()),
+        (MemoryError("Unable to allocate 8 GiB"), "Unable to allocate 8 GiB"),
+    ],
+)
+def test_where_a_limit_of_memory_is_reached_one_line_says_so(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: CredentialFlags) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "limit_of_memory", lambda: 4096)
+    assert cli.in_words(CredentialFlags, main, "x", []) == 1
+    assert capsys.readouterr().err == f"x: not enough memory: {told} (it may have 4,096 bytes, ulimit -v)\n"
+    monkeypatch.setattr(cli, "limit_of_memory", lambda: None)
+    with pytest.raises(type(error)):
+        cli.in_words(CredentialFlags, main, "x", [])
+
+
+def test_what_has_nothing_to_do_with_memory_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main(_: CredentialFlags) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "limit_of_memory", lambda: 4096)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.in_words(CredentialFlags, main, "x", [])
