@@ -13,6 +13,7 @@ pytest.importorskip("paddle")
 from common.system.fault_points import FAULT_VARIABLE
 from tests.support.commands import JOB, Started, digest_in
 from tests.support.groups import free_port
+from tests.support.warm import COLD_VARIABLE
 
 pytestmark = pytest.mark.processes
 STEPS = 6
@@ -69,6 +70,7 @@ def test_two_hosts_go_on_together(
 ) -> None:
     expected, record = undisturbed(run), tmp_path / "of two.json"
     monkeypatch.setenv(FAULT_VARIABLE, fault)
+    monkeypatch.setenv(COLD_VARIABLE, "1")  # launchers that have met would fork ranks, which then could not use gRPC
     hosts = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", 1, "--max-restarts", 1]
     flags = [*JOB, "--steps", STEPS, "--json", record, *hosts]
     launchers = [start(command, *flags, "--node-rank", index) for index in (0, 1)]
