@@ -20,14 +20,14 @@ if getattr(common, "__version__", None) is None:
     )
 
 from common.launch.adopting import adopt
-from common.paddle_api.names import PASSED_ON, PUBLIC, own_of_paddle
+from common.paddle_api.names import OWN, PASSED_ON, PUBLIC, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
 
 if TYPE_CHECKING:
     from collective.group import Group, connect
 
-__all__ = ["Group", "connect", "install", *PUBLIC]
+__all__ = ["Group", "connect", "install", *OWN, *PUBLIC]
 
 if sys.argv[:1] != ["-m"]:
     adopt()
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Loaded when first used: the names for NumPy users with gRPC, those for Paddle programs with Paddle."""
     if name in ("Group", "connect"):
         return getattr(import_module(f"{__name__}.group"), name)
-    if name not in PUBLIC:
+    if name not in (*OWN, *PUBLIC):
         return own_of_paddle(__name__, name, __all__)
     fleet = import_module(f"{__name__}.fleet")
     return fleet if name == "fleet" else getattr(fleet, name)

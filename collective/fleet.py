@@ -9,7 +9,7 @@ from collective.synchronizer import RingSynchronizer
 from common.errors import UsageError
 from common.launch.settings import Placement, settings_from
 from common.paddle_api.fleet_api import FleetApi
-from common.paddle_api.names import PUBLIC, own_of_paddle
+from common.paddle_api.names import OWN, PUBLIC, own_of_paddle
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["join", "surface"]
@@ -36,6 +36,6 @@ surface = FleetApi("collective", join)
 
 def __getattr__(name: str) -> Any:
     """So that `from collective import fleet` has Fleet's names."""
-    if name not in PUBLIC:
-        return own_of_paddle(__name__, name, PUBLIC)
+    if name not in (*OWN, *PUBLIC):
+        return own_of_paddle(__name__, name, (*OWN, *PUBLIC))
     return getattr(surface, name)

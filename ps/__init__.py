@@ -20,7 +20,7 @@ if getattr(common, "__version__", None) is None:
     )
 
 from common.launch.adopting import adopt
-from common.paddle_api.names import PASSED_ON, PUBLIC, SERVER_SIDE, own_of_paddle
+from common.paddle_api.names import OWN, PASSED_ON, PUBLIC, SERVER_SIDE, own_of_paddle
 from common.program.install import install as put_in_place
 from common.system.mkl import set_cpu_type
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSProp
@@ -38,6 +38,7 @@ __all__ = [
     "RMSProp",
     "connect",
     "install",
+    *OWN,
     *PUBLIC,
     *SERVER_SIDE,
 ]

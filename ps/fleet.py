@@ -10,7 +10,7 @@ from common.errors import UsageError
 from common.launch.adopting import adopted
 from common.launch.settings import Placement, Settings, placement_from, servers_among, settings_from
 from common.paddle_api.fleet_api import FleetApi
-from common.paddle_api.names import PUBLIC, SERVER_SIDE, own_of_paddle
+from common.paddle_api.names import OWN, PUBLIC, SERVER_SIDE, own_of_paddle
 from common.paddle_api.roles import arguments_of, is_user_defined
 from common.sync.synchronizer import Synchronizer
 from ps.client.client import Client
@@ -160,6 +160,6 @@ surface = ServerFleetApi()
 
 def __getattr__(name: str) -> Any:
     """So that `from ps import fleet` has Fleet's names."""
-    if name not in PUBLIC and name not in SERVER_SIDE:
-        return own_of_paddle(__name__, name, (*PUBLIC, *SERVER_SIDE))
+    if name not in (known := (*OWN, *PUBLIC, *SERVER_SIDE)):
+        return own_of_paddle(__name__, name, known)
     return getattr(surface, name)

@@ -20,6 +20,7 @@ from common.errors import CommitFailed
 __all__ = ["Writer"]
 
 POLL_S = 0.01
+AT_END_S = 2.0  # for others' parts when this process is ending without having waited for them
 
 Describe = Callable[[dict[str, PartEntry]], Manifest]
 
@@ -103,6 +104,8 @@ class Writer:
                     entries[name] = entry
             if len(entries) == len(names):
                 break
+            if not threading.main_thread().is_alive():
+                deadline = min(deadline, time.monotonic() + AT_END_S)
             if time.monotonic() > deadline:
                 raise CommitFailed(
                     f"the commit of step {step:,} in {self._folder} has no part of {', '.join(missing)} after "

@@ -29,6 +29,7 @@ from common.paddle_api.data_parallel import DataParallel
 from common.paddle_api.fleet_places import FleetPlaces
 from common.paddle_api.refusals import refuse_static
 from common.paddle_api.roles import refuse_servers
+from common.paddle_api.training_state import TrainingState
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
@@ -96,6 +97,15 @@ class FleetApi(FleetPlaces):
 
         BoundDataParallel.__name__ = BoundDataParallel.__qualname__ = "DataParallel"
         self.DataParallel = BoundDataParallel
+
+        class BoundTrainingState(TrainingState):
+            __doc__ = TrainingState.__doc__
+
+            def __init__(self, **state: Any) -> None:
+                super().__init__(**state, joined=api._joined)
+
+        BoundTrainingState.__name__ = BoundTrainingState.__qualname__ = "TrainingState"
+        self.TrainingState = BoundTrainingState
 
     def __getattr__(self, name: str) -> Any:
         if name in COMMUNICATION:

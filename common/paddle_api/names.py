@@ -10,6 +10,7 @@ from typing import Any
 from common.paddle_api.names_table import TABLE, Group, Source, State
 
 __all__ = [
+    "OWN",
     "PASSED_ON",
     "PUBLIC",
     "SERVER_SIDE",
@@ -32,6 +33,9 @@ def names_with(source: Source) -> list[str]:
 
 # What both schemes have of their own, for `import ps as dist` and `import collective as fleet`.
 PUBLIC = tuple(sorted(set(names_with(Source.OURS))))
+
+# What both schemes have beside Paddle's names.
+OWN = ("TrainingState",)
 
 # Of Paddle's removed parameter server; `ps` only. The role makers' own are in the place of Paddle's there.
 ROLE_MAKERS = ("PaddleCloudRoleMaker", "UserDefinedRoleMaker")

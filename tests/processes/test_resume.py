@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ pytest.importorskip("paddle")
 
 from common.commit.folder import CommitFolder
 from tests.support.commands import JOB, Started, digest_in, end_all, until
+from tests.support.groups import ROOT
 
 RUN = {
     "ps": ("ps.run", "--nranks", "2"),
@@ -72,3 +74,42 @@ def test_it_goes_on_with_the_same_bits(
     whole.ended_well()
     digests = [digest_in(tmp_path / str(number) / "run.json") for number in (1, 2)]
     assert digests[0] == digests[1]
+
+
+def results_of(folder: Path) -> list[str]:
+    """What each rank says of the end."""
+    logs = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("workerlog.*")))
+    return sorted(re.findall(r"^RESULT (.*)$", logs, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "workers"),
+    [
+        ("ps", 2),
+        pytest.param("ps", 0, marks=pytest.mark.long),
+        pytest.param("collective", 0, marks=pytest.mark.long),
+        pytest.param("collective", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_program_of_ones_own_goes_on_too(
+    started: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, workers: int
+) -> None:
+    monkeypatch.setenv("RESUMED_SCHEME", scheme)
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+
+    def run(name: str, *arguments: object) -> Started:
+        """Two epochs of six batches, a commit every three."""
+        place = tmp_path / str(len(started))
+        place.mkdir()
+        command = [*RUN[scheme], "--log-dir", place, ROOT / "tests" / "programs" / "resumed.py"]
+        started.append(Started(place, *command, tmp_path / name, workers, 2, *arguments))
+        started[-1].process.wait(40)
+        return started[-1]
+
+    assert run("killed", 7).code == 128 + signal.SIGKILL
+    assert CommitFolder(tmp_path / "killed").steps() == [3, 6]
+    again, whole = run("killed"), run("whole")
+    assert (again.code, whole.code) == (0, 0), again.err + whole.err
+    assert f"goes on from the commit of step 6 in {tmp_path / 'killed'}" in (tmp_path / "1/workerlog.0").read_text()
+    assert results_of(tmp_path / "1") == results_of(tmp_path / "2")
+    assert len(results_of(tmp_path / "2")) == 2

@@ -42,6 +42,8 @@ PADDLE_AT_THE_TOP = {
     "common/paddle_api/hybrid_groups.py",
     "common/paddle_api/parallel_env.py",
     "common/paddle_api/random_states.py",
+    "common/paddle_api/data_position.py",
+    "common/paddle_api/training_state.py",
     "common/trainer/training.py",
     "ps/optimizer.py",
 }

@@ -1,0 +1,218 @@
+"""`TrainingState`: a user's training that goes on from its last commit when its job is started again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+from common.commit.folder import CommitFolder, say
+from common.commit.manifest import Manifest, PartEntry
+from common.commit.parts import Part
+from common.commit.resuming import ACCUMULATORS, BUFFERS, PARAMETERS, RANDOM, check_fits, participants
+from common.commit.writer import Writer
+from common.errors import UsageError
+from common.launch.settings import Settings, settings_from
+from common.paddle_api.arena_binding import trainable
+from common.paddle_api.data_position import DataPosition
+from common.paddle_api.random_states import random_arrays
+from common.sync.synchronizer import Synchronizer
+from common.tensors.arena import sha256_of_parameters
+
+__all__ = ["TrainingState"]
+
+Array = npt.NDArray[Any]
+BEGAN = "began."  # random states when the epoch began
+PLAIN = (bool, int, float, str, type(None))
+
+
+class TrainingState:
+    """All that decides how a training goes on, kept in commits: parameters and buffers of the model, the optimizer's
+    state, schedulers, GradScaler, the random states of Python, NumPy and Paddle, and the position in the data.
+
+    Make it on all ranks, after the model was wrapped and the optimizer made; if there is a commit, all of them are as
+    they were at the newest whole one. What else a program counts begins anew; `step` says how many steps were made.
+
+    Args:
+        model, optimizer: as the program uses them.
+        checkpoint_dir: folder of the commits, the same for all ranks.
+        commit_every: steps between two commits.
+        keep: how many stay.
+        sampler: whose `epoch` says how it shuffles, if it is not the loader's batch sampler.
+        scheduler: has `state_dict` and `set_state_dict`. The optimizer's own is kept with it anyway.
+        scaler: a GradScaler.
+
+    Raises:
+        CommitCorrupt: there are commits, and none is whole.
+        UsageError: they are of another model or number of ranks; or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        optimizer: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        commit_every: int = 100,
+        keep: int = 3,
+        sampler: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        joined: Callable[[], Synchronizer],
+    ) -> None:
+        if commit_every < 1 or keep < 1:
+            raise ValueError(f"commit_every and keep must be at least 1 (got {commit_every}, {keep})")
+        self._synchronizer = joined()
+        self._model, self._optimizer = model, getattr(optimizer, "_inner_opt", optimizer)
+        self._others = {"scheduler": scheduler, "scaler": scaler}
+        self._every, self._keep = commit_every, keep
+        self._position = DataPosition(sampler)
+        self._folder = CommitFolder(Path(checkpoint_dir))
+        self._name = f"rank-{self._synchronizer.rank}"
+        self._writer = Writer(self._folder, self._name)
+        self.step = 0  # that were made
+        self._restore()
+
+    def steps(self, loader: Iterable[Any], *, epochs: int = 1) -> Iterator[tuple[int, Any]]:
+        """(epoch, batch) of what is left of so many passes over the loader; the body of the loop is one step.
+
+        Raises:
+            CommitFailed: a commit could not be written.
+            UsageError: the loader has fewer batches than when the commit was made.
+        """
+        while (epoch := self._position.epoch) < epochs:
+            for batch in self._position.batches(loader):
+                yield epoch, batch
+                self.step += 1
+                self._position.done(loader)
+                self._after_step()
+            self._position.end(epoch)
+        self._finish()
+
+    def _after_step(self) -> None:
+        self._writer.check()
+        if self.step % self._every == 0:
+            self._commit()
+
+    def _commit(self) -> None:
+        part = Part(self._own_arrays(), {"position": self._position.state(), **self._own_state()})
+        if self._synchronizer.rank > 0:
+            self._writer.write(self.step, part)
+            return
+        parameters = {name: p.numpy() for name, p in trainable(self._model)}
+        optimizer = {key: plain_or_array(value, key) for key, value in self._optimizer.state_dict().items()}
+        arrays = {key: value for key, value in optimizer.items() if isinstance(value, np.ndarray)}
+        common = named(PARAMETERS, parameters) | named(ACCUMULATORS, arrays)
+        state = {**part.state, "optimizer": {key: v for key, v in optimizer.items() if key not in arrays}}
+        self._writer.write(self.step, Part({**part.arrays, **common}, state))
+        names = participants(self._synchronizer.nranks, 0)
+        describe = partial(self._describe, self.step, self._position.epoch, parameters)
+        self._writer.complete(self.step, names, describe, keep=self._keep, timeout=settings_from(Settings).timeout)
+
+    def _describe(
+        self, step: int, epoch: int, parameters: Mapping[str, Array], parts: dict[str, PartEntry]
+    ) -> Manifest:
+        return Manifest(
+            scheme=self._synchronizer.scheme,
+            nranks=self._synchronizer.nranks,
+            step=step,
+            epoch=epoch,
+            parts=parts,
+            parameters_sha256=sha256_of_parameters(parameters.items()),
+        )
+
+    def _own_arrays(self) -> dict[str, Array]:
+        """Of this rank: all of the model that is not trained, such as BatchNorm statistics, and random states."""
+        shared = {id(p) for _, p in trainable(self._model)}
+        buffers = {name: t.numpy() for name, t in self._model.state_dict().items() if id(t) not in shared}
+        random = named(RANDOM, random_arrays()) | named(BEGAN, self._position.began())
+        return named(BUFFERS, buffers) | random
+
+    def _own_state(self) -> dict[str, Any]:
+        others = {name: each.state_dict() for name, each in self._others.items() if each is not None}
+        return {
+            name: {key: plain_or_array(value, f"{name}'s {key}", plain_only=True) for key, value in state.items()}
+            for name, state in others.items()
+        }
+
+    def _restore(self) -> None:
+        rank = self._synchronizer.rank
+        manifest = self._find() if rank == 0 else None
+        step = self._synchronizer.all_gather(np.array([manifest.step if manifest else 0], np.int64))[0, 0]
+        if step == 0:
+            return
+        manifest = manifest or self._folder.manifest(int(step))
+        own = self._folder.part(manifest, self._name)
+        common = own if rank == 0 else self._folder.part(manifest, "rank-0")
+        self._fill_model(common.beginning(PARAMETERS) | own.beginning(BUFFERS))
+        accumulators = {key: paddle.to_tensor(array) for key, array in common.beginning(ACCUMULATORS).items()}
+        self._optimizer.set_state_dict({**accumulators, **common.state["optimizer"]})
+        for name, each in self._others.items():
+            if each is not None and name in own.state:
+                load = getattr(each, "set_state_dict", None) or each.load_state_dict
+                load({key: np.array(v) if isinstance(v, list) else v for key, v in own.state[name].items()})
+        self._position.load(own.state["position"], own.beginning(BEGAN), own.beginning(RANDOM))
+        self.step = manifest.step
+
+    def _find(self) -> Manifest | None:
+        self._folder.make()
+        found = self._folder.newest()
+        if found is not None:
+            check_fits(found, self._folder, nranks=self._synchronizer.nranks, job={})
+            say(f"goes on from the commit of step {found.step:,} in {self._folder}")
+        self._folder.remove_after(found.step if found else 0)
+        return found
+
+    def _fill_model(self, arrays: Mapping[str, Array]) -> None:
+        """
+        Raises:
+            UsageError: the commit is of another model.
+        """
+        there = {name: t for name, t in self._model.state_dict().items() if name in arrays}
+        names = {name for name, _ in trainable(self._model)}
+        for name in sorted(names | arrays.keys()):
+            mine = list(there[name].shape) if name in there else "none"
+            theirs = list(arrays[name].shape) if name in arrays else "none"
+            if mine != theirs:
+                raise UsageError(f"the commits in {self._folder} are of another model: {name} {theirs}, here {mine}")
+        with paddle.no_grad():
+            for name, tensor in there.items():
+                tensor.set_value(arrays[name])
+
+    def _finish(self) -> None:
+        """Blocks until all commits are written."""
+        if self._synchronizer.rank > 0:
+            self._writer.finish()
+        self._synchronizer.all_gather(np.zeros(1, np.uint8))  # who could not write its part has said so
+        self._writer.finish()
+
+
+def named(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def plain_or_array(value: Any, name: str, *, plain_only: bool = False) -> Any:
+    """What a part can keep of a value: a tensor as an array, or else, as a list; a scalar or a dict as it is.
+
+    Raises:
+        UsageError: it can be kept in no way.
+    """
+    if isinstance(value, paddle.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return value.tolist() if plain_only else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): plain_or_array(each, f"{name} {key}", plain_only=True) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_or_array(each, name, plain_only=True) for each in value]
+    if isinstance(value, PLAIN):
+        return value
+    raise UsageError(f"TrainingState cannot keep {name}, a {type(value).__name__}; keep numbers, texts and tensors")

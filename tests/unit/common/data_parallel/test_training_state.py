@@ -1,0 +1,159 @@
+"""`TrainingState` of one rank in this process; with several ranks and kills see tests/processes/test_resume.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+paddle = pytest.importorskip("paddle")
+from paddle import nn  # noqa: E402
+
+import collective  # noqa: E402
+import ps  # noqa: E402
+from common.commit.__main__ import main  # noqa: E402
+from common.commit.folder import CommitFolder  # noqa: E402
+from common.errors import CommitCorrupt, UsageError  # noqa: E402
+from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
+from common.paddle_api.random_states import random_arrays, set_random  # noqa: E402
+from common.paddle_api.training_state import TrainingState, plain_or_array  # noqa: E402
+from common.sync.local import LocalSynchronizer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")  # of BatchNorm
+BATCHES = list(np.random.default_rng(1).random((4, 8, 6), np.float32))
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = random_arrays()
+    yield
+    set_random(before)
+
+
+class Scaler:
+    """What a GradScaler keeps, where one has an effect, which is on GPUs only."""
+
+    def __init__(self) -> None:
+        self.scale, self.good = np.float32([64]), 0
+
+    def update(self) -> None:
+        self.good += 1
+        if self.good == 3:
+            self.scale, self.good = self.scale * 2, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "incr_count": self.good, "use_dynamic_loss_scaling": True}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale, self.good = np.float32([state["scale"][0]]), state["incr_count"]
+
+
+class Program:
+    """A user's: two epochs of four batches, a commit every three steps."""
+
+    def __init__(self, folder: Path, *, width: int = 5, ranks: int = 1, **options: Any) -> None:
+        paddle.seed(1)
+        with paddle.utils.unique_name.guard():  # as in a process of its own
+            self.model = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1D(width), nn.Dropout(0.3), nn.Linear(width, 2))
+            self.schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
+            self.optimizer = paddle.optimizer.Adam(self.schedule, parameters=self.model.parameters())
+        self.scaler = Scaler()
+        alone = LocalSynchronizer()
+        alone.nranks = ranks
+        objects = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler, **options}
+        self.state = TrainingState(**objects, checkpoint_dir=folder, commit_every=3, joined=lambda: alone)
+
+    def run(self, last: int = 8) -> str:
+        """Up to so many steps; the digest of all that counts."""
+        with paddle.utils.unique_name.guard():
+            return self._run(last)
+
+    def _run(self, last: int) -> str:
+        for _, batch in self.state.steps(BATCHES, epochs=2):
+            (self.model(paddle.to_tensor(batch)).square().mean() * self.scaler.scale[0]).backward()
+            self.optimizer.step()
+            self.scaler.update()
+            self.optimizer.clear_grad()
+            self.schedule.step()
+            if self.state.step == last:
+                break
+        self.state._finish()
+        buffers = [t.numpy().tolist() for t in self.model.state_dict().values()]
+        moments = [t.numpy().tolist() for t in self.optimizer.state_dict().values() if hasattr(t, "numpy")]
+        return str(
+            [digest_of_model(self.model), buffers, moments, self.schedule.state_dict(), self.scaler.state_dict()]
+        )
+
+
+@pytest.mark.parametrize("last", range(1, 9))
+def test_left_after_any_step_it_ends_as_if_it_had_not_been(tmp_path: Path, last: int) -> None:
+    whole = Program(tmp_path / "whole").run()
+    Program(tmp_path / "left").run(last)
+    again = Program(tmp_path / "left")
+    assert again.state.step == last // 3 * 3
+    assert again.run() == whole
+    assert Program(tmp_path / "left").run() == whole, "at its end it ends"
+
+
+def test_a_commit_is_exported_with_what_paddle_needs(tmp_path: Path) -> None:
+    Program(tmp_path / "commits").run(6)
+    program = Program(tmp_path / "commits")
+    assert main(["export", str(tmp_path / "commits"), str(tmp_path / "mine")]) == 0
+    loaded, optimizer = (paddle.load(str(tmp_path / f"mine.{kind}")) for kind in ("pdparams", "pdopt"))
+    state = program.model.state_dict()
+    assert loaded.keys() == state.keys()
+    assert all((loaded[name].numpy() == tensor.numpy()).all() for name, tensor in state.items())
+    assert optimizer["LR_Scheduler"]["last_epoch"] == 6
+    assert optimizer.keys() == program.optimizer.state_dict().keys()
+
+
+def test_a_scheduler_that_the_optimizer_does_not_have(tmp_path: Path) -> None:
+    apart = [paddle.optimizer.lr.StepDecay(0.1, 2) for _ in range(2)]
+    first = Program(tmp_path, scheduler=apart[0])
+    apart[0].step()
+    first.run(3)
+    Program(tmp_path, scheduler=apart[1])
+    assert apart[1].last_epoch == apart[0].last_epoch == 1
+
+
+def test_another_model_or_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    Program(tmp_path).run(3)
+    with pytest.raises(UsageError, match=r"are of another model: 0\.bias \[5\], here \[7\]"):
+        Program(tmp_path, width=7)
+    with pytest.raises(UsageError, match=r"step 3 in .* is of 1 rank\(s\), this job has 2; start it with --nranks 1"):
+        Program(tmp_path, ranks=2)
+
+
+def test_a_torn_commit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = Program(tmp_path).run(6)
+    assert CommitFolder(tmp_path).steps() == [3, 6]
+    os.truncate(CommitFolder(tmp_path).part_file(6, "rank-0"), 99)
+    assert Program(tmp_path).run(6) == whole
+    assert "truncated at 99 of" in capsys.readouterr().err
+    for step in (3, 6):
+        os.truncate(CommitFolder(tmp_path).part_file(step, "rank-0"), 99)
+    with pytest.raises(CommitCorrupt):
+        Program(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"commit_every": 0}, {"keep": 0}])
+def test_wrong_numbers_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
+    objects: dict[str, Any] = {"model": None, "optimizer": None, "checkpoint_dir": tmp_path, **options}
+    with pytest.raises(ValueError, match="commit_every and keep must be at least 1"):
+        TrainingState(**objects, joined=LocalSynchronizer)
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    assert plain_or_array({"a": np.float64(1), "b": [paddle.ones([2])]}, "s") == {"a": 1.0, "b": [[1.0, 1.0]]}
+    with pytest.raises(UsageError, match="TrainingState cannot keep scheduler's rule, a function; keep numbers"):
+        plain_or_array(lambda: None, "scheduler's rule")
+
+
+def test_both_schemes_have_it() -> None:
+    for scheme in (collective, ps):
+        assert issubclass(scheme.TrainingState, TrainingState)
+        assert "TrainingState" in dir(scheme)
