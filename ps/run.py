@@ -4,7 +4,7 @@ the first, the servers."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from common.errors import UsageError
@@ -17,7 +17,7 @@ from common.launch.joining import Joining
 from common.launch.ranks import flags_of
 from common.launch.restarts import Life, supervise
 from common.launch.servers import start_servers
-from common.launch.settings import Placement, servers_among, variables_of
+from common.launch.settings import Placement, placement_from, servers_among, variables_of
 from common.launch.tasks import become_rank, task_here
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after
@@ -37,12 +37,10 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
-    named = any(word.partition("=")[0] == "--servers" for word in given)
-    found = task_from() if not named else None
-    servers = (servers_among(found) if found else 0) or config.servers
+    servers, addresses = servers_told(config, given)
     refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
     if task := task_here(config.hosts, config.nranks, servers=servers, refused=refused):
-        become_one(task, servers, config, script)
+        become_one(task, servers, addresses, config, script)
         return
     node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
     check_one_host(config.trace, script, node)
@@ -69,7 +67,18 @@ def run_once(config: RunConfig, script: list[str], node: Node, life: Life) -> No
         job.wait()
 
 
-def become_one(task: Task, servers: int, config: RunConfig, script: list[str]) -> None:
+def servers_told(config: RunConfig, given: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """How many of an engine's tasks serve, and, where none does, the servers that are there: by --servers, else by
+    GRADSYNC_SERVERS."""
+    if any(word.partition("=")[0] == "--servers" for word in given):
+        return config.servers, ()
+    if addresses := placement_from().servers:
+        return 0, addresses
+    task = task_from()
+    return (servers_among(task) if task is not None else 0) or config.servers, ()
+
+
+def become_one(task: Task, servers: int, addresses: tuple[str, ...], config: RunConfig, script: list[str]) -> None:
     """One of an engine's tasks serves, until the training is over, or is one trainer."""
     from ps.server import prepare_server
     from ps.serving import find_servers
@@ -78,7 +87,7 @@ def become_one(task: Task, servers: int, config: RunConfig, script: list[str]) -
         raise UsageError(f"--servers {servers} leaves none of {task.count} tasks to train; start more of them")
     if task.index < servers:
         prepare_server()
-    if not (addresses := find_servers(task, servers, config)):
+    if servers and not (addresses := find_servers(task, servers, config)):
         return
     nranks = task.count - servers
     trainer, environment = started_with(config, nranks, Placement(servers=addresses))

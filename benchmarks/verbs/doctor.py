@@ -26,6 +26,7 @@ from common.credentials.token import MAKE_TOKEN
 from common.errors import GradSyncError, UsageError
 from common.kernels import loader
 from common.kernels.names import NEW, Reduce
+from common.launch.adopting import adopted
 from common.launch.engines import ENGINES, task_from
 from common.launch.settings import servers_among
 from common.system.mkl import CPU_TYPE, wanted_cpu_type
@@ -128,7 +129,7 @@ def credentials() -> Finding:
 def engine() -> Finding:
     """What has started this process, as a launcher here would see it."""
     try:
-        task = task_from()
+        task = adopted() or task_from()
         servers = servers_among(task) if task is not None else 0
     except UsageError as exc:
         return Finding("engine", False, str(exc), "start it so that its variables agree", lack="refused")
