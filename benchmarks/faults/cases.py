@@ -179,12 +179,19 @@ def table() -> list[Case]:
             Case(1, "kill -9 of a rank", *way, within_k, partial(lost, who=1)),
             Case(2, f"kill -9 of {hub_name}", *way, within_k, partial(lost, who=hub)),
             Case(4, "a rank frozen", *way, within_s, partial(stalled, who=1)),
-            Case(4, f"{hub_name} frozen", *way, within_s, partial(stalled, who=hub, limit=S_S + late)),
+            Case(
+                4,
+                f"{hub_name} frozen",
+                *way,
+                f"PeerStalled within {S_S + late:g} s",
+                partial(stalled, who=hub, limit=S_S + late),
+            ),
             Case(4, f"a rank frozen for {SHORT_S:g} s", *way, SAME_BITS, partial(paused, *way, 1)),
             Case(4, f"{hub_name} frozen for {SHORT_S:g} s", *way, SAME_BITS, partial(paused, *way, hub)),
         ]
     for scheme, backend in BETWEEN:
-        way, within = (scheme, backend), f"PeerUnreachable within {S_S:g} s"
+        way, late = (scheme, backend), TRAINERS_S if scheme == "ps" else 0.0
+        within = f"PeerUnreachable within {S_S + late:g} s"
         found += [
             Case(5, "a link cut", *way, within, partial(cut, *way), needs_hosts=True),
             Case(5, f"a link cut for {SHORT_S:g} s", *way, SAME_BITS, partial(healed, *way), needs_hosts=True),

@@ -5,6 +5,7 @@ python -m benchmarks.faults.worker ring|ps RANK NRANKS PLACE BACKEND TIMEOUT STE
 step N              it has made so many
 digest SHA256       of its parameters, at the end
 failed KIND AT: WORDS   AT: seconds of the clock that all processes of a machine share
+ended by WORDS      it has left, or never came so far
 """
 
 from __future__ import annotations
@@ -46,21 +47,29 @@ def averaging(
             yield array, lambda: connection.push_pull(array)
 
 
+def train(rank: int, steps: int, array: FloatArray, average: Callable[[], object], parameters: FloatArray) -> None:
+    for step in range(steps):
+        array[...] = np.random.default_rng([rank, step]).standard_normal(WORDS, np.float32)
+        array += parameters
+        average()
+        parameters -= RATE * array
+        print(f"step {step + 1}", flush=True)
+        time.sleep(PACE_S)
+
+
 def main(arguments: list[str]) -> int:
     scheme, rank, nranks, place, backend, timeout, steps = arguments
     prepare_process()
     parameters = np.zeros(WORDS, np.float32)
     try:
         with averaging(scheme, int(rank), int(nranks), place, backend, float(timeout)) as (array, average):
-            for step in range(int(steps)):
-                array[...] = np.random.default_rng([int(rank), step]).standard_normal(WORDS, np.float32)
-                array += parameters
-                average()
-                parameters -= RATE * array
-                print(f"step {step + 1}", flush=True)
-                time.sleep(PACE_S)
+            try:
+                train(int(rank), int(steps), array, average, parameters)
+            except GradSyncError as exc:  # before it takes leave
+                print(f"failed {type(exc).__name__} {time.monotonic():.3f}: {exc}", flush=True)
+                raise
     except GradSyncError as exc:
-        print(f"failed {type(exc).__name__} {time.monotonic():.3f}: {exc}", flush=True)
+        print(f"ended by {exc}", flush=True)
         return exc.exit_code
     print(f"digest {hashlib.sha256(parameters.tobytes()).hexdigest()}", flush=True)
     return 0
