@@ -13,7 +13,7 @@ from tests.support.groups import ROOT, environment
 from tests.support.thorough import ALL
 
 pytest.importorskip("paddle")
-pytest.importorskip("ray.train", reason="Ray is not installed (pip install '.[ray]')")
+pytest.importorskip("ray.train", exc_type=ImportError, reason="Ray is not installed (pip install '.[ray]')")
 pytestmark = [
     pytest.mark.system,
     pytest.mark.long,

@@ -20,7 +20,7 @@ class NotingClient:
     def __init__(self) -> None:
         self.notes: list[object] = []
 
-    def register(self, arena: Arena, optimizer: Optimizer) -> None:
+    def register(self, arena: Arena, optimizer: Optimizer, *, commits: object = None) -> None:
         self.notes.append("register")
 
     def push(self, bucket: int) -> None:

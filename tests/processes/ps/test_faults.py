@@ -178,7 +178,7 @@ def test_a_killed_launcher_leaves_nothing(start: Callable[..., Started], tmp_pat
     logs = tmp_path / "logs"
     run = start("ps.run", "--trainers", 2, "--servers", 1, "--steps", 100_000, *JOB, "--log-dir", logs)
     until((logs / "workerlog.1").exists, "the last trainer to be started")
-    children = until(lambda: len(found := children_of(run.process.pid)) == 3 and found, "three children")
+    children = until(lambda: len(found := children_of(run.process.pid)) >= 3 and found, "three children")  # and a guard
     line = (logs / "serverlog.0").read_text()
     port = int(line.split(" listens on ")[1].split()[0].rpartition(":")[2])
     run.process.kill()
