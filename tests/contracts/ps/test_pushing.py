@@ -16,6 +16,7 @@ from tests.support.server_jobs import make_arena
 
 class NotingClient:
     rank, nranks, servers, data_plane, mode, messenger = 0, 1, ("nowhere:1",), "none", SYNC, ALONE
+    step = 1
 
     def __init__(self) -> None:
         self.notes: list[object] = []
