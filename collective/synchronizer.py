@@ -94,7 +94,7 @@ class RingSynchronizer(Synchronizer):
     def finish(self, learning_rate: float) -> None:
         with self.trace.span(FINISH):
             self._attached().finish()
-            self._refuse_what_is_not_finite()
+            self.guard.compare_notes(self._group.all_gather, self._step, whole=not self._sharded)
             if self._one_copy:
                 self._group.barrier()  # nobody's backward reads parameters any longer
             if self._updaters:
@@ -152,15 +152,6 @@ class RingSynchronizer(Synchronizer):
         for number, bucket in enumerate(self._arena.buckets):
             parameters = self._arena.parameters[bucket.start : bucket.stop].view(bucket.dtype)
             self._group.gather_chunks(parameters, step=self._step, bucket=number)
-
-    def _refuse_what_is_not_finite(self) -> None:
-        """Whoever refuses a bucket spoils it, so that all ranks see in the means that they must compare notes. Of a
-        bucket whose mean is not wholly here that cannot be seen."""
-        guard = self.guard
-        if guard.refuses and (self._sharded or guard.is_spoiled()):
-            reports = self._group.all_gather(guard.report())
-            if error := guard.verdict(reports, self._step) or (None if self._sharded else guard.overflow(self._step)):
-                raise error
 
     def _reduce(self, bucket: int) -> None:
         where = self._arena.buckets[bucket]

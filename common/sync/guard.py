@@ -23,6 +23,8 @@ __all__ = ["POLICIES", "UNGUARDED", "Guard"]
 POLICIES = ("auto", "warn", "error")
 NOTHING = -1  # in a report, as the slot
 
+Reports = npt.NDArray[np.int64]  # of one rank, or of all
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -71,26 +73,37 @@ class Guard:
         """Make a bucket that was refused such that its mean tells all ranks, wherever they look."""
         self._words_of(bucket).fill(math.nan)
 
-    def is_spoiled(self) -> bool:
-        """Whether the means in the arena tell that some rank has refused a bucket, or that a sum overflowed."""
-        return not all(math.isfinite(self._words_of(bucket)[0]) for bucket in range(len(self._arena.buckets)))
+    def compare_notes(self, all_gather: Callable[[Reports], Reports], step: int, *, whole: bool = True) -> None:
+        """After all buckets of a step were averaged, those that were refused spoiled: called by all ranks.
 
-    def report(self) -> npt.NDArray[np.int64]:
-        """For the other ranks: the slot and the count of what was found."""
-        return np.array([self.found.slot, self.found.count] if self.found else [NOTHING, 0], np.int64)
+        Args:
+            all_gather: between the ranks, stacked; called by all of them or by none.
+            whole: whether each rank has all means in its arena, so that all see whether there is anything to compare.
+
+        Raises:
+            NonFiniteGradient: some rank has refused a bucket, or a sum overflowed; the same on all ranks.
+        """
+        if not self.refuses or (whole and not self._is_spoiled()):
+            return
+        self._step = step
+        for rank, (slot, count) in enumerate(all_gather(self._report()).tolist()):
+            if slot != NOTHING:
+                raise self._error_of(Finding(slot, count), rank)
+        if whole:
+            raise self._overflow(step)
 
     def error(self) -> NonFiniteGradient:
         """That this rank refuses what it has found."""
         assert self.found
         return self._error_of(self.found, self._rank)
 
-    def verdict(self, reports: npt.NDArray[np.int64], step: int) -> NonFiniteGradient | None:
-        """What all ranks raise, of their reports in rank order."""
-        self._step = step
-        for rank, (slot, count) in enumerate(reports.tolist()):
-            if slot != NOTHING:
-                return self._error_of(Finding(slot, count), rank)
-        return None
+    def _is_spoiled(self) -> bool:
+        """Whether the means in the arena tell that some rank has refused a bucket, or that a sum overflowed."""
+        return not all(math.isfinite(self._words_of(bucket)[0]) for bucket in range(len(self._arena.buckets)))
+
+    def _report(self) -> Reports:
+        """For the other ranks: the slot and the count of what was found."""
+        return np.array([self.found.slot, self.found.count] if self.found else [NOTHING, 0], np.int64)
 
     def _error_of(self, found: Finding, rank: int) -> NonFiniteGradient:
         return NonFiniteGradient(
@@ -98,7 +111,7 @@ class Guard:
             "data of that step"
         )
 
-    def overflow(self, step: int) -> NonFiniteGradient:
+    def _overflow(self, step: int) -> NonFiniteGradient:
         """That a mean in the arena is not finite although all that was added was."""
         bucket = next(b for b in range(len(self._arena.buckets)) if not math.isfinite(self._words_of(b)[0]))
         found = self._first_in(bucket)

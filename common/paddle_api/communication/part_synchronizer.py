@@ -56,12 +56,13 @@ class PartSynchronizer(Synchronizer):
 
     def finish(self, learning_rate: float) -> None:
         self._runner.finish()
+        self.guard.compare_notes(self.all_gather, self._step)
         self._updater.step(learning_rate)
         self._step += 1
 
     def _average(self, bucket: int) -> None:
         if self.guard.look(bucket, self._step):
-            raise self.guard.error()
+            self.guard.spoil(bucket)
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         gradients[:] = self._exchange.all_reduce(gradients, "mean")

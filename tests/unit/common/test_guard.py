@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from common.errors import NonFiniteGradient
 from common.sync.guard import Guard
 from common.tensors.arena import Arena, Layout
 
@@ -72,20 +73,29 @@ def test_what_is_excused_is_nobodys_business(refuses: bool, capsys: pytest.Captu
     assert capsys.readouterr() == ("", "")
 
 
+def nobody_is_asked(_: object) -> np.ndarray:
+    raise AssertionError("nothing is to be compared")
+
+
 def test_sums_that_overflow_are_told_as_such() -> None:
     made = arena()
     guard = Guard(made, 0, refuses=True)
-    assert not guard.is_spoiled()
+    guard.compare_notes(nobody_is_asked, 4)
     bucket = spoil(made, "second", np.inf)
     made.gradient(made.layout.slots[1])[0] = np.inf
-    assert guard.is_spoiled()
-    assert guard.verdict(np.stack([guard.report()] * 2), 5) is None
-    assert "gradients of parameter second add up to more than a number holds, at step 5" in str(guard.overflow(5))
+    with pytest.raises(NonFiniteGradient, match="parameter second add up to more than a number holds, at step 5"):
+        guard.compare_notes(lambda mine: np.stack([mine] * 2), 5)
     guard.spoil(bucket)
     assert np.isnan(made.gradient(made.layout.slots[1])).all()
 
 
 def test_of_several_reports_the_lowest_rank_is_named() -> None:
     guard = Guard(arena(), 0, refuses=True)
-    told = guard.verdict(np.array([[-1, 0], [1, 4], [0, 2]]), 6)
-    assert "rank 1's gradient of parameter second is not finite at step 6 (4 of 40 values" in str(told)
+    with pytest.raises(NonFiniteGradient, match=r"rank 1's gradient of parameter second is not finite at step 6"):
+        guard.compare_notes(lambda _: np.array([[-1, 0], [1, 4], [0, 2]]), 6, whole=False)
+
+
+def test_who_does_not_refuse_compares_nothing() -> None:
+    made = arena()
+    spoil(made, "second", np.nan)
+    Guard(made, 0, refuses=False).compare_notes(nobody_is_asked, 1, whole=False)
