@@ -17,7 +17,7 @@ PROGRAM = ROOT / "tests" / "programs" / "unchanged.py"
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("kind", ["data_parallel", "fleet"])
+@pytest.mark.parametrize("kind", [pytest.param("data_parallel", marks=pytest.mark.long), "fleet"])
 def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_path: Path, kind: str) -> None:
     unmodified = {scheme: run(scheme, tmp_path, PROGRAM, kind)[0] for scheme in ("ps", "collective")}
     changed = {

@@ -48,6 +48,7 @@ def test_what_paddle_cannot_average_has_the_same_bits_under_both_schemes(tmp_pat
     assert len(digests) == len(kinds)
 
 
+@pytest.mark.long
 def test_whatever_a_program_does_between_two_batches_the_bits_are_paddles(tmp_path: Path) -> None:
     """Accumulating, skipping, clearing in four ways, no_sync, freezing, clipping, branches, AMP, two optimizers."""
     seeds = (0, examples(10, 250))

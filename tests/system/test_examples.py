@@ -160,6 +160,7 @@ def test_mnist_ends_in_the_same_bits(tmp_path: Path, sampler: str) -> None:
     assert (tmp_path / "m.pdparams").exists()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_cifar10_ends_in_the_same_bits(tmp_path: Path) -> None:
     write_cifar_archive(tmp_path / "c.tar.gz")

@@ -76,6 +76,7 @@ def test_rounds_of_parameter_servers(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.md").read_text().startswith("# GradSync: push\\_pull，参数服务器的一轮（float32，SGD）")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_broadcast(tmp_path: Path) -> None:
     backends = "shm,tcp,memory-limit,loopback-limit"

@@ -176,7 +176,9 @@ def program_on_one_host(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@pytest.mark.parametrize(("scheme", "how"), [("collective", "--ips"), ("ps", "--master")])  # the others below
+@pytest.mark.parametrize(  # the others below
+    ("scheme", "how"), [pytest.param("collective", "--ips", marks=pytest.mark.long), ("ps", "--master")]
+)
 def test_launchers_on_both_hosts_train_as_on_one(
     scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, training_on_one_host: str
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_rank_that_raises_fails_the_others_with_its_reason(backend):
         assert_nothing_left(ranks)
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp", pytest.param("tcp-ring", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["shm", *(pytest.param(b, marks=pytest.mark.long) for b in ("tcp", "tcp-ring"))])
 def test_ranks_that_wait_leave_the_processor_to_others(backend):
     with RankProcesses(waits_for_a_slow_rank_1, 4, backend) as ranks:
         for rank in (0, 2, 3):

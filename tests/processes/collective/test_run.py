@@ -297,6 +297,7 @@ open(f"place.{fleet.get_rank()}", "w").write(json.dumps(told))
 """
 
 
+@pytest.mark.long
 def test_two_launchers_make_one_job(start, tmp_path):
     (tmp_path / "place.py").write_text(TELL_PLACE)
     hosts = ["--master", f"127.0.0.1:{free_port()}", "--nnodes", 2]

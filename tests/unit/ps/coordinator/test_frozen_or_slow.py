@@ -139,6 +139,7 @@ def test_who_waits_hears_that_others_still_send() -> None:
     assert signs == [(0, 0), (1, 1), (1, 1), (2, 2)]  # at most one in GRACE / 2, so that the server complains first
 
 
+@pytest.mark.long
 def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("ps.planes.wire.CHUNK_BYTES", 60)

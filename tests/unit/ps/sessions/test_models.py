@@ -68,7 +68,7 @@ def join_raw(address: str, **settings: Any) -> JoinReply:
             raise rpc.translate(exc, address, "joining") from exc
 
 
-@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
+@pytest.mark.parametrize("plane", ["shm", "tcp", pytest.param("grpc", marks=pytest.mark.long)])
 def test_every_plane_serves_each_model_and_what_they_had_is_given_back(
     plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +143,7 @@ def test_who_has_no_seat_gets_no_model() -> None:
         server.wait()
 
 
+@pytest.mark.long
 def test_there_are_not_too_many_at_a_time_and_any_number_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "MOST_MODELS", 3)
 
@@ -286,6 +287,7 @@ def test_a_server_that_is_told_to_stop_ends_no_models_step_halfway() -> None:
     assert [second.steps for second in seconds] == [1, 1]
 
 
+@pytest.mark.long
 def test_clients_of_further_models_end_with_the_first_one() -> None:
     with serving(1, 2) as group, Client(addresses(group), 0, 1) as client:
         further = client.another().another()
