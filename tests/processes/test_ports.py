@@ -41,6 +41,7 @@ RINGS = {
 }
 AT_A_SERVER = {("gRPC", TCP), ("door", TCP), ("desk", SEQPACKET)}
 KNOWN = {"gRPC", "door", "desk"}
+TURNED_AWAY = " turned away "
 
 
 class Strangers(ThreadPoolExecutor):
@@ -78,7 +79,7 @@ def test_a_stranger_is_refused_at_every_port_of_a_training_by_servers(
     with Strangers() as strangers:
         job = start(*command, tmp_path / "visited.json")
         until(lambda: (strangers.come(job), job.process.poll() is not None)[1], "the end of the training")
-    job.ended_well()
+    job.ended_well(telling=TURNED_AWAY)
     assert strangers.found() == AT_A_SERVER, "nothing else, and all of these open to the end"
     assert digest_in(tmp_path / "visited.json") == digest_in(tmp_path / "alone.json")
 
@@ -102,7 +103,7 @@ def test_a_stranger_is_refused_at_every_port_of_a_training_by_a_ring(
         ranks.append(start(*trainer, "--rank", 1))
         until(lambda: (strangers.come(*ranks), ranks[0].process.poll() is not None)[1], "the end of the training")
     for rank in ranks:
-        rank.ended_well()
+        rank.ended_well(telling=TURNED_AWAY)
     assert strangers.found() >= expected
     assert digest_in(tmp_path / "visited.json") == digest_in(tmp_path / "alone.json")
 

@@ -43,6 +43,6 @@ def test_crowds_at_every_port_change_nothing(scheme: str, start: Callable[..., S
             return job.process.poll() is not None
 
         until(come, "the end of the training")
-    job.ended_well()
+    job.ended_well(telling=" turned away ")
     assert crowded, "a ring's ports are there for a moment only, and may be seen or not; servers' stay"
     assert digest_in(tmp_path / "crowded.json") == digest_in(tmp_path / "alone.json")

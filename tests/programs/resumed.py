@@ -2,7 +2,7 @@
 
     resumed.py FOLDER WORKERS EPOCHS [STEP]
 
-Killed in the step after STEP; otherwise each rank says the digest of everything.
+Killed in the step after STEP, when the commit before is whole; otherwise each rank says the digest of everything.
 """
 
 import hashlib
@@ -10,6 +10,8 @@ import os
 import random
 import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -17,11 +19,14 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.io import DataLoader, Dataset, DistributedBatchSampler
 
+from common.commit.folder import CommitFolder
+
 if os.environ.get("RESUMED_SCHEME") == "ps":
     from ps import TrainingState
 else:
     from collective import TrainingState
 
+EVERY = 3  # steps
 folder, workers, epochs, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int([*sys.argv, "-1"][4])
 
 
@@ -64,7 +69,7 @@ optimizer = paddle.optimizer.Momentum(schedule, parameters=model.parameters(), w
 scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=4)
 data = Noisy()
 loader = DataLoader(data, batch_sampler=DistributedBatchSampler(data, 4, shuffle=True), num_workers=workers)
-state = TrainingState(model=model, optimizer=optimizer, scaler=scaler, checkpoint_dir=folder, commit_every=3)
+state = TrainingState(model=model, optimizer=optimizer, scaler=scaler, checkpoint_dir=folder, commit_every=EVERY)
 for _, (images, labels) in state.steps(loader, epochs=epochs):
     images = images + 0.01 * paddle.randn(images.shape)
     scaler.scale(nn.functional.cross_entropy(model(images), labels)).backward()
@@ -73,5 +78,7 @@ for _, (images, labels) in state.steps(loader, epochs=epochs):
     optimizer.clear_grad()
     schedule.step()
     if state.step == last:
+        while last // EVERY * EVERY not in CommitFolder(Path(folder)).steps():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 print("RESULT", dist.get_rank(), state.step, digest(model.state_dict(), optimizer.state_dict()), file=sys.stderr)

@@ -45,9 +45,10 @@ class Started:
     def err(self) -> str:
         return self._err.read_text()
 
-    def ended_well(self) -> None:
+    def ended_well(self, *, telling: str = "nothing") -> None:
+        """Lines on stderr may only be of what is told so."""
         assert self.code == 0, f"{self.name}: {self.err}"
-        assert self.err == ""
+        assert [line for line in self.err.splitlines() if telling not in line] == []
 
     def refused(self, *texts: str, code: int = 2) -> None:
         """It ended with this exit code and one line on stderr that holds all of `texts`."""

@@ -116,7 +116,8 @@ def test_one_token_and_the_same_line_on_each_host_train_under_both_schemes(user:
         ended = user.types_on_both(f"{told(beginning)} {shlex.join(SHORT)}")
         assert [code for code, _, _ in ended] == [0, 0], ended
         lines = [line for _, _, err in ended for line in err.splitlines()]
-        assert [line for line in lines if " compil" not in line] == []  # loops, once for a new user
+        slow = (" compil", "starting servers: ")  # loops, once for a new user; a machine in use
+        assert [line for line in lines if not any(text in line for text in slow)] == []
         digests.append(re.findall("[0-9a-f]{64}", ended[1][1]))
     assert len(digests[0]) == 1
     assert digests[0] == digests[1]
