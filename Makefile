@@ -32,7 +32,7 @@ test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); 
 	GRADSYNC_TEST_LIMIT_S=$(TEST_LIMIT_S) $(PYTEST) $(TESTS)
 
 test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
-	GRADSYNC_LONG_TESTS=1 $(PYTEST) -m "long or contract" $(TESTS)
+	GRADSYNC_LONG_TESTS=$(or $(GRADSYNC_LONG_TESTS),1) $(PYTEST) -m "long or longest or contract" $(TESTS)
 
 fuzz: setup          ## 100,000 inputs for every parser of what others send; some ten minutes; ARGS="--inputs 1000 objects" for less
 	$(BIN)/python -m tests.fuzz $(ARGS)

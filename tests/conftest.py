@@ -22,7 +22,7 @@ from common.kernels import loader
 from common.kernels.names import COPY, MEETING, Whole
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support import warm
-from tests.support.thorough import LONG
+from tests.support.thorough import ALL, LONG
 
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC
@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(FOLDERS[folder])
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
+        if item.get_closest_marker("longest") and not ALL:
+            item.add_marker(pytest.mark.skip(reason="takes minutes more: make test-long GRADSYNC_LONG_TESTS=all"))
         if folder == "faults" and not (item.get_closest_marker("quick") or os.environ.get(FAULTS_VARIABLE)):
             item.add_marker(pytest.mark.skip(reason="of the matrix of faults: make faults"))
     if items and hasattr(items[0].config, "workerinput"):

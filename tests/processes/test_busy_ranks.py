@@ -26,7 +26,10 @@ LIMIT_S = 2.0  # the timeout
 BUSY_S = 5.0
 DEADLINE_S = 60.0
 LINES = [r"for 2 s; it is alive", r"for 4 s; it is alive"]  # one for each doubling
-planes = pytest.mark.parametrize("plane", ["tcp", *(pytest.param(p, marks=pytest.mark.long) for p in ("shm", "grpc"))])
+planes = pytest.mark.parametrize(
+    "plane",
+    ["tcp", pytest.param("shm", marks=pytest.mark.long), pytest.param("grpc", marks=pytest.mark.longest)],
+)
 
 
 def computes(seconds: float) -> None:
@@ -53,7 +56,7 @@ def is_busy_for_ever_on_rank_0(group):
     is_busy_on_rank_0(group, 1.5 * LIMIT_S, 30.0)
 
 
-@pytest.mark.parametrize("backend", ["shm", *(pytest.param(b, marks=pytest.mark.long) for b in ("tcp", "tcp-ring"))])
+@pytest.mark.parametrize("backend", ["shm", *(pytest.param(b, marks=pytest.mark.longest) for b in ("tcp", "tcp-ring"))])
 def test_a_rank_that_computes_for_longer_than_the_timeout_is_waited_for(backend, capfd):
     """A third one, which in a ring waits for one that waits, tells the same."""
     with RankProcesses(is_busy_on_rank_0, 3, backend) as ranks:

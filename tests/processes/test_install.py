@@ -28,7 +28,12 @@ def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_p
 
 
 @pytest.mark.parametrize(
-    "kind", ["fit resume", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("fused", "data_parallel"))]
+    "kind",
+    [
+        "fit resume",
+        pytest.param("data_parallel", marks=pytest.mark.long),
+        pytest.param("fused", marks=pytest.mark.longest),
+    ],
 )  # fleet: tests/system/test_examples.py
 def test_an_unmodified_program_gives_the_bits_of_paddles_own_groups(tmp_path: Path, kind: str) -> None:
     found: dict[str, list[str]] = {scheme: [] for scheme in LAUNCHERS}

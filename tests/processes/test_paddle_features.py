@@ -30,7 +30,7 @@ def outcome(scheme: str, folder: Path, *arguments: str) -> tuple[list[str], str]
     return results, said
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_data_loaders_with_workers_evaluation_and_metrics_in_mid_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ class Strangers(ThreadPoolExecutor):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
+@pytest.mark.parametrize("plane", ["shm", "tcp", pytest.param("grpc", marks=pytest.mark.longest)])
 def test_a_stranger_is_refused_at_every_port_of_a_training_by_servers(
     plane: str, start: Callable[..., Started], tmp_path: Path
 ) -> None:

@@ -100,7 +100,7 @@ sys.exit(0)
 @pytest.mark.parametrize(
     ("under", "failing", "code"),
     [
-        ("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0),
+        pytest.param("not {'ps', 'collective'} & sys.modules.keys()", "paddle N=2", 0, marks=pytest.mark.longest),
         ("'collective' in sys.modules", "ring/shm N=2", 1),
     ],
 )

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.groups import ROOT, environment
-from tests.support.thorough import ALL
 
 pytest.importorskip("paddle")
 pytest.importorskip("ray.train", exc_type=ImportError, reason="Ray is not installed (pip install '.[ray]')")
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.long,
-    pytest.mark.skipif(not ALL, reason="takes minutes: GRADSYNC_LONG_TESTS=all"),
+    pytest.mark.longest,
     pytest.mark.timeout(400),
 ]
 

@@ -185,7 +185,7 @@ def test_an_interrupted_job_reports_what_it_has(
     assert "second is missing: not run." in (tmp_path / "out" / "suite.md").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_parts_take_turns_and_a_resumed_job_goes_on_from_their_rounds(
     tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -189,7 +188,7 @@ def test_launchers_on_both_hosts_train_as_on_one(
     assert training_on_one_host in output
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize(("scheme", "how"), [("collective", "--master"), ("ps", "--ips")])
 def test_launchers_on_both_hosts_run_a_program_as_on_one(
     scheme: str, how: str, hosts: tuple[str, str], tmp_path: Path, program_on_one_host: str
@@ -231,7 +230,15 @@ while True:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scheme", "lost"), [*product(LAUNCHERS, (0, 1))])
+@pytest.mark.parametrize(
+    ("scheme", "lost"),
+    [
+        ("ps", 0),
+        ("collective", 1),
+        pytest.param("ps", 1, marks=pytest.mark.longest),
+        pytest.param("collective", 0, marks=pytest.mark.longest),
+    ],
+)
 def test_a_killed_launcher_is_noticed_on_the_other_host(
     scheme: str, lost: int, hosts: tuple[str, str], tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

@@ -256,7 +256,7 @@ def test_namespaces_go_with_their_process(number: signal.Signals, wait_until: Ca
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("op", "backends"),
-    [("all_reduce", ["tcp", "ring-limit"]), ("push_pull", ["ps-grpc"])],
+    [("all_reduce", ["tcp", "ring-limit"]), pytest.param("push_pull", ["ps-grpc"], marks=pytest.mark.longest)],
 )
 @pytest.mark.long
 def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_sweep_between_hosts(op: str, backends: list[str], tmp_path: Path) -> 
 @needs_cluster
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 @pytest.mark.processes
-@pytest.mark.long
+@pytest.mark.longest
 def test_hosts_pinned_to_cores_of_their_own(tmp_path: Path) -> None:
     there = sorted(os.sched_getaffinity(0))
     script = "import os; print(os.sched_getaffinity(0))"
