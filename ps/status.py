@@ -107,6 +107,8 @@ def table_of(addresses: Sequence[str], replies: Sequence[StatusReply]) -> Render
     for address, reply in zip(addresses, replies, strict=True):
         of = f"{reply.shard}/{reply.shards}"
         state = f"{reply.state}, {reply.models} models" if reply.models > 1 else reply.state  # figures: of the first
+        if reply.restarts:
+            state += f", {reply.restarts} restart{'s' * (reply.restarts > 1)} so far"
         servers.add_row(of, address, f"{reply.steps:,}", f"{reply.parameters * 4e-6:.1f}", state)
     trainers = Table(
         "rank",

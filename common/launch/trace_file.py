@@ -244,7 +244,9 @@ def print_summary(file: Path, about: Mapping[str, Any]) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     missing = f", without {', '.join(about['missing'])}" if about["missing"] else ""
-    console.print(f"trace: {file}{missing} (open it at ui.perfetto.dev)")
+    again = about.get("restarts", 0)
+    since = f", since restart {again}" if again else ""  # what was recorded before is lost with its processes
+    console.print(f"trace: {file}{since}{missing} (open it at ui.perfetto.dev)")
     if about["stragglers"]:
         table = Table("rank", "last in", "lag ms", "max ms", box=None, pad_edge=False, header_style="bold")
         for each in about["stragglers"]:

@@ -27,6 +27,7 @@ from common.launch.trace_file import save_trace
 from common.sync.clocks import compare_clocks
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import MOST_EVENTS, Part, Recorder
+from common.system.process import restarts
 
 __all__ = ["check_one_host", "collecting", "parts_folder", "read_parts", "recorder_for", "tracing"]
 
@@ -89,6 +90,7 @@ def recorder_for(synchronizer: Synchronizer) -> Recorder:
         nranks=synchronizer.nranks,
         servers=synchronizer.servers,
         staleness=synchronizer.staleness,
+        restarts=restarts(),
     )
 
 

@@ -386,7 +386,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("shard", "shards", "nranks", "steps", "state", "parameters", "trainers", "models")
+    __slots__ = ("shard", "shards", "nranks", "steps", "state", "parameters", "trainers", "models", "restarts")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     NRANKS_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +395,7 @@ class StatusReply(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     shards: int
     nranks: int
@@ -403,7 +404,8 @@ class StatusReply(_message.Message):
     parameters: int
     trainers: _containers.RepeatedCompositeFieldContainer[TrainerStatus]
     models: int
-    def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., models: _Optional[int] = ...) -> None: ...
+    restarts: int
+    def __init__(self, shard: _Optional[int] = ..., shards: _Optional[int] = ..., nranks: _Optional[int] = ..., steps: _Optional[int] = ..., state: _Optional[str] = ..., parameters: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., models: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     __slots__ = ("rank", "data_plane", "steps", "times_last", "lag", "bytes_pushed", "bytes_served", "left", "waiting")

@@ -84,7 +84,7 @@ class Recorder(Trace):
 
     Args:
         kind: "rank" or "server".
-        of: what the file tells of the training: scheme, nranks, servers, staleness.
+        of: what the file tells of the training: scheme, nranks, servers, staleness, restarts.
         clock: monotonic, ns.
     """
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 
@@ -32,6 +33,7 @@ class Joined:
         token: by which the trainer takes its seat.
         model: which of the group's models it is.
         seat: of the data connection.
+        call: by which it has joined: the server takes its end before our hello for our death.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Joined:
     token: bytes
     model: int = 0
     seat: int = 0
+    call: Any = None
 
 
 def join(
@@ -60,7 +63,7 @@ def join(
     deadline = time.monotonic() + timeout
     channel = channels.enter_context(rpc.connect(servers[index], timeout=timeout))
     request = JoinRequest(version=__version__, rank=rank, nranks=nranks, epoch=epoch, backend="grpc", timeout=timeout)
-    reply = ask(channel, request, name, deadline)
+    reply, call = ask(channel, request, name, deadline)
     if (reply.shard, reply.shards) != (index, len(servers)):
         raise UsageError(
             f"{name} is shard {reply.shard}/{reply.shards}, but number {index} of {len(servers)} listed; "
@@ -69,7 +72,7 @@ def join(
     if reply.data_port > 65535:
         raise ProtocolError(f"{name} told of data port {reply.data_port:,}")
     host = rpc.host_of(servers[index]).strip("[]")
-    return Joined(name, channel, host, reply.desk, reply.data_port, reply.token, seat=rank)
+    return Joined(name, channel, host, reply.desk, reply.data_port, reply.token, seat=rank, call=call)
 
 
 def introduce_outsider(servers: Sequence[str], rank: int, nranks: int, seconds: float) -> None:
@@ -92,18 +95,21 @@ def join_again(first: Joined, model: int, *, rank: int, nranks: int, epoch: int,
     """
     request = JoinRequest(version=__version__, rank=rank, nranks=nranks, epoch=epoch, backend="grpc", timeout=timeout)
     request.model, request.seat = model, first.token
-    reply = ask(first.channel, request, first.name, time.monotonic() + timeout)
+    reply, _ = ask(first.channel, request, first.name, time.monotonic() + timeout)
     return replace(
         first, desk=reply.desk, data_port=reply.data_port, token=reply.token, model=model, seat=model * nranks + rank
     )
 
 
-def ask(channel: grpc.Channel, request: JoinRequest, server: str, deadline: float) -> JoinReply:
-    """What the server answers; `deadline` is monotonic."""
-    call = channel.unary_unary(
+def ask(channel: grpc.Channel, request: JoinRequest, server: str, deadline: float) -> tuple[JoinReply, Any]:
+    """What the server answers, and the call, which it leaves open; `deadline` is monotonic."""
+    ask = channel.unary_stream(
         JOIN, request_serializer=JoinRequest.SerializeToString, response_deserializer=JoinReply.FromString
     )
+    call = ask(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
     try:
-        return call(request, timeout=max(0.0, deadline - time.monotonic()) + GRACE)
+        return next(call), call
     except grpc.RpcError as exc:
         raise rpc.translate(exc, server, "joining the group") from exc
+    except StopIteration as exc:
+        raise ProtocolError(f"{server} did not answer who joins") from exc

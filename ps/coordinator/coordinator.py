@@ -19,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import StatusReply, TrainerMessage
 from common.network.patience import WAIT_LIMIT_S, Patience
@@ -27,7 +29,7 @@ from common.system.memory import SegmentPool, aligned_empty
 from common.tensors.arena import FloatArray
 from ps.coordinator.commits import ServerCommits
 from ps.coordinator.data_planes import DataPlanes
-from ps.coordinator.frozen_or_slow import Silence
+from ps.coordinator.frozen_or_slow import WATCH_S, Silence
 from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Lives, Members, ServerQueue
 from ps.coordinator.optimizer_messages import ProgramOptimizer
@@ -166,12 +168,26 @@ class Coordinator:
             if not self._members.complete:
                 self.silence.someone_waits()
 
+    def wait_for_hello(self, rank: int, call: grpc.ServicerContext) -> None:
+        """Block until a trainer that has joined enters, or the training is over, or the call ends by which it has
+        joined, and which it holds open."""
+        with self._lock:
+            while call.is_active() and not (rank in self._members.queues or self._members.over):
+                self._lock.wait(WATCH_S)
+
+    def joining_ended(self, rank: int, call: grpc.ServicerContext) -> None:
+        """That call has: a trainer that has not entered by now has died. If its time has run out, it may be slow."""
+        with self._lock:
+            if rank not in self._members.queues and call.time_remaining() != 0:
+                self._members.lose(rank, 0)
+
     def enter(self, message: TrainerMessage, queue: ServerQueue) -> int:
         """A trainer's first message; returns its rank."""
         if message.WhichOneof("kind") != "hello":
             raise ProtocolError("a trainer did not say hello before it sent anything else")
         with self._lock:
             rank = self._members.enter(message.hello, queue)
+            self._lock.notify_all()
             if self._members.complete and not (self._registration.awaited or self._gathering.complete):
                 self.silence.nobody_waits()
             if self._relay:
@@ -267,7 +283,7 @@ class Coordinator:
             state = str(members.failure) if members.failure else "complete" if members.over else training
             index, count = self.shard
             reply = StatusReply(shard=index, shards=count, nranks=self.nranks, steps=members.steps, state=state)
-            reply.parameters = store.shard.length if store else 0
+            reply.parameters, reply.restarts = store.shard.length if store else 0, members.epoch
             waiting = store.waiting() if store else ()
             for rank in sorted(members.queues):
                 reply.trainers.add(

@@ -17,7 +17,7 @@ from common.network.reach import told_apart
 from common.network.rendezvous import GRACE
 from ps.coordinator.liveness import Lives, Members
 
-__all__ = ["Silence"]
+__all__ = ["WATCH_S", "Silence"]
 
 WATCH_S = 0.1  # how often the watch looks
 SIGN_S = GRACE / 2  # trainers that wait hear so often that others still send

@@ -1,7 +1,7 @@
 """Who is alive: who has come, who has left, who has died, and what the group failed with.
 
-A dead trainer's connection is closed by the kernel, and its stream ends without a goodbye: Members.lose. One whose
-connection stays up, but who sends nothing: frozen_or_slow.py.
+A dead trainer's connection is closed by the kernel, and its stream, or before that the call by which it has joined,
+ends without a goodbye: Members.lose. One whose connection stays up, but who sends nothing: frozen_or_slow.py.
 """
 
 from __future__ import annotations

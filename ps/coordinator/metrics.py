@@ -28,6 +28,8 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._status()
         yield CounterMetricFamily("gradsync_steps", "Steps that have ended.", value=status.steps)
+        again = "How often the job was started again after a failure."
+        yield CounterMetricFamily("gradsync_restarts", again, value=status.restarts)
         waiting = sum(t.waiting for t in status.trainers)
         yield GaugeMetricFamily("gradsync_waiting_trainers", "Trainers that wait for others.", value=waiting)
         training = status.state == "training"

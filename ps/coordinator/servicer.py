@@ -86,7 +86,7 @@ class ParameterServer:
         handlers = {
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
             # as a stream: before its message is taken, a caller has to pass the door
-            "Join": grpc.stream_unary_rpc_method_handler(self._join, None, JoinReply.SerializeToString),
+            "Join": grpc.stream_stream_rpc_method_handler(self._join, None, JoinReply.SerializeToString),
             "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self.status(), StatusRequest.FromString, StatusReply.SerializeToString
@@ -167,21 +167,26 @@ class ParameterServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> JoinReply:
+    def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[JoinReply]:
+        """One answer; the call stays open until the trainer says hello, so that its death meanwhile is noticed."""
         data = self._door.first_of(received, context)
         try:
             request = read_join(data)
-            if request.model:
-                return self._reply(self._groups.join(request), request.rank)
-            members = self._roster.wait_for_all(request, self._timeout, call=context)
+            further = self._groups.join(request) if request.model else None
+            members = [] if further else self._roster.wait_for_all(request, self._timeout, call=context)
         except GradSyncError as exc:
             if self._roster.failure:  # a stray caller does not harm the group
                 self._coordinator.fail(self._roster.failure)
             rpc.abort_with(context, exc)
-        if not members:
-            return JoinReply()  # it has left: nobody hears this
-        self._coordinator.expect(min(self._timeout, *(member.timeout for member in members)))  # it knows whom to name
-        return self._reply(self._groups.first, request.rank)
+        if further:
+            yield self._reply(further, request.rank)
+        elif members:  # else it has left
+            self._coordinator.expect(min(self._timeout, *(member.timeout for member in members)))  # whom to name
+            ended = partial(self._coordinator.joining_ended, request.rank, context)
+            if not context.add_callback(ended):
+                ended()
+            yield self._reply(self._groups.first, request.rank)
+            self._coordinator.wait_for_hello(request.rank, context)
 
     def _reply(self, group: Group, rank: int) -> JoinReply:
         index, count = self._shard

@@ -22,12 +22,21 @@ from collective.synchronizer import RingSynchronizer
 from common.errors import PeerLost, UsageError
 from common.launch.hosts import Node
 from common.launch.trace_file import save_trace, to_chrome
-from common.launch.tracing import TRACE_VARIABLE, check_one_host, collecting, parts_folder, read_parts, tracing
+from common.launch.tracing import (
+    TRACE_VARIABLE,
+    check_one_host,
+    collecting,
+    parts_folder,
+    read_parts,
+    recorder_for,
+    tracing,
+)
 from common.sync import trace as trace_module
 from common.sync.clocks import compare_clocks, reading_of, reading_of_server
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.sync.trace import FINISH, NO_TRACE, Part, Recorder, ServerAnswer, Trace
+from common.system.process import RESTARTS_VARIABLE
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
@@ -329,3 +338,13 @@ def test_a_bucket_has_the_name_of_its_size(tmp_path: Path) -> None:
     names = [e["args"].get("name") for e in read_trace(tmp_path / "t.json")["traceEvents"] if e["ph"] == "M"]
     assert "bucket 0 (1.23 MB)" in names
     json.loads((tmp_path / "t.json").read_text(), parse_constant=partial(pytest.fail))
+
+
+@pytest.mark.parametrize(("life", "said"), [("0", "t.json (open"), ("2", "t.json, since restart 2 (open")])
+def test_a_trace_says_which_of_the_job_s_lives_it_is_of(
+    life: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(RESTARTS_VARIABLE, life)
+    save_trace(tmp_path / "t.json", [recorder_for(LocalSynchronizer()).part()])
+    assert read_trace(tmp_path / "t.json")["otherData"]["restarts"] == int(life)
+    assert said in capsys.readouterr().out

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from common.errors import PeerLost, PortInUse
 from common.network.gradsync_pb2 import StatusReply
+from common.system.process import RESTARTS_VARIABLE
 from common.tensors.arena import Arena, Layout
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
@@ -191,6 +192,18 @@ def test_the_table_has_a_line_for_each_server_and_trainer() -> None:
 def test_several_models_are_counted() -> None:
     assert rendered(status(models=3))[1].split()[-3:] == ["training,", "3", "models"]
     assert rendered(status(models=1))[1].split()[-1] == "training"
+
+
+def test_restarts_are_counted() -> None:
+    assert rendered(status(restarts=2))[1].split()[-5:] == ["training,", "2", "restarts", "so", "far"]
+    assert rendered(status(restarts=1))[1].endswith("training, 1 restart so far")
+    assert figures(lambda: status(restarts=2))["gradsync_restarts_total"] == 2
+
+
+def test_a_server_of_a_later_life_tells_how_often_its_job_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RESTARTS_VARIABLE, "3")
+    with ParameterServer("127.0.0.1:0", 1) as server:
+        assert server.status().restarts == 3
 
 
 def test_trainers_of_several_servers_are_added_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import grpc
@@ -28,6 +28,7 @@ from common.tensors.arena import Arena
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam
 from ps.client.client import Client
+from ps.client.joining import Joined, join
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.methods import JOIN, SERVICE
@@ -187,6 +188,40 @@ def test_another_learning_rate_fails_all() -> None:
 
 def test_the_plan_of_these_tests_has_buckets_across_shards() -> None:
     assert make_arena(0).buckets[-1] == Bucket(0, 80)
+
+
+def test_who_dies_between_joining_and_its_first_message_is_missed_at_once() -> None:
+    def body(rank: int) -> None:
+        if rank == 0:
+            with closing(Client([server.address], 0, 2)) as client:
+                client.register(make_arena(0), SGD())
+        with ExitStack() as channels:  # whose end closes the connection, as the kernel does
+            join([server.address], 0, channels, rank=1, nranks=2, epoch=0, timeout=DEADLINE_S)
+
+    with serving(2, timeout=DEADLINE_S) as (server,):
+        begun = time.monotonic()
+        survivor, _ = errors_of(2, body)
+        text = "rank 1 died at step 0: its connection closed without a goodbye"
+        assert_all([survivor, failure_of(server)], PeerLost, text)
+        assert time.monotonic() - begun < DEADLINE_S / 2
+
+
+def test_who_is_slow_between_joining_and_its_first_message_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the time has run out in which it was to join."""
+    monkeypatch.setattr("ps.client.joining.GRACE", 1.0 - DEADLINE_S)  # its call ends after a second
+
+    def late(servers: Sequence[str], index: int, channels: ExitStack, **of: Any) -> Joined:
+        found = join(servers, index, channels, **{**of, "timeout": DEADLINE_S})
+        if found.seat == 1:
+            with pytest.raises(grpc.RpcError):
+                list(found.call)
+            assert found.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return found
+
+    monkeypatch.setattr("ps.client.client.join", late)
+    with serving(2) as (server,):
+        assert errors_of(2, lambda rank: as_trainer([server.address], rank, 2, take_step)) == [None, None]
+        server.wait()
 
 
 def test_servers_in_another_order_leave_no_server_waiting() -> None:
