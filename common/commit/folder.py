@@ -22,6 +22,7 @@ from common.commit.manifest import Manifest, PartEntry
 from common.commit.parts import Part, from_bytes, to_bytes
 from common.errors import CommitCorrupt, CommitFailed, FileNotWritten, UsageError
 from common.system.atomic_file import sync_folder, why_not_writable, write_file
+from common.system.fault_points import reach_stage
 
 __all__ = ["MANIFEST", "CommitFolder", "say"]
 
@@ -85,7 +86,7 @@ class CommitFolder:
         file = self.part_file(step, name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, content)
+            write_file(file, content, reached=partial(reach_stage, "part", step))
             write_file(note_of(file), f"{hashlib.sha256(content).hexdigest()}  {file.name}\n")
         except (OSError, FileNotWritten) as exc:
             raise CommitFailed(f"{name} cannot write its part of the commit of step {step:,}: {exc}") from exc
@@ -105,7 +106,8 @@ class CommitFolder:
             CommitFailed: it is not.
         """
         try:
-            write_file(self.of_step(manifest.step) / MANIFEST, manifest.to_bytes())
+            reached = partial(reach_stage, "manifest", manifest.step)
+            write_file(self.of_step(manifest.step) / MANIFEST, manifest.to_bytes(), reached=reached)
             sync_folder(self.path)
         except (OSError, FileNotWritten) as exc:
             raise CommitFailed(f"rank 0 cannot end the commit of step {manifest.step:,}: {exc}") from exc

@@ -13,7 +13,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,18 +32,25 @@ CURES = {
 }
 
 
-def write_file(path: Path, content: bytes | str) -> None:
+def unwatched(stage: str) -> None:
+    """Nobody waits for a stage of a file."""
+
+
+def write_file(path: Path, content: bytes | str, *, reached: Callable[[str], None] = unwatched) -> None:
     """Have the file hold this, text as UTF-8, or what it held before.
+
+    Args:
+        reached: is called with each of STAGES (common/system/fault_points.py).
 
     Raises:
         FileNotWritten: it holds what it held before.
     """
-    with writing(path) as unfinished:
+    with writing(path, reached) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def writing(path: Path, reached: Callable[[str], None] = unwatched) -> Iterator[Path]:
     """The name to write to instead of `path`; at the end its file takes the place, unless an exception comes first.
 
     A link is followed. What is no regular file, as /dev/stdout or a pipe, is written as it is.
@@ -59,7 +66,7 @@ def writing(path: Path) -> Iterator[Path]:
         unfinished = target.with_name(f"{target.name}.{secrets.token_hex(4)}{UNFINISHED}")
         try:
             yield unfinished
-            _put_in_place(unfinished, target)
+            _put_in_place(unfinished, target, reached)
         finally:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
@@ -98,10 +105,13 @@ def why_not_writable(folder: Path) -> str:
     return ""
 
 
-def _put_in_place(unfinished: Path, target: Path) -> None:
+def _put_in_place(unfinished: Path, target: Path, reached: Callable[[str], None]) -> None:
+    reached("written")
     with unfinished.open("rb") as file:
         with suppress(FileNotFoundError):
             os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
         os.fsync(file.fileno())
+    reached("synced")
     unfinished.replace(target)
+    reached("renamed")
     sync_folder(target.parent)

@@ -19,12 +19,14 @@ from functools import cache
 
 from common.errors import UsageError, choose
 
-__all__ = ["FAULT_HERE_VARIABLE", "FAULT_VARIABLE", "POINTS", "Fault", "fault_for", "reach"]
+__all__ = ["FAULT_HERE_VARIABLE", "FAULT_VARIABLE", "POINTS", "Fault", "fault_for", "reach", "reach_stage"]
 
 FAULT_VARIABLE = "GRADSYNC_FAULT"
 FAULT_HERE_VARIABLE = "GRADSYNC_FAULT_HERE"
 ANY = "any"
 RING, TRAINER, SERVER = "ring", "trainer", "server"
+COMMIT_FILES = ("part", "manifest")  # rank 0 alone writes manifests
+STAGES = ("written", "synced", "renamed")  # of a file: beside its name, on the disk, in place
 POINTS: Mapping[str, str] = {  # and who comes there
     "joined": ANY,  # step 0: its group is complete
     "backward": ANY,  # in the built-in training: gradients are there; steps count from where this life began
@@ -44,6 +46,7 @@ POINTS: Mapping[str, str] = {  # and who comes there
     "got-commit": SERVER,
     "before-reply": SERVER,  # the update is made
     "replied": SERVER,
+    **{f"{file}-{stage}": ANY for file in COMMIT_FILES for stage in STAGES},  # the step that a commit is of
 }
 ACTIONS = ("kill", "stop", "exit")
 
@@ -107,6 +110,11 @@ def reach(point: str, step: int) -> None:
     if (fault := fault_here()) and point == fault.point and step == fault.step and not has_struck:
         has_struck.append(fault)
         fault.strike()
+
+
+def reach_stage(file: str, step: int, stage: str) -> None:
+    """Likewise, within the writing of one of COMMIT_FILES."""
+    reach(f"{file}-{stage}", step)
 
 
 @cache

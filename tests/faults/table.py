@@ -1,4 +1,4 @@
-"""The matrix of faults, of wrong ranks, strangers and hostile bytes: which test shows which case."""
+"""The matrix of faults, of kills, wrong ranks, strangers and hostile bytes: which test shows which case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,27 @@ def both(row: int, case: str, test: str) -> Fault:
     return Fault(row, case, test, test)
 
 
+KILLS, LEFT = "test_kills.py", "test_leftovers.py"
 TABLE = [
+    both(
+        1,
+        "a rank, at every point of a step and of a commit",
+        f"{KILLS}::test_a_rank_is_killed_and_the_bits_are_the_same",
+    ),
+    both(
+        1,
+        "without restarts: all others name it, a server too",
+        "test_named_kills.py::test_all_others_name_who_was_killed",
+    ),
+    both(
+        2,
+        "a server, or the rank where all met, at every point",
+        f"{KILLS}::test_the_server_or_rank_0_is_killed_and_the_bits_are_the_same",
+    ),
+    both(3, "a second kill during recovery, 20 seeds", "test_second_kills.py::test_a_second_kill_during_recovery"),
+    both(
+        3, "a second kill where one restart is allowed", "test_second_kills.py::test_a_second_kill_that_is_one_too_many"
+    ),
     both(10, "wrong nranks", "test_meeting.py::test_wrong_nranks"),
     both(10, "a rank that comes twice", "test_meeting.py::test_a_rank_that_comes_twice"),
     both(10, "a rank out of range", "test_meeting.py::test_a_rank_out_of_range"),
@@ -77,4 +97,12 @@ TABLE = [
     both(16, "500 connections", "test_crowds.py::test_five_hundred_strangers"),
     both(16, "slow and half-open ones", "test_crowds.py::test_who_is_slow_or_stops_half_way_is_dropped_in_time"),
     both(17, "a port in use", "test_taken_ports.py::test_a_port_in_use"),
+    both(18, "kill -9 of the launcher", f"{LEFT}::test_the_launcher_is_killed"),
+    both(18, "kill -9 of all processes", f"{LEFT}::test_all_processes_are_killed_at_once"),
+    both(18, "the same, with restarts", f"{LEFT}::test_all_processes_are_killed_at_once_and_started_again"),
+    both(
+        18,
+        "kill -9 of launcher and guard; the next start",
+        f"{LEFT}::test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys",
+    ),
 ]

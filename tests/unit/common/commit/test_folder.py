@@ -13,6 +13,8 @@ import pytest
 
 from common.commit.folder import MANIFEST, CommitFolder
 from common.errors import CommitCorrupt, CommitFailed, UsageError
+from common.system import fault_points
+from common.system.fault_points import COMMIT_FILES, STAGES
 from tests.support.commits import NAMES, commit, folder_of, part_of
 from tests.support.disks import fill, small_disk
 
@@ -45,6 +47,14 @@ def test_parts_come_back_as_they_were_written(tmp_path: Path) -> None:
             assert (found.arrays[key] == array).all()
             assert found.arrays[key].dtype == array.dtype
     assert (manifest.nranks, manifest.servers, manifest.step) == (2, 1, 20)
+
+
+def test_writing_passes_all_fault_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(fault_points, "reach", lambda point, step: passed.append(f"{point}:{step}"))
+    folder_of(tmp_path, 20)
+    of_a_part, of_the_manifest = ([f"{file}-{stage}:20" for stage in STAGES] for file in COMMIT_FILES)
+    assert passed == [*of_a_part * len(NAMES), *of_the_manifest]
 
 
 def test_a_folder_without_commits_has_none(tmp_path: Path) -> None:

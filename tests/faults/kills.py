@@ -1,0 +1,99 @@
+"""Small trainings under a launcher whose processes are killed, and what is looked at when they are over."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from common.commit.folder import CommitFolder
+from common.launch.job import FOLDER
+from common.system.atomic_file import UNFINISHED
+from common.system.fault_points import FAULT_VARIABLE
+from tests.faults.jobs import LAUNCHERS, Start
+from tests.support.commands import JOB, Started, can_listen, digest_in
+
+__all__ = ["AT", "COMMIT_EVERY", "PLANES", "STEPS", "Killed", "Run", "left_by", "undisturbed"]
+
+STEPS, COMMIT_EVERY = 7, 2
+AT = (0, 3, STEPS - 1)  # the first step, one in the middle, the last
+PLANES = {"ps": ("shm", "tcp", "grpc"), "collective": ("shm", "tcp")}
+PLANE_FLAG = {"ps": "--data-plane", "collective": "--backend"}
+STRUCK = re.compile(r"^GRADSYNC_FAULT_HERE=\S+ at ([\d.]+) s$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A job that is over.
+
+    Args:
+        digest: of its parameters; "": it has none.
+        logs: of each process, by its file's name: all its lives.
+    """
+
+    started: Started
+    digest: str
+    commits: Path
+    logs: dict[str, str]
+
+    @property
+    def err(self) -> str:
+        return self.started.err
+
+    def struck(self) -> list[float]:
+        """When each of its faults came, in monotonic seconds."""
+        return sorted(float(at) for log in self.logs.values() for at in STRUCK.findall(log))
+
+
+Run = Callable[..., Killed]
+
+
+@pytest.fixture
+def run(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A training with these faults, to its end."""
+
+    def run(scheme: str, faults: str, *flags: object, plane: str = "shm", commits: bool = True) -> Killed:
+        monkeypatch.setenv(FAULT_VARIABLE, faults)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        files = ["--json", folder / "record.json", "--log-dir", folder / "logs", PLANE_FLAG[scheme], plane]
+        kept = ["--checkpoint-dir", folder / "commits", "--commit-every", COMMIT_EVERY] if commits else []
+        job = start(*LAUNCHERS[scheme], *JOB, "--steps", STEPS, *files, *kept, *flags)
+        job.process.wait(60)
+        digest = digest_in(folder / "record.json") if (folder / "record.json").exists() else ""
+        return Killed(job, digest, folder / "commits", {file.name: file.read_text() for file in logs_in(folder)})
+
+    return run
+
+
+def logs_in(folder: Path) -> list[Path]:
+    return sorted((folder / "logs").glob("*log.*"))
+
+
+def undisturbed(run: Run) -> str:
+    """The digest without a fault: that of all schemes, planes, and however many commits."""
+    if not _undisturbed:
+        done = run("collective", "", commits=False)
+        assert done.started.code == 0, done.err
+        _undisturbed.append(done.digest)
+    return _undisturbed[0]
+
+
+_undisturbed: list[str] = []
+
+
+def left_by(job: Killed) -> list[str]:
+    """What there is of it that ought to be gone; its processes are looked for by whoever has started it."""
+    mine = f"{FOLDER}{job.started.process.pid}-"
+    found = [str(folder) for folder in Path(tempfile.gettempdir()).glob(f"{mine}*")]
+    ports = [int(port) for log in job.logs.values() for port in re.findall(r" listens on \S+:(\d+)", log)]
+    found += [f"port {port}" for port in ports if not can_listen(port)]
+    commits = CommitFolder(job.commits)
+    found += [str(file) for file in job.commits.rglob(f"*{UNFINISHED}")]
+    found += [f"half a commit of step {step}" for step in commits.begun() if step not in commits.steps()]
+    for step in commits.steps():
+        commits.verify(step)
+    return found

@@ -1,0 +1,147 @@
+"""Row 18: kill -9 of all ranks, of the launcher, and of the guard beside it leaves nothing, and the next start goes on
+from the last commit, with the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("paddle")
+
+from common.commit.folder import CommitFolder
+from common.launch.job import FOLDER
+from tests.faults.jobs import LAUNCHERS, SCHEMES, Start
+from tests.support.commands import JOB, Started, can_listen, digest_in, until
+
+STEPS, COMMIT_EVERY, PAST = 1500, 50, 100
+GUARD = "common.launch.guard"
+
+schemes = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+@dataclass
+class Training:
+    """A job that has made some commits.
+
+    Args:
+        processes: that the launcher has started; the guard is not among them.
+    """
+
+    started: Started
+    folder: Path
+    processes: list[psutil.Process]
+    guard: psutil.Process
+
+    def kill(self, *processes: psutil.Process) -> None:
+        for each in processes:
+            os.kill(each.pid, signal.SIGKILL)
+
+    def left(self) -> list[object]:
+        """Of its processes and ports; of its temporary folders."""
+        log = (self.folder / "logs" / "serverlog.0").read_text() if (self.folder / "logs/serverlog.0").exists() else ""
+        ports = [int(port) for port in re.findall(r" listens on \S+:(\d+)", log)]
+        running = [each for each in [*self.processes, self.guard] if is_running(each)]
+        return [*running, *(port for port in ports if not can_listen(port)), *self.folders()]
+
+    def folders(self) -> list[Path]:
+        return [*Path(os.environ["TMPDIR"]).glob(f"{FOLDER}{self.started.process.pid}-*")]
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no other launcher clears away."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+
+
+def begin(start: Start, scheme: str, folder: Path, *flags: object) -> Started:
+    folder.mkdir(exist_ok=True)
+    files = ["--json", folder / "record.json", "--log-dir", folder / "logs", "--checkpoint-dir", folder / "commits"]
+    return start(*LAUNCHERS[scheme], *JOB, "--steps", STEPS, *files, "--commit-every", COMMIT_EVERY, *flags)
+
+
+def training(start: Start, scheme: str, folder: Path, *flags: object) -> Training:
+    """One that is under way."""
+    started = begin(start, scheme, folder, *flags)
+    commits = CommitFolder(folder / "commits")
+    until(lambda: commits.steps() and commits.steps()[-1] >= PAST, "commits")
+    children = psutil.Process(started.process.pid).children()
+    (guard,) = [each for each in children if GUARD in " ".join(each.cmdline())]
+    return Training(started, folder, [each for each in children if each != guard], guard)
+
+
+def undisturbed(start: Start, folder: Path) -> str:
+    if not _undisturbed:
+        done = begin(start, "collective", folder)
+        assert done.code == 0, done.err
+        _undisturbed.append(digest_in(folder / "record.json"))
+    return _undisturbed[0]
+
+
+_undisturbed: list[str] = []
+
+
+def goes_on(start: Start, scheme: str, folder: Path) -> None:
+    again = begin(start, scheme, folder, "--resume")
+    assert again.code == 0, again.err
+    assert digest_in(folder / "record.json") == undisturbed(start, folder.parent / "undisturbed")
+
+
+@schemes
+def test_the_launcher_is_killed(scheme: str, start: Start, tmp_path: Path) -> None:
+    job = training(start, scheme, tmp_path / "job")
+    assert job.folders()
+    job.kill(psutil.Process(job.started.process.pid))
+    assert job.started.process.wait(5) == -signal.SIGKILL
+    until(lambda: not job.left(), "the end of all")
+    goes_on(start, scheme, tmp_path / "job")
+
+
+@schemes
+def test_all_processes_are_killed_at_once(scheme: str, start: Start, tmp_path: Path) -> None:
+    job = training(start, scheme, tmp_path / "job")
+    job.kill(*job.processes)
+    assert job.started.code == 128 + signal.SIGKILL
+    assert "was killed by SIGKILL" in job.started.err
+    assert job.left() == []
+    goes_on(start, scheme, tmp_path / "job")
+
+
+@schemes
+def test_all_processes_are_killed_at_once_and_started_again(scheme: str, start: Start, tmp_path: Path) -> None:
+    job = training(start, scheme, tmp_path / "job", "--max-restarts", 1)
+    job.kill(*job.processes)
+    assert job.started.code == 0, job.started.err
+    assert "recovered" in job.started.err
+    assert digest_in(tmp_path / "job" / "record.json") == undisturbed(start, tmp_path / "undisturbed")
+    assert job.left() == []
+
+
+@schemes
+def test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys(
+    scheme: str, start: Start, tmp_path: Path
+) -> None:
+    dead, lives = (training(start, scheme, tmp_path / name) for name in ("dead", "lives"))
+    dead.kill(dead.guard, psutil.Process(dead.started.process.pid))
+    dead.started.process.wait(5)
+    until(lambda: not [each for each in dead.processes if is_running(each)], "the end of the processes")
+    assert dead.folders()
+    folders = lives.folders()
+    goes_on(start, scheme, tmp_path / "dead")
+    assert dead.left() == []
+    if lives.started.process.poll() is None:
+        assert lives.folders() == folders
+    assert lives.started.code == 0, lives.started.err

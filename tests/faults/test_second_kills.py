@@ -1,0 +1,47 @@
+"""Row 3: a second kill while the first one is being recovered from, by seeds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from tests.faults.jobs import SCHEMES
+from tests.faults.kills import Run, left_by, undisturbed
+from tests.faults.test_kills import A_RANK, WHERE_ALL_MEET
+
+SEEDS = 20
+SECOND = {"collective": ("joined", "backward", "before-reduce"), "ps": ("joined", "backward", "before-push", "pushed")}
+OF_A_SERVER = ("got-push", "stored", "before-reply")
+
+
+def pair(scheme: str, seed: int) -> tuple[str, str]:
+    """(plane, two faults): the second one strikes in the first step after the first."""
+    chance = random.Random(seed)
+    plane, first = chance.choice([each[1:] for each in (*A_RANK, *WHERE_ALL_MEET) if each[0] == scheme])
+    who = chance.choice(("0", "1", "s0") if scheme == "ps" else ("0", "1"))
+    point = chance.choice(OF_A_SERVER if who == "s0" else SECOND[scheme])
+    return plane, f"{first},{point}:{who}:0"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_second_kill_during_recovery(scheme: str, seed: int, run: Run) -> None:
+    plane, faults = pair(scheme, seed)
+    job = run(scheme, faults, "--max-restarts", 2, plane=plane)
+    assert job.started.code == 0, f"{faults}: {job.err}"
+    assert job.struck(), faults
+    assert job.err.count("recovered") in (1, 2)
+    assert job.digest == undisturbed(run)
+    assert left_by(job) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_second_kill_that_is_one_too_many(scheme: str, run: Run) -> None:
+    job = run(scheme, "backward:1:3,joined:1:0", "--max-restarts", 1)
+    assert job.started.code == 6
+    assert "RecoveryFailed: 1 restart did not help (--max-restarts 1); last, rank 1 was killed by SIGKILL" in job.err
+    assert len(job.struck()) == 2
+    assert left_by(job) == []
