@@ -6,7 +6,32 @@ from msgspec import Struct
 
 from benchmarks.records.results import Environment
 
-__all__ = ["FaultOutcome", "FaultsResults"]
+__all__ = ["FaultOutcome", "FaultsResults", "Recovery", "Usage"]
+
+
+class Recovery(Struct, frozen=True):
+    """
+    Args:
+        whole_s: from a kill until the group was complete again, seconds.
+        starting_s: of that, from the start of the killed process's successor on: its interpreter, its imports, joining.
+    """
+
+    whole_s: float
+    starting_s: float
+
+
+class Usage(Struct, frozen=True):
+    """What a process had.
+
+    Args:
+        who: "rank 1", "server 0" or "launcher".
+        memory_mb: its own alone (USS).
+    """
+
+    who: str
+    memory_mb: float
+    descriptors: int
+    threads: int
 
 
 class FaultOutcome(Struct, frozen=True, kw_only=True):
@@ -18,6 +43,8 @@ class FaultOutcome(Struct, frozen=True, kw_only=True):
         promise: in words.
         times: how often it was made; kept: how often what is promised came.
         detection_s: of each process that noticed, from the fault on, seconds.
+        recoveries: of each kill after which the group came together again.
+        usage: of a soak: of all processes, just before each kill.
         why_not: the first time that it did not come.
         skipped: why it was not made; "" if it was.
     """
@@ -30,6 +57,8 @@ class FaultOutcome(Struct, frozen=True, kw_only=True):
     times: int = 0
     kept: int = 0
     detection_s: list[float] = []
+    recoveries: list[Recovery] = []
+    usage: list[list[Usage]] = []
     why_not: str = ""
     skipped: str = ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks.faults.cases import CASES, Case, NotKept, simulation
+from benchmarks.faults.random_kills import BACKENDS, NRANKS, Result, random_kills, soak
 from benchmarks.faults.simulator import PromiseBroken, simulate
 from benchmarks.page.markdown import escape as escape_cell
 from benchmarks.records.environment import head, machine_of
@@ -26,7 +27,8 @@ from common.system.atomic_file import write_file
 __all__ = ["FaultsConfig", "chosen", "faults"]
 
 FILE = "faults.json"
-SIMULATED = 21
+RANDOM, SOAK, SIMULATED = 1, 19, 21  # rows
+SAME_BITS = "the bits of an undisturbed job"
 HEAD = ("scheme", "promises kept", "of", "noticed after p50 s", "max s")
 
 
@@ -44,12 +46,25 @@ class FaultsConfig:
     """How many seeds the simulator plays."""
     seed: int | None = None
     """Play this seed of the simulator only, and print all that happens. (default: none)"""
+    random_kills: int = 0
+    """Make so many jobs lose a process at a random moment instead, half of them of 2 ranks and half of 4."""
+    soak: int = 0
+    """Make a job of so many steps instead, which loses a process again and again; beside --random-kills, both."""
+    kill_every: int = 500
+    """Steps between two kills of a soak."""
+    kill_seed: int = 1
+    """By which these kills choose who and when."""
     out: Path = Path("out/faults")
     """Folder for faults.json and faults.md."""
 
     def __post_init__(self) -> None:
         if self.times < 1 or self.seeds < 1:
             raise UsageError(f"--times and --seeds must be at least 1 (got {self.times} and {self.seeds})")
+        if min(self.random_kills, self.soak) < 0 or self.kill_every < 1:
+            raise UsageError(
+                "--random-kills and --soak must be at least 0, --kill-every at least 1 "
+                f"(got {self.random_kills}, {self.soak} and {self.kill_every})"
+            )
         known = {str(case.row) for case in CASES} | {str(SIMULATED)}
         for row in filter(None, self.rows.split(",")):
             if row not in known:
@@ -70,9 +85,9 @@ def faults(config: FaultsConfig, cases: Sequence[Case] = CASES) -> int:
     check_writable("out", config.out / FILE, make_folder=True)
     console = Console(highlight=False, soft_wrap=True)
     results = FaultsResults(**head(), outcomes=[])
-    for case in chosen(config, cases):
-        results.outcomes.append(outcome_of(case, 1 if case.row == SIMULATED else config.times))
-        console.print(escape(line_of(results.outcomes[-1])))
+    for outcome in outcomes_of(config, cases, lambda line: console.print(escape(line))):
+        results.outcomes.append(outcome)
+        console.print(escape(line_of(outcome)))
         write_file(config.out / FILE, json.dumps(plain(results), indent=1) + "\n")  # the rest may be interrupted
     write_file(config.out / "faults.md", page(results))
     console.print()
@@ -80,6 +95,44 @@ def faults(config: FaultsConfig, cases: Sequence[Case] = CASES) -> int:
         console.print("  ".join(cell.ljust(width) for cell, width in zip(row, (8, 13, 4, 19, 6), strict=True)).rstrip())
     console.print(f"\nreport: {config.out / 'faults.md'}")
     return int(any(each.kept < each.times for each in results.outcomes))
+
+
+def outcomes_of(config: FaultsConfig, cases: Sequence[Case], tell: Callable[[str], None]) -> Iterator[FaultOutcome]:
+    """Of what is asked for, as it is made."""
+    if config.random_kills or config.soak:
+        yield from kills(config, tell)
+        return
+    for case in chosen(config, cases):
+        yield outcome_of(case, 1 if case.row == SIMULATED else config.times)
+
+
+def kills(config: FaultsConfig, tell: Callable[[str], None]) -> Iterator[FaultOutcome]:
+    """Random ones, then the soak, of each scheme."""
+    schemes = config.schemes.split(",")
+    for scheme in schemes if config.random_kills else ():
+        for nranks in NRANKS:
+            count = -(-config.random_kills // (len(schemes) * len(NRANKS)))
+            found = random_kills(scheme, nranks, count, config.kill_seed, tell)
+            yield of_kills(RANDOM, f"random kills, {nranks} ranks", scheme, SAME_BITS, found, found.kills)
+    for scheme in schemes if config.soak else ():
+        found = soak(scheme, config.soak, config.kill_every, config.kill_seed, tell)
+        name = f"{config.soak:,} steps, {found.kills} kills"
+        yield of_kills(SOAK, name, scheme, f"{SAME_BITS}, and no process grows", found, 1)
+
+
+def of_kills(row: int, name: str, scheme: str, promise: str, found: Result, times: int) -> FaultOutcome:
+    return FaultOutcome(
+        row=row,
+        name=name,
+        scheme=scheme,
+        backend="+".join(BACKENDS[scheme][: 1 if row == SOAK else None]),
+        promise=promise,
+        times=times,
+        kept=found.kept,
+        recoveries=found.recoveries,
+        usage=found.usage,
+        why_not=found.why_not,
+    )
 
 
 def replay(seed: int) -> int:
@@ -121,7 +174,18 @@ def line_of(each: FaultOutcome) -> str:
     if each.skipped:
         return f"{what}: skipped: {each.skipped}"
     noticed = f", noticed after {max(each.detection_s):.2f} s at most" if each.detection_s else ""
-    return f"{what}: {each.kept} of {each.times}{noticed}{f': {each.why_not}' if each.why_not else ''}"
+    again = f", complete again after {recovered(each)}" if each.recoveries else ""
+    return f"{what}: {each.kept} of {each.times}{noticed}{again}{f': {each.why_not}' if each.why_not else ''}"
+
+
+def recovered(each: FaultOutcome) -> str:
+    """After how many seconds."""
+    whole = [recovery.whole_s for recovery in each.recoveries]
+    rest = [recovery.whole_s - recovery.starting_s for recovery in each.recoveries]
+    return (
+        f"p50 {median(whole):.2f} s, max {max(whole):.2f} s; until the new process began "
+        f"{median(rest):.2f} and {max(rest):.2f} s"
+    )
 
 
 def scoreboard(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
@@ -142,7 +206,7 @@ def table(cells: Sequence[str]) -> str:
 
 def page(results: FaultsResults) -> str:
     machine = results.environment
-    columns = ("row", "scheme", "what", "promised", "kept", "noticed after p50, max s", "")
+    columns = ("row", "scheme", "what", "promised", "kept", "noticed after p50, max s", "complete again after", "")
     lines = [
         "# Faults",
         "",
@@ -161,5 +225,6 @@ def page(results: FaultsResults) -> str:
         where = f"{each.scheme} {each.backend}".strip() or "simulated"
         kept = "skipped" if each.skipped else f"{each.kept} of {each.times}"
         note = each.skipped or each.why_not
-        lines.append(table((str(each.row), where, each.name, each.promise, kept, noticed, note)))
+        again = recovered(each) if each.recoveries else ""
+        lines.append(table((str(each.row), where, each.name, each.promise, kept, noticed, again, note)))
     return "\n".join(lines) + "\n"

@@ -1,0 +1,186 @@
+"""A job under a launcher with `--max-restarts` whose processes somebody kills: who they are, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.records.faults import Recovery, Usage
+from common.commit.folder import CommitFolder
+from common.errors import GradSyncError
+
+__all__ = ["Killing", "Role"]
+
+POLL_S = 0.005
+END_S, STEP_S = 60.0, 0.02  # what takes longer than this and so much for each step of the job hangs
+MODULES = {"collective.trainer": "rank", "ps.trainer": "rank", "ps.server": "server"}
+TRAINING = ["--model", "mlp:16", "--dataset", "digits", "--batch-size", "8"]
+RECOVERED = re.compile(r"\brecovered\b")
+MEGABYTE = 1e6
+
+Role = tuple[str, psutil.Process]  # "rank 1", "server 0" or "launcher"
+
+
+@dataclass
+class Killing:
+    """A context manager, at whose end nothing of the job is left.
+
+    Args:
+        scheme: ring or ps.
+        backend: how data travel, as --backend or --data-plane has it.
+        every: steps between two commits.
+        restarts: how many it may make.
+    """
+
+    scheme: str
+    backend: str
+    nranks: int
+    steps: int
+    every: int = 20
+    restarts: int = 2
+    killed: list[float] = field(default_factory=list)  # when somebody was, monotonic seconds
+    recoveries: list[Recovery] = field(default_factory=list)
+    _recovered: list[float] = field(default_factory=list)
+    _lines: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Killing:
+        self._temporary = tempfile.TemporaryDirectory(prefix="gradsync-kills-")
+        folder = Path(self._temporary.name)
+        self._record, self._commits = folder / "record.json", CommitFolder(folder / "commits")
+        ring = ["collective.run", "--nranks", self.nranks, "--backend", self.backend]
+        servers = ["ps.run", "--trainers", self.nranks, "--servers", 1, "--data-plane", self.backend]
+        files = ["--json", self._record, "--log-dir", folder / "logs"]
+        kept = ["--checkpoint-dir", self._commits.path, "--commit-every", self.every]
+        flags = [*(servers if self.scheme == "ps" else ring), *TRAINING, "--steps", self.steps, *files, *kept]
+        command = [sys.executable, "-m", *map(str, flags), "--max-restarts", str(self.restarts)]
+        self.begun = time.monotonic()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.launcher = psutil.Process(self._process.pid)
+        self._reader = threading.Thread(target=self._read, name="gradsync-lines", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.over:
+            self._process.terminate()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join()
+        if self._process.stderr:
+            self._process.stderr.close()
+        self._temporary.cleanup()
+
+    def _read(self) -> None:
+        for line in self._process.stderr or ():
+            self._lines.append(line.rstrip())
+            if RECOVERED.search(line):
+                self._recovered.append(time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def step(self) -> int:
+        """Of the newest commit."""
+        return max(self._commits.steps(), default=0)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it, or for the job's end.
+
+        Raises:
+            GradSyncError: neither came.
+        """
+        limit = END_S + self.steps * STEP_S
+        deadline = time.monotonic() + limit
+        while not (condition() or self.over):
+            if time.monotonic() > deadline:
+                raise GradSyncError(f"no {what} within {limit:g} s: {self._lines[-3:]}")
+            time.sleep(POLL_S)
+
+    def alive(self) -> list[Role]:
+        """Its ranks and servers."""
+        found = []
+        with suppress(psutil.Error):
+            for child in self.launcher.children():
+                with suppress(psutil.Error):
+                    if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
+                        found.append((who, child))
+        return sorted(found, key=lambda each: each[0])
+
+    def kill(self, choose: Callable[[Sequence[Role]], Role]) -> str:
+        """One of them, once there is one; who it was, "" if the job has ended.
+
+        Waits until the group is complete again, and notes how long that took.
+        """
+        self.until(lambda: bool(self.alive()), "process")
+        there = self.alive()
+        if not there:
+            return ""
+        who, victim = choose(there)
+        seen = len(self._recovered)
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            return ""
+        self.killed.append(time.monotonic())
+        self.until(lambda: any(each == who and process != victim for each, process in self.alive()), "new process")
+        new_at = time.monotonic()
+        self.until(lambda: len(self._recovered) > seen, "recovery")
+        if len(self._recovered) > seen:
+            recovered = self._recovered[seen]
+            times = (recovered - self.killed[-1], recovered - new_at)
+            self.recoveries.append(Recovery(*(round(each, 3) for each in times)))
+        return who
+
+    def usage(self) -> list[Usage]:
+        """Of the launcher and all processes."""
+        found = []
+        for who, process in [("launcher", self.launcher), *self.alive()]:
+            with suppress(psutil.Error):
+                found.append(usage_of(who, process))
+        return found
+
+    def digest(self) -> str:
+        """Of the parameters, at its end, which is waited for; else what it said last.
+
+        Raises:
+            GradSyncError: it does not end.
+        """
+        self.until(lambda: False, "end of the job")
+        self._reader.join(END_S)
+        if not self._record.exists():
+            return f"exit code {self._process.poll()}: {' | '.join(self._lines[-3:])}"
+        return str(json.loads(self._record.read_text())["parameters_sha256"])
+
+
+def usage_of(who: str, process: psutil.Process) -> Usage:
+    with process.oneshot():
+        memory = process.memory_full_info().uss / MEGABYTE
+        return Usage(who, round(memory, 1), process.num_fds(), process.num_threads())
+
+
+def named(command: Sequence[str]) -> str:
+    """Who is started by this."""
+    for module, kind in MODULES.items():
+        if module in command:
+            flag = "--rank" if kind == "rank" else "--shard"
+            number = command[command.index(flag) + 1] if flag in command else "0"
+            return f"{kind} {number.partition('/')[0]}"
+    return ""

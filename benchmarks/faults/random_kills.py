@@ -1,0 +1,112 @@
+"""Kills without a plan: at any moment, of any process; and for a long time, one after the other.
+
+random kills   each job loses one process at a random moment, from its start to its end; its digest is that of the job
+               that loses none (row 1)
+soak           one job of many steps loses a process every so many; the same digest, and nothing grows (row 19)
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.faults.killing import Killing
+from benchmarks.records.faults import Recovery, Usage
+
+__all__ = ["BACKENDS", "NRANKS", "Result", "grows", "random_kills", "soak"]
+
+BACKENDS = {"ring": ("shm", "tcp"), "ps": ("shm", "tcp", "grpc")}
+NRANKS = (2, 4)
+STEPS = 1_000
+GROWTH, ROOM_MB = 1.1, 8.0  # of memory, from the first half of a soak to the second
+
+
+@dataclass
+class Result:
+    """Of some kills.
+
+    Args:
+        kept: after how many of them the digest was that of the undisturbed job.
+        usage: of each process just before each kill.
+        why_not: what was wrong first.
+    """
+
+    kills: int = 0
+    kept: int = 0
+    recoveries: list[Recovery] = field(default_factory=list)
+    usage: list[list[Usage]] = field(default_factory=list)
+    why_not: str = ""
+
+
+def random_kills(
+    scheme: str, nranks: int, count: int, seed: int, tell: Callable[[str], None] = lambda _: None
+) -> Result:
+    """So many, each in a job of its own. Over all backends in turn; which process and when is chosen by the seed."""
+    chance, result = random.Random(f"{scheme} {nranks} {seed}"), Result()
+    expected, length = undisturbed(scheme, BACKENDS[scheme][0], nranks, STEPS)
+    while result.kills < count:
+        backend = BACKENDS[scheme][result.kills % len(BACKENDS[scheme])]
+        with Killing(scheme, backend, nranks, STEPS) as job:
+            moment = job.begun + chance.uniform(0.0, length)
+            job.until(lambda: time.monotonic() > moment, "moment")  # noqa: B023 - it is called at once
+            who = job.kill(chance.choice)
+            digest = job.digest()
+        if not who:
+            continue  # it had ended by then
+        result.kills += 1
+        result.recoveries += job.recoveries
+        result.kept += digest == expected
+        what = f"{who} of {nranks}, {scheme} ({backend}), {moment - job.begun:.2f} s after the job's start"
+        if digest != expected and not result.why_not:
+            result.why_not = f"{what}: {digest}, not {expected}"
+        took = f"{job.recoveries[0].whole_s:.2f} s" if job.recoveries else "-"
+        tell(f"kill {result.kills}: {what}: {took}, {'the same bits' if digest == expected else digest}")
+    return result
+
+
+def soak(scheme: str, steps: int, kill_every: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Result:
+    """One job of two ranks, whose processes are killed one after the other."""
+    chance, result = random.Random(f"soak {scheme} {seed}"), Result()
+    backend = BACKENDS[scheme][0]
+    expected, _ = undisturbed(scheme, backend, 2, steps)
+    moments = range(kill_every, steps, kill_every)
+    with Killing(scheme, backend, 2, steps, restarts=max(1, len(moments))) as job:
+        for step in moments:
+            job.until(lambda: job.step >= step, f"step {step}")  # noqa: B023 - it is called at once
+            usage = job.usage()
+            if who := job.kill(chance.choice):
+                result.kills += 1
+                result.usage.append(usage)
+                tell(f"{scheme}: {who} killed after step {step:,}; {usage[0]}")
+        digest = job.digest()
+    result.recoveries = job.recoveries
+    faults = [*grows(result.usage)]
+    if digest != expected:
+        faults.insert(0, f"{digest}, not {expected}")
+    result.kept, result.why_not = int(not faults), "; ".join(faults)
+    return result
+
+
+def undisturbed(scheme: str, backend: str, nranks: int, steps: int) -> tuple[str, float]:
+    """The digest of a job that loses nobody, and how long it takes."""
+    with Killing(scheme, backend, nranks, steps) as job:
+        digest = job.digest()
+        return digest, time.monotonic() - job.begun
+
+
+def grows(samples: Sequence[Sequence[Usage]]) -> Iterator[str]:
+    """What processes of the second half have more of than those of the same kind in the first."""
+    half = len(samples) // 2
+    for kind in ("launcher", "rank", "server"):
+        first, second = (
+            [each for sample in part for each in sample if each.who.startswith(kind)]
+            for part in (samples[:half], samples[half:])
+        )
+        if not (first and second):
+            continue
+        for name, room, factor in (("memory_mb", ROOM_MB, GROWTH), ("descriptors", 0.0, 1.0), ("threads", 0.0, 1.0)):
+            most, now = (max(getattr(each, name) for each in part) for part in (first, second))
+            if now > most * factor + room:
+                yield f"{name} of a {kind} grew from {most:g} to {now:g}"

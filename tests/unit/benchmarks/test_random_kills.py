@@ -1,0 +1,87 @@
+"""Kills without a plan: what is told of them, and what counts as growth."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.killing import named
+from benchmarks.faults.random_kills import NRANKS, Result, grows, random_kills
+from benchmarks.records.faults import Recovery, Usage
+from benchmarks.verbs import faults as verb
+from benchmarks.verbs.faults import FaultsConfig, faults
+from common.errors import UsageError
+
+
+def samples(*memory: float, descriptors: int = 20, threads: int = 9) -> list[list[Usage]]:
+    return [[Usage("launcher", 30.0, 12, 1), Usage("rank 0", each, descriptors, threads)] for each in memory]
+
+
+def test_what_stays_does_not_grow() -> None:
+    assert list(grows(samples(100.0, 101.0, 100.0, 102.0))) == []
+    assert list(grows([])) == []
+
+
+def test_memory_descriptors_and_threads_that_grow_are_named() -> None:
+    later = samples(140.0, 140.0, descriptors=21, threads=10)
+    assert list(grows([*samples(100.0, 101.0), *later])) == [
+        "memory_mb of a rank grew from 101 to 140",
+        "descriptors of a rank grew from 20 to 21",
+        "threads of a rank grew from 9 to 10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "who"),
+    [
+        ("python -m ps.trainer --nranks 2 --rank 1", "rank 1"),
+        ("python -m collective.trainer --rank 0", "rank 0"),
+        ("python -m ps.server --shard 1/2", "server 1"),
+        ("python -m ps.server --port 0", "server 0"),
+        ("python -I -S -c import common.launch.guard", ""),
+    ],
+)
+def test_processes_are_known_by_their_commands(command: str, who: str) -> None:
+    assert named(command.split()) == who
+
+
+def test_what_came_of_kills_is_told_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+
+    def some(scheme: str, nranks: int, count: int, seed: int, tell: object) -> Result:
+        made.append((scheme, nranks, count, seed))
+        why_not = "" if nranks == 2 else "rank 1 of 4: other bits"
+        return Result(count, count - bool(why_not), [Recovery(2.0, 1.5), Recovery(4.0, 3.0)], why_not=why_not)
+
+    monkeypatch.setattr(verb, "random_kills", some)
+    monkeypatch.setattr(verb, "soak", lambda *_: Result(19, 1, usage=samples(1.0)))
+    assert faults(FaultsConfig(out=tmp_path, random_kills=12, soak=10_000, schemes="ps", kill_seed=7)) == 1
+    assert made == [("ps", nranks, 6, 7) for nranks in NRANKS]
+    told = capsys.readouterr().out
+    assert (
+        "row 1: ps (shm+tcp+grpc): random kills, 2 ranks: the bits of an undisturbed job: 6 of 6, complete again after "
+        "p50 3.00 s, max 4.00 s; until the new process began 0.75 and 1.00 s\n"
+    ) in told
+    assert "random kills, 4 ranks: the bits of an undisturbed job: 5 of 6" in told
+    assert (
+        "row 19: ps (shm): 10,000 steps, 19 kills: the bits of an undisturbed job, and no process grows: 1 of 1" in told
+    )
+    assert "rank 1 of 4: other bits" in (tmp_path / "faults.md").read_text()
+
+
+def test_flags_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="--kill-every at least 1"):
+        FaultsConfig(soak=1000, kill_every=0)
+
+
+@pytest.mark.processes
+@pytest.mark.long
+def test_a_real_random_kill_ends_in_the_same_bits() -> None:
+    pytest.importorskip("paddle")
+    told: list[str] = []
+    found = random_kills("ring", 2, 1, random.randrange(1000), told.append)
+    assert (found.kills, found.kept, found.why_not) == (1, 1, ""), told
