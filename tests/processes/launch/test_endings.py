@@ -13,6 +13,7 @@ import pytest
 from common.launch import job as launch
 from common.launch.child import ProcessFailed
 from common.system.out_of_memory import hint_of_memory
+from tests.support.commands import until
 from tests.support.jobs import PAUSE, WAIT_FOR_END_OF, failure_of, start
 from tests.support.short_job import Job
 
@@ -108,6 +109,29 @@ def test_nobody_waits_long_for_a_culprit_that_is_frozen() -> None:
         failure = failure_of(job)
         assert time.monotonic() - begin < launch.CULPRIT_S
     assert str(failure).startswith("rank 1 ended with exit code 4")
+
+
+WRITES_WHEN_WOKEN = """
+import os, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: Path(sys.argv[1]).touch())
+signal.signal(signal.SIGCONT, lambda *_: Path(sys.argv[1]).touch())
+Path(sys.argv[1] + " is ready").touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_who_is_frozen_when_another_fails_never_wakes(tmp_path: Path) -> None:
+    """It might write into what lives."""
+    with Job(settle=0.1) as job:
+        frozen = start(job, 0, WRITES_WHEN_WOKEN, tmp_path / "woken")
+        until((tmp_path / "woken is ready").exists, "the rank")
+        frozen.send_signal(signal.SIGSTOP)
+        start(job, 1, "raise SystemExit(3)")
+        assert str(failure_of(job)).startswith("rank 1 ended with exit code 3")
+        assert frozen.poll() == -signal.SIGKILL
+    assert not (tmp_path / "woken").exists()
 
 
 def test_a_peer_error_alone_is_blamed() -> None:
