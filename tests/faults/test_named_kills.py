@@ -23,7 +23,8 @@ CASES = [
 @pytest.mark.parametrize(("scheme", "plane", "point", "who"), CASES)
 def test_all_others_name_who_was_killed(scheme: str, plane: str, point: str, who: str, run: Run) -> None:
     victim = f"server {who[1:]}" if who.startswith("s") else f"rank {who}"
-    job = run(scheme, f"{point}:{who}:{0 if point == 'joined' else AT[1]}", plane=plane)
+    fault = f"{point}:{who}:{0 if point == 'joined' else AT[1]}"
+    job = run(scheme, fault, plane=plane, commits=False)
     (struck,) = job.struck()
     assert time.monotonic() - struck < WITHIN_S
     assert job.started.code == 128 + 9
