@@ -23,6 +23,7 @@ from common.launch.child import Child, ProcessFailed, end_all, failure_of
 from common.launch.guard import Guard
 from common.launch.joining import Joining
 from common.launch.restarts import Life
+from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
 from common.system.out_of_memory import killed_for_memory
@@ -74,6 +75,7 @@ class Job:
     _told_of_others: bool = False
     _killed: int = field(default_factory=killed_for_memory)  # for lack of memory, before this job
     _looked_at: float = 0.0
+    _shown: list[ShownLog] = field(default_factory=list)
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
@@ -99,6 +101,8 @@ class Job:
             self._end(self.children)
         finally:
             try:
+                for log in self._shown:
+                    log.close()
                 if cut_off:
                     leave_the_terminal_in_order()
                 self._temporary.cleanup()
@@ -140,7 +144,7 @@ class Job:
         Args:
             name: as it appears in errors.
             log: file name in the log folder for its output.
-            on_terminal: its output goes to this terminal instead (where no log folder was asked for).
+            on_terminal: its output goes to this terminal, through its log where a log folder was asked for.
             through: a command that starts it, as `mpirun -n 4`.
             talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
@@ -152,6 +156,8 @@ class Job:
             output = None if path is None else open_private(path, further=self.life.number > 0)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
+        if on_terminal and path is not None:
+            self._shown.append(ShownLog(path))
         try:
             process = subprocess.Popen(
                 [*through, sys.executable, *command],
@@ -202,6 +208,7 @@ class Job:
                     break
             self._check_servers_were_used()
             time.sleep(POLL_S)
+        self._show_logs()
         if self.log_dir is not None:
             print(f"logs of {len(self.children)} processes: {self.log_dir}")
 
@@ -241,7 +248,12 @@ class Job:
         self._mark_ended()
         return all(child.code == 0 for child in self.children)
 
+    def _show_logs(self) -> None:
+        for log in self._shown:
+            log.show()
+
     def _mark_ended(self) -> None:
+        self._show_logs()
         for child in self.children:
             if child.ended_at is None and child.code is not None:
                 child.ended_at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from common.errors import UsageError
 from common.launch import servers
 from common.launch.child import ProcessFailed
 from common.launch.servers import wait_for_file
+from common.launch.shown_log import ShownLog
 from common.system.process import PARENT_VARIABLE
 from tests.support.disks import fill, small_disk
 from tests.support.jobs import LIMIT_S, WAIT_FOR_END_OF, failure_of, start
@@ -63,6 +65,67 @@ def test_one_process_may_write_to_the_terminal(capfd: pytest.CaptureFixture[str]
         start(job, 1, "print('unseen')")
         job.wait()
     assert capfd.readouterr() == ("seen\n", "too\n")
+
+
+GO_ON = """
+import sys
+from pathlib import Path
+print("seen", flush=True)
+print("too", file=sys.stderr, flush=True)
+while not Path(sys.argv[1]).exists():
+    pass
+print("last", end="")
+"""
+
+
+def test_with_a_log_folder_it_is_shown_while_it_writes(tmp_path: Path) -> None:
+    """As without one. The program goes on only when its first lines have been read from the launcher's output."""
+    launch = f"""
+from pathlib import Path
+from common.launch.job import Job
+with Job(Path({str(tmp_path)!r})) as job:
+    job.start("rank 0", ["-c", {GO_ON!r}, {str(tmp_path / "go on")!r}], log="workerlog.0", on_terminal=True)
+    job.start("rank 1", ["-c", "print('unseen')"], log="workerlog.1")
+    job.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", launch], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"seen\n", b"too\n"]
+        (tmp_path / "go on").touch()
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (out, err) == (f"lastlogs of 2 processes: {tmp_path}\n".encode(), b"")
+    assert (tmp_path / "workerlog.0").read_text() == "seen\ntoo\nlast"
+    assert (tmp_path / "workerlog.1").read_text() == "unseen\n"
+
+
+def test_a_log_that_goes_on_is_shown_from_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_bytes(b"of the life before\n")
+    log = ShownLog(tmp_path / "log")
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"half a \xe2\x82")
+        file.flush()
+        log.show()
+        file.write(b"\xac\n")
+    log.close()
+    assert capfd.readouterr() == ("half a \N{EURO SIGN}\n", "")
+
+
+def test_a_reader_who_has_gone_ends_no_job(tmp_path: Path) -> None:
+    code = "print('x\\n' * 100_000)"
+    launch = f"""
+from pathlib import Path
+from common.launch.job import Job
+with Job(Path({str(tmp_path)!r})) as job:
+    job.start("rank 0", ["-c", {code!r}], log="workerlog.0", on_terminal=True)
+    while job.children[0].code is None:
+        job.check()
+"""
+    with subprocess.Popen([sys.executable, "-c", launch], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(LIMIT_S) in (0, 120)  # Python's own, for what its standard output could not take
+    assert len((tmp_path / "workerlog.0").read_text()) == 200_001
 
 
 def test_a_process_can_be_talked_to() -> None:
