@@ -14,11 +14,11 @@ from common.tensors.arena import Arena, Layout, sha256_of_parameters
 
 __all__ = ["Binding", "digest_of_model", "is_trained", "layout_of", "statistics_of", "trainable"]
 
-HAVE_STATISTICS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
 
 
 def trainable(model: Any) -> list[tuple[str, Any]]:
-    """(name, parameter) of all that is trained, in state_dict order; BatchNorm statistics are not."""
+    """(name, parameter) of all that is trained, in state_dict order; statistics are not."""
     statistics = statistics_of(model)
     wanted = {id(p) for p in model.parameters() if is_trained(p) and id(p) not in statistics}
     found: dict[int, tuple[str, Any]] = {}
@@ -37,8 +37,13 @@ def is_trained(parameter: Any) -> bool:
 def statistics_of(model: Any) -> set[int]:
     """The `id` of what forward passes estimate. No gradient ever reaches it, also not after a program has set
     `trainable` of all that `parameters()` gives, as GANs do for each half of a step."""
-    layers = [layer for layer in model.sublayers(include_self=True) if isinstance(layer, HAVE_STATISTICS)]
-    return {id(p) for layer in layers for p in (layer._mean, layer._variance)}
+    found: list[Any] = []
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, BATCH_NORMS):
+            found += layer._mean, layer._variance
+        elif isinstance(layer, nn.SpectralNorm):
+            found += layer.weight_u, layer.weight_v
+    return {id(p) for p in found}
 
 
 def layout_of(model: Any) -> Layout:

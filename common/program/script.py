@@ -68,11 +68,17 @@ def run_module(words: list[str]) -> None:
 
 
 def hint_after_training(script: str) -> None:
-    """What has ended well has trained nothing together, if it is one of several ranks and has joined none of them."""
+    """What has ended well has trained nothing together, if it is one of several ranks and has joined none of them, or
+    has trained a static graph."""
     nranks = placement_from().nranks
-    if nranks == 1 or "paddle" not in sys.modules or OURS & sys.modules.keys() or placement_from().rank > 0:
+    if nranks == 1 or "paddle" not in sys.modules or placement_from().rank > 0:
         return
-    if installed():
+    if not getattr(sys.modules["paddle"], "in_dynamic_mode", lambda: True)():
+        words = f"nothing is synchronised: what its {nranks} ranks trained there, they trained apart"
+        print(f"\n{script} ended in a static graph, of which {words}", file=sys.stderr)
+    elif OURS & sys.modules.keys():
+        return
+    elif installed():
         words = "uses nothing of paddle.distributed, fleet, paddle.DataParallel or paddle.Model"
         print(f"\n{script} {words}: its {nranks} ranks ran apart", file=sys.stderr)
     else:

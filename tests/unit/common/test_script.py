@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,26 @@ def test_ranks_of_a_program_that_knows_nothing_of_the_others_are_said_to_have_ru
     monkeypatch.setitem(sys.modules, "collective", sys)
     hint_after_training("mine.py")
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", ["collective", "ps", "neither"])
+def test_ranks_that_train_a_static_graph_are_said_to_have_trained_apart(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its plain `minimize` is Paddle's own, which synchronises nothing either."""
+    dynamic = [False, True]
+    monkeypatch.setitem(sys.modules, "paddle", SimpleNamespace(in_dynamic_mode=dynamic.pop))
+    monkeypatch.setitem(sys.modules, scheme, sys)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
+    told = (
+        "\nmine.py ended in a static graph, of which nothing is synchronised: what its 4 ranks trained there, they "
+        "trained apart\n"
+    )
+    hint_after_training("mine.py")
+    assert told not in capsys.readouterr().err
+    hint_after_training("mine.py")
+    assert capsys.readouterr().err == told
 
 
 def test_a_program_that_imports_a_scheme_is_not_told_to(

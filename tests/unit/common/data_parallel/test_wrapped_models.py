@@ -138,18 +138,30 @@ def test_a_parameter_that_is_thawed_is_synchronised_from_then_on(models: Wrapped
     assert len(group.others) == 1  # once
 
 
+class Normalised(nn.Linear):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.norm = nn.SpectralNorm([6, 3])
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.linear(x, self.norm(self.weight), self.bias)
+
+
 @pytest.mark.filterwarnings("ignore:When training:UserWarning")
-def test_statistics_of_batch_norm_stay_each_ranks_own_when_a_gan_thaws_all_parameters(
-    models: WrappedModels, group: Group
+@pytest.mark.parametrize(
+    ("model", "bias"), [(lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1D(3)), "1.bias"), (Normalised, "bias")]
+)
+def test_statistics_stay_each_ranks_own_when_a_gan_thaws_all_parameters(
+    models: WrappedModels, group: Group, model: Any, bias: str
 ) -> None:
-    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1D(3))
+    model = model()
     wrap(models, model)
     for trainable in (False, True):
         for p in model.parameters():
             p.trainable = trainable
     model(batch()).sum().backward()
     assert not group.others  # of statistics, which would become rank 0's
-    assert (model[1].bias.grad.numpy() == 8).all()
+    assert (gradients(model)[bias] == 8).all()
 
 
 def test_a_scale_that_forward_passes_compute_is_no_trained_parameter(models: WrappedModels, group: Group) -> None:
