@@ -14,7 +14,7 @@ from common.tensors.arena import FloatArray
 from ps.coordinator.liveness import ServerQueue
 from ps.planes.data_connection import DataConnection
 from ps.planes.data_port import Seats
-from ps.planes.even_pace import EvenPace
+from ps.planes.even_pace import NEAR_AHEAD_BYTES, EvenPace
 from ps.planes.grpc_plane import GrpcServerPlane
 from ps.planes.plane import ServerPlane
 from ps.planes.shm_server import ServerMemory, SharedMemoryServerPlane
@@ -83,8 +83,11 @@ class DataPlanes:
 
     def _tcp(self, rank: int, opened: socket.socket, mode: Mode, store: Store) -> ServerPlane:
         pace = self._pace if mode == SYNC else None
-        if pace and not on_loopback(opened):
-            keep_little(opened)
+        if pace:
+            near = on_loopback(opened)
+            pace.seat(rank, NEAR_AHEAD_BYTES if near else None)
+            if not near:
+                keep_little(opened)
         connection = DataConnection(opened, peer=f"rank {rank}")
         self._connections.append(connection)
         connection.begin(

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["EvenPace"]
+__all__ = ["NEAR_AHEAD_BYTES", "EvenPace"]
 
-AHEAD_BYTES = 1 << 19  # that a trainer may have sent more than the slowest
+AHEAD_BYTES = 1 << 19  # that a trainer may have sent more than the slowest, over a link that they share
+NEAR_AHEAD_BYTES = 1 << 25  # likewise on one host, where only the server's memory is shared: hardly anyone is held up
 PATIENCE_S = 1.0  # if the slowest sends nothing for so long, nobody is held up for it: it may be at fault, to be named
 
 
@@ -27,13 +28,14 @@ class EvenPace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock, self._clock = threading.Lock(), clock
         self._sent: dict[int, int] = {}  # bytes, by rank
+        self._ahead: dict[int, int] = {}  # that it may have sent more than the slowest
         self._held: dict[int, Callable[[], None]] = {}  # by which those are woken who are not read from
         self._least, self._moved_at = 0, clock()
 
-    def seat(self, rank: int) -> None:
-        """From now on this trainer counts."""
+    def seat(self, rank: int, ahead: int | None = None) -> None:
+        """From now on this trainer counts; it may have sent so many bytes more than the slowest (None: AHEAD_BYTES)."""
         with self._lock:
-            self._sent[rank] = 0
+            self._sent[rank], self._ahead[rank] = 0, AHEAD_BYTES if ahead is None else ahead
             self._least = 0
 
     def may_send(self, rank: int, wake: Callable[[], None]) -> bool:
@@ -57,4 +59,4 @@ class EvenPace:
                 self._held.pop(each)()
 
     def _is_ahead(self, rank: int) -> bool:
-        return self._sent[rank] - self._least > AHEAD_BYTES
+        return self._sent[rank] - self._least > self._ahead[rank]

@@ -98,7 +98,8 @@ class FromTrainer:
     """What a server does with that which comes from a trainer; a Receiver.
 
     Args:
-        pace: keeps trainers together, if it is wanted; `wake` is to be called when this one is read from again.
+        pace: keeps trainers together, if it is wanted; it has a seat there.
+        wake: is to be called when it is read from again.
         hear: is called with every message, and the words of its chunk.
         ended: nothing more comes; with the error, if there was one.
     """
@@ -115,8 +116,6 @@ class FromTrainer:
     ) -> None:
         self._name, self._shard, self._hear, self.ended = f"rank {rank}", shard, hear, ended
         self._rank, self._pace, self._wake = rank, pace, wake
-        if pace:
-            pace.seat(rank)
         self._words: FloatArray | None = None  # of the message
         self._message: TrainerMessage | None = None
         self._bytes = memoryview(b"")  # of a message without words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.planes.even_pace import AHEAD_BYTES, PATIENCE_S, EvenPace
+from ps.planes.even_pace import AHEAD_BYTES, NEAR_AHEAD_BYTES, PATIENCE_S, EvenPace
 
 
 class Clock:
@@ -65,6 +65,20 @@ def test_for_a_trainer_that_sends_nothing_nobody_waits_for_long(three: Trainers)
     for rank in (1, 2):
         three.pace.has_sent(rank, 1)
     assert not three.may_send(0)
+
+
+def test_on_one_host_a_trainer_may_be_further_ahead() -> None:
+    pace, woken = EvenPace(Clock()), list[int]()
+    pace.seat(0, NEAR_AHEAD_BYTES)
+    pace.seat(1)
+    pace.has_sent(0, NEAR_AHEAD_BYTES)
+    assert pace.may_send(0, lambda: None)
+    pace.has_sent(0, 1)
+    assert not pace.may_send(0, lambda: woken.append(0))
+    pace.has_sent(1, 1)
+    assert woken == [0]
+    pace.has_sent(1, NEAR_AHEAD_BYTES + AHEAD_BYTES + 1)
+    assert not pace.may_send(1, lambda: None)
 
 
 def test_one_alone_is_never_held_up() -> None:

@@ -269,7 +269,7 @@ def test_a_trainer_writes_nothing_that_its_server_cannot_mean(what: str) -> None
 
 def test_who_is_ahead_of_a_trainer_that_falls_silent_is_not_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not read from for a while, and so is its commit."""
-    monkeypatch.setattr("ps.planes.even_pace.AHEAD_BYTES", 64)
+    monkeypatch.setattr("ps.coordinator.data_planes.NEAR_AHEAD_BYTES", 64)
     monkeypatch.setattr("ps.planes.even_pace.PATIENCE_S", 0.3)
     over = threading.Event()
 
