@@ -21,15 +21,17 @@ def samples(*memory: float, descriptors: int = 20, threads: int = 9) -> list[lis
 
 def test_what_stays_does_not_grow() -> None:
     assert list(grows(samples(100.0, 101.0, 100.0, 102.0))) == []
+    busy = samples(100.0, descriptors=22)  # a commit is being written
+    assert list(grows([*samples(100.0, 101.0), *busy, *samples(100.0), *busy, *samples(100.0)])) == []
     assert list(grows([])) == []
 
 
 def test_memory_descriptors_and_threads_that_grow_are_named() -> None:
-    later = samples(140.0, 140.0, descriptors=21, threads=10)
-    assert list(grows([*samples(100.0, 101.0), *later])) == [
-        "memory_mb of a rank grew from 101 to 140",
-        "descriptors of a rank grew from 20 to 21",
-        "threads of a rank grew from 9 to 10",
+    later = samples(140.0, 141.0, descriptors=21, threads=10)
+    assert list(grows([*samples(100.0, 101.0, 140.0, 140.0), *later])) == [
+        "memory_mb of rank 0 grew from 100 to 140",
+        "descriptors of rank 0 grew from 20 to 21",
+        "threads of rank 0 grew from 9 to 10",
     ]
 
 
