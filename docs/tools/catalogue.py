@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.stats.interval import measured
+from docs.tools.kills import random_kills, soak
 from docs.tools.results import SIZES, MapCell, crossover, over_seeds, part, read, step_ms, sweep_row
 from docs.tools.targets import Files, targets
 
@@ -21,6 +22,8 @@ FOUR_BESIDE = "epyc-2026-11-25/push-pull-4-hosts/sweep.json"
 FOUR_APART = "epyc-2026-11-25/push-pull-8-hosts/sweep.json"
 TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
+KILLS = ["epyc-2026-11-25/kills-ring/faults.json", "epyc-2026-11-25/kills-ps/faults.json"]
+SOAKS = ["epyc-2026-11-25/soak-ring/faults.json", "epyc-2026-11-25/soak-ps/faults.json"]
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
@@ -246,5 +249,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "crossover": _crossover,
     "stragglers": _stragglers,
     "server-memory": _server_memory,
+    "random-kills": lambda: random_kills(*KILLS),
+    "soak": lambda: soak(*SOAKS),
     "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
 }
