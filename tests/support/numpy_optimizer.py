@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,16 +28,25 @@ class FlatSGD:
 
 
 class PieceSGD:
-    """As FlatSGD, a piece at a time."""
+    """As FlatSGD, a piece at a time; its state is the sum of all gradients."""
 
     def __init__(self, _: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> None:
-        self.parameters = parameters
+        self.parameters, self.sums = parameters, np.zeros_like(parameters)
+        self.starts = {piece.start for piece in pieces}
 
     def set_rate(self, learning_rate: float) -> None:
         self.rate = np.float32(learning_rate)
 
     def step(self, start: int, gradients: FloatArray) -> None:
+        assert start in self.starts
         self.parameters[start : start + gradients.size] -= self.rate * gradients
+        self.sums[start : start + gradients.size] += gradients
+
+    def arrays(self) -> dict[str, FloatArray]:
+        return {"sum_0": self.sums.copy()}
+
+    def load(self, arrays: Mapping[str, FloatArray]) -> None:
+        self.sums[...] = arrays["sum_0"]
 
 
 class PartMomentum:

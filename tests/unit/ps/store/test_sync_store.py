@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,12 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ProtocolError
+from common.commit.slices import Slice
+from common.errors import ProtocolError, UsageError
 from common.sync.trace import Trace
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray, Layout
 from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Momentum
+from common.tensors.parts import Accumulator
 from ps.store.ending import Ending
 from ps.store.make import PIECE, SENT_PIECE, make_store
 from ps.store.modes import SYNC
@@ -225,6 +229,31 @@ def test_a_slice_hands_out_its_own_words() -> None:
     assert_same_bits(done.results[0].words, -gradients_of(0, 0, LENGTH)[16:32])
 
 
+def test_the_optimizers_state_of_one_server_is_another_ones() -> None:
+    """With slices that are cut anew."""
+    slices = []
+    for start, stop in ((0, 32), (32, LENGTH)):
+        store = SyncStore(Shard(start, stop), PLAN, 1, epoch=EPOCH, piece=16)
+        store.begin(SGD())
+        for number, bucket in enumerate(PLAN):
+            if (first := max(bucket.start, start)) < (last := min(bucket.stop, stop)):
+                push(store, 0, number, first, last)
+        store.commit(0, EPOCH, 0, Ending(1.0), b"")
+        slices.append(store.optimizer_slice())
+    other = SyncStore(Shard(16, 48), PLAN, 1, epoch=EPOCH, piece=16)
+    other.begin(SGD())
+    other.load_optimizer(slices)
+    found = other.optimizer_slice()
+    assert (found.start, found.stop, [*found.arrays]) == (16, 48, ["sum_0"])
+    assert_same_bits(found.arrays["sum_0"], gradients_of(0, 0, LENGTH)[16:48])
+
+
+def test_a_server_without_an_optimizer_has_no_state_of_one() -> None:
+    store = begun(1, updates=False)
+    store.load_optimizer([])
+    assert store.optimizer_slice() == Slice(0, LENGTH, {})
+
+
 def test_parameters_come_unasked() -> None:
     with pytest.raises(
         ProtocolError, match=r"^rank 1 asked for parameters at step 4, which come unasked in sync mode$"
@@ -251,6 +280,29 @@ def test_an_optimizer_named_later_updates_what_the_program_changes() -> None:
     push_all(store, 0, 1)
     store.commit(0, EPOCH, 1, Ending(0.5, replaced=True), b"\1")
     np.testing.assert_allclose(store.parameters, changed - 0.5 * gradients_of(0, 1, LENGTH), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"slot": 1}, {"size": LENGTH - 1}, {"first": 1}, {"values": np.zeros(2, np.float32)}]
+    + [{"size": size, "first": first, "values": np.zeros(1, np.float32)} for size, first in ((2, 0), (1, 1))],
+)
+def test_state_that_fits_no_parameter_is_refused(changed: dict[str, Any]) -> None:
+    store = begun(1, updates=False)
+    store.program.configure(Momentum(momentum=0.5), Layout.of([("w", (LENGTH,))]), ["w"])
+    fitting = Accumulator("w" * 90, 0, LENGTH, 0, np.zeros(LENGTH, np.float32))
+    wrong = replace(fitting, **changed)
+    run = re.escape(str((wrong.size, wrong.first, wrong.values.size)))
+    text = f"^optimizer state '{'w' * 80}', of size, start and count {run}, does not fit$"
+    with pytest.raises(ProtocolError, match=text):
+        store.program.load([fitting, wrong])
+
+
+def test_a_number_is_state_of_any_parameter() -> None:
+    store = begun(1, updates=False)
+    store.program.configure(Momentum(momentum=0.5), Layout.of([("w", (LENGTH,))]), ["w"])
+    with pytest.raises(UsageError, match=r"w not found$"):  # as far as the optimizer
+        store.program.load([Accumulator("b_v", 0, 1, 0, np.zeros(1, np.float32))])
 
 
 def test_a_parameter_that_no_backward_reached_stays() -> None:
