@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 from msgspec import Struct
 
 from benchmarks.records.results import Environment
 
-__all__ = ["FaultOutcome", "FaultsResults", "Recovery", "Usage"]
+__all__ = ["FaultOutcome", "FaultsResults", "Recovery", "Usage", "faults_in"]
 
 
 class Recovery(Struct, frozen=True):
@@ -68,3 +71,11 @@ class FaultsResults(Struct, frozen=True, kw_only=True):
     command: str
     environment: Environment
     outcomes: list[FaultOutcome]
+
+
+def faults_in(path: Path) -> FaultsResults | None:
+    """What a file holds; None: something else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=FaultsResults)
+    except msgspec.MsgspecError:
+        return None

@@ -41,6 +41,7 @@ from ps.planes.data_port import Seats
 
 __all__ = ["Coordinator"]
 
+OWN_CLOCK_S = 0.5  # before the server a trainer may find that its time has run out
 Handler = Callable[[int, TrainerMessage, FloatArray | None], None]
 
 
@@ -176,9 +177,11 @@ class Coordinator:
                 self._lock.wait(WATCH_S)
 
     def joining_ended(self, rank: int, call: grpc.ServicerContext) -> None:
-        """That call has: a trainer that has not entered by now has died. If its time has run out, it may be slow."""
+        """That call has: a trainer that has not entered by now has died. If its time has run out, it may be slow; its
+        own clock may have said so a little earlier."""
         with self._lock:
-            if rank not in self._members.queues and call.time_remaining() != 0:
+            left = call.time_remaining()
+            if rank not in self._members.queues and (left is None or left > OWN_CLOCK_S):
                 self._members.lose(rank, 0)
 
     def enter(self, message: TrainerMessage, queue: ServerQueue) -> int:

@@ -66,7 +66,7 @@ def heard_of_all(mesh: Mesh) -> None:
 def test_a_crowd_does_not_keep_ranks_from_meeting(listeners: list[Listener]) -> None:
     threads = threading.active_count()
     with Crowd(ports_of(listeners), 170):
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # some of another test's may have ended
         begin = time.monotonic()
         meet(listeners)
         assert time.monotonic() - begin < 5.0
