@@ -13,10 +13,11 @@ from collective.nccl.seat import gpus_for, require_nccl
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, agree_on_epoch, find_node, start_ranks
+from common.launch.hosts import Node, agree_on_epoch, find_node, start_rank
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import abstract_address, flags_of
+from common.launch.replacing import Replacing
 from common.launch.restarts import Life, supervise
 from common.launch.settings import SERVERS_VARIABLE, Placement, variables_of
 from common.launch.tasks import become_rank, place_of, task_here
@@ -55,16 +56,34 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
 
 def run_once(config: CollectiveRunConfig, script: list[str], node: Node, life: Life) -> None:
     """Start the ranks of this host, and wait until they have ended well."""
-    trainer, environment = started_with(config, node.nranks, node.meeting_place or abstract_address("ring"))
     joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,
-        Job(config.log_dir, all_ranks_here=node.nnodes == 1, joining=joining, life=life) as job,
+        Job(
+            config.log_dir,
+            all_ranks_here=node.nnodes == 1,
+            joining=joining,
+            life=life,
+            keeps=can_replace(config, node),
+        ) as job,
     ):
-        start_ranks(
-            job, node, script=program_of(config, script), trainer=trainer, environment={**environment, **traced}
-        )
+
+        def start(rank: int, rendezvous: str) -> None:
+            trainer, environment = started_with(config, node.nranks, rendezvous)
+            given = {**environment, **traced}
+            start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
+
+        place = node.meeting_place or abstract_address("ring")
+        for rank in node.ranks:
+            start(rank, place)
+        if job.keeps:
+            job.mends = Replacing(job, start, config.timeout).look
         job.wait()
+
+
+def can_replace(config: CollectiveRunConfig, node: Node) -> bool:
+    """Whether a rank that has died can be replaced while the others go on."""
+    return bool(config.restarts.max_restarts) and node.nnodes == 1 and not config.backend.startswith("nccl")
 
 
 def become_one(task: Task, config: CollectiveRunConfig, script: list[str]) -> NoReturn:

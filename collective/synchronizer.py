@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 from weakref import WeakSet
@@ -39,6 +39,7 @@ class RingSynchronizer(Synchronizer):
         shard_optimizer: each bucket is only reduce-scattered; a rank updates its chunk of every bucket, and then the
             chunks are gathered; ranks that can share one copy of the parameters need not gather them. The
             same bits; optimizer time and state divided by nranks.
+        connect: joins a group that comes after this one, where it meets; None: this one is the last.
     """
 
     scheme = "ring"
@@ -50,9 +51,11 @@ class RingSynchronizer(Synchronizer):
         overlap: bool = True,
         shard_optimizer: bool = False,
         first: RingSynchronizer | None = None,
+        connect: Callable[[str], Group] | None = None,
     ) -> None:
         self._group, self._first = group, first or self
-        self._sharded = shard_optimizer
+        self._sharded = self.own_optimizer = shard_optimizer
+        self._connect, self.can_rejoin = connect, connect is not None
         self._runner: BucketRunner | None = None
         self._models: WeakSet[RingSynchronizer] = WeakSet()  # of the group; kept by the first one
         self._thread: BucketThread | None = first._thread if first else BucketThread() if overlap else None
@@ -106,8 +109,8 @@ class RingSynchronizer(Synchronizer):
                     self._gather_parameters()
         self._step += 1
 
-    def optimizer_slices(self) -> list[Slice]:
-        if self.rank > 0 and not self._sharded:
+    def optimizer_slices(self, *, everyone: bool = False) -> list[Slice]:
+        if self.rank > 0 and not (self._sharded or everyone):
             return []
         parts = zip(self._mine, self._updaters, strict=True)
         return [Slice(s.start, s.stop, updater.arrays()) for s, updater in parts if s.start < s.stop]
@@ -124,6 +127,18 @@ class RingSynchronizer(Synchronizer):
             super().all_reduce(array, op)
         else:
             self._group.all_reduce(array, op, bucket=kind_of(array, op))
+
+    def broadcast(self, array: npt.NDArray[Any], root: int) -> None:
+        self._group.broadcast(array, root)
+
+    def leave(self, reason: str) -> None:
+        self._group.close(reason)
+        self._runner = None
+
+    def rejoin(self, rendezvous: str) -> None:
+        assert self._connect
+        self._group = self._connect(rendezvous)
+        self.messenger = self._group.messenger
 
     def another(self) -> RingSynchronizer:
         return RingSynchronizer(self._group, shard_optimizer=self._sharded, first=self._first)

@@ -33,9 +33,12 @@ def run(config: CollectiveTrainerConfig) -> None:
     tell = partial(introduce_outsider, config.rendezvous, config.rank, config.nranks)
     check_rank_aloud(config.rank, config.nranks, tell)
 
+    connect = partial(connect_with, config, config.rank, config.nranks)
+
     def join() -> RingSynchronizer:
-        group = connect_with(config, config.rank, config.nranks, config.rendezvous)
-        return RingSynchronizer(group, overlap=config.overlap, shard_optimizer=config.shard_optimizer)
+        group = connect(config.rendezvous)
+        sharded = config.shard_optimizer
+        return RingSynchronizer(group, overlap=config.overlap, shard_optimizer=sharded, connect=connect)
 
     run_training(config, join)
 

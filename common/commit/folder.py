@@ -195,6 +195,11 @@ class CommitFolder:
             if later > step:
                 self._remove(later)
 
+    def remove_unfinished(self) -> None:
+        """Remove what there is of commits that nobody ends any more."""
+        for step in set(self.begun()) - set(self.steps()):
+            self._remove(step)
+
     def _remove(self, step: int) -> None:
         folder = self.of_step(step)
         with suppress(OSError):

@@ -16,6 +16,7 @@ import psutil
 from common.errors import GradSyncError, PeerError, UsageError
 from common.system.atomic_file import why_not_writable
 from common.system.leftovers import Session, clear_away, members_of
+from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
 from common.system.process import COMPLETE
 
@@ -87,6 +88,28 @@ class Child:
     def is_in_group(self) -> bool:
         """Whether the group that it joined was complete, as one of a single rank always is."""
         return self.joined.exists() and bool({COMPLETE, "1"} & {*self.joined.read_text().splitlines()})
+
+    def waits_for(self) -> int:
+        """The epoch that it can go on in, as soon as its launcher lets it; -1: none."""
+        notes = self._notes(WAITS)
+        return int(notes[-1].split()[1]) if notes else -1
+
+    def why_it_waits(self) -> str:
+        """In its words."""
+        return self._notes(WAITS)[-1].split(" ", 2)[2]
+
+    def went_on(self, epoch: int) -> tuple[int, int] | None:
+        """(after which step it goes on in that epoch, how many it had made before); None: it does not yet."""
+        for line in self._notes(GOES_ON):
+            its_epoch, step, made = map(int, line.removeprefix(GOES_ON).split())
+            if its_epoch == epoch:
+                return step, made
+        return None
+
+    def _notes(self, beginning: str) -> list[str]:
+        """Whole lines that it has left."""
+        lines = self.joined.read_text().split("\n")[:-1] if self.joined.exists() else []
+        return [line for line in lines if line.startswith(beginning)]
 
     def look(self) -> None:
         """See how much memory it has; whoever is killed can't be asked any more."""

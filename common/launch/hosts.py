@@ -21,7 +21,7 @@ from common.system.addresses import address_after, address_of, is_ours, own_host
 if TYPE_CHECKING:
     from common.network.rendezvous import Membership
 
-__all__ = ["HostsConfig", "Node", "agree_on_epoch", "command_of", "find_node", "start_ranks"]
+__all__ = ["HostsConfig", "Node", "agree_on_epoch", "command_of", "find_node", "start_rank", "start_ranks"]
 
 START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
@@ -220,13 +220,20 @@ def start_ranks(
 ) -> None:
     """Start the ranks of this host: the user's script if there is one, else the built-in trainer."""
     for rank in node.ranks:
-        job.start(
-            f"rank {rank}",
-            command_of(script, trainer, rank),
-            log=f"workerlog.{rank}",
-            environment={**node.environment(rank), **environment},
-            on_terminal=rank == node.ranks[0],
-        )
+        start_rank(rank, job, node, script=script, trainer=trainer, environment=environment)
+
+
+def start_rank(
+    rank: int, job: Job, node: Node, *, script: Sequence[str], trainer: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Start one of them; arguments as of `start_ranks`."""
+    job.start(
+        f"rank {rank}",
+        command_of(script, trainer, rank),
+        log=f"workerlog.{rank}",
+        environment={**node.environment(rank), **environment},
+        on_terminal=rank == node.ranks[0],
+    )
 
 
 def command_of(script: Sequence[str], trainer: Sequence[str], rank: int) -> list[str]:

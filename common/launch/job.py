@@ -11,11 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.commit.kept_parts import make_kept, path_of
 from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
@@ -26,6 +27,7 @@ from common.launch.restarts import Life
 from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
+from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
 from common.system.process import (
@@ -59,6 +61,7 @@ class Job:
             prove to one another that they belong to it.
         joining: watches whether ranks join, where they run a program of the user's.
         life: which of the job's this is, where it is started again after a failure.
+        keeps: whether its processes can leave a part of their state to those that take their places.
     """
 
     log_dir: Path | None = None
@@ -68,8 +71,11 @@ class Job:
     all_ranks_here: bool = True
     joining: Joining | None = None
     life: Life = field(default_factory=Life)
+    keeps: bool = False
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
+    mends: Callable[[], bool] = lambda: False  # whether what failed is being mended; asked again and again
+    kept: dict[str, int] = field(default_factory=dict)  # descriptors of what they leave, by the processes' names
     _not_now: bool = False  # a SIGTERM is only noted
     _terminated: bool = False
     _told_of_others: bool = False
@@ -105,6 +111,8 @@ class Job:
                     log.close()
                 if cut_off:
                     leave_the_terminal_in_order()
+                for descriptor in self.kept.values():
+                    os.close(descriptor)
                 self._temporary.cleanup()
                 self._guard.dismiss()
             finally:
@@ -127,6 +135,11 @@ class Job:
     def scratch(self) -> Path:
         """A folder of this job's own, removed at its end."""
         return Path(self._temporary.name)
+
+    @property
+    def word_file(self) -> Path:
+        """Where it tells processes that outlive another one how they go on."""
+        return self.scratch / "word"
 
     def start(
         self,
@@ -169,6 +182,7 @@ class Job:
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
                     **(environment or {}),
+                    **(self._keeping(name) if self.keeps else {}),
                     **environment_of(current()),
                     PARENT_VARIABLE: str(os.getpid()),
                     RESTARTS_VARIABLE: str(self.life.number),
@@ -187,6 +201,11 @@ class Job:
             self._on_sigterm()
         return process
 
+    def _keeping(self, name: str) -> dict[str, str]:
+        if name not in self.kept:
+            self.kept[name] = make_kept()
+        return {KEPT_VARIABLE: path_of(self.kept[name]), WORD_VARIABLE: str(self.word_file)}
+
     def wait(self) -> None:
         """Wait until every process has ended well, or every rank of a program that makes no group. A training has no
         time limit; its waits inside have.
@@ -196,10 +215,10 @@ class Job:
             UsageError: servers or ranks wait for a rank that has ended without joining.
         """
         while not self._all_ended_well():
-            if any(child.code for child in self.children):
+            if not self.mends() and any(child.code for child in self.children):
                 self._let_the_others_notice()
                 failure = self.failure()
-                self._kill_the_frozen()
+                self.kill_the_frozen()
                 raise failure
             self.life.look(self.children)
             if self.joining is not None:
@@ -264,7 +283,7 @@ class Job:
 
     def _let_the_others_notice(self) -> None:
         begin = time.monotonic()
-        while running := [child for child in self.children if child.code is None]:
+        while running := [c for c in self.children if c.code is None and c.waits_for() <= self.life.number]:
             unexplained = all(child.code == PeerError.exit_code for child in self.children if child.code)
             patience = CULPRIT_S if unexplained and not any(child.is_frozen() for child in running) else self.settle
             if time.monotonic() > begin + patience:
@@ -272,7 +291,7 @@ class Job:
             time.sleep(POLL_S)
             self._mark_ended()
 
-    def _kill_the_frozen(self) -> None:
+    def kill_the_frozen(self) -> None:
         """None of them may wake up and write what belongs to a group that is no more."""
         for child in self.children:
             if child.code is None and child.is_frozen():

@@ -55,10 +55,12 @@ class Life:
     Args:
         number: how often the job has been started again before.
         whole: called once, as soon as the group of this host's ranks is complete.
+        supervisor: decides on replacing ranks; None: none is.
     """
 
     number: int = 0
     whole: Callable[[], None] = lambda: None
+    supervisor: Supervisor | None = None
     _is_whole: bool = False
 
     def look(self, children: Sequence[Child]) -> None:
@@ -67,6 +69,24 @@ class Life:
             if all(rank.is_in_group() for rank in ranks):
                 self._is_whole = True
                 self.whole()
+
+    def replace(self, failure: ProcessFailed, names: Sequence[str]) -> bool:
+        """Whether these ranks may be started again while the others go on; then this is the next life, in which they
+        do.
+
+        Raises:
+            RecoveryFailed: no restart is left.
+        """
+        if self.supervisor is None or is_hopeless(failure):
+            return False
+        self.supervisor.replace(failure, names)
+        self.number, self._is_whole = self.supervisor.epoch, True
+        return True
+
+    def went_on(self, step: int, replayed: int) -> None:
+        """All ranks go on after that step; so many that were complete are made again."""
+        assert self.supervisor
+        self.supervisor.tell_of_replaying(step, replayed)
 
 
 def no_other_host(epoch: int) -> int:
@@ -105,30 +125,62 @@ class Supervisor:
     clock: Callable[[], float]
     epoch: int = 0
     causes: list[str] = field(default_factory=list)  # of all restarts
+    replayed: list[int] = field(default_factory=list)  # steps, where the others went on
     lost_s: float = 0.0
     _recent: deque[float] = field(default_factory=deque)  # when restarts were made that count
     _failed_at: float = 0.0
+    _begun: float = 0.0
 
     def run(self, live: Callable[[Life], None]) -> None:
         while True:
-            begun = self.clock()
+            self._begun = self.clock()
             try:
-                live(Life(self.epoch, self._tell_recovery))
+                live(Life(self.epoch, self._tell_recovery, self))
                 break
             except ProcessFailed as failure:
                 if not self.flags.max_restarts or is_hopeless(failure):
                     raise
-                self._failed_at = self.clock() if failure.since is None else failure.since
-                self._restart(failure, self._failed_at - begun)
+                self._restart(failure)
         if self.causes:
             count = f"{len(self.causes)} restart{'s' * (len(self.causes) > 1)}"
+            if self.replayed:
+                count += f" ({len(self.replayed)} of a part, {steps_of(sum(self.replayed))} replayed)"
             self._say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
 
-    def _restart(self, failure: ProcessFailed, after_s: float) -> None:
+    def replace(self, failure: ProcessFailed, names: Sequence[str]) -> None:
+        """Count that these ranks are started again, in the next epoch.
+
+        Raises:
+            RecoveryFailed: they may not be.
+        """
+        number = self._take_restart(failure)
+        started = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} started again ({number})"
+        done = f"{started}, the others go on" if names else f"all live, and meet again ({number})"
+        self._say(f"{failure.cause}, {self._after()}; {done}")
+        self.epoch += 1
+        self._count(failure)
+
+    def _restart(self, failure: ProcessFailed) -> None:
         """
         Raises:
             RecoveryFailed: it may not be.
         """
+        number = self._take_restart(failure)
+        ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
+        self._say(f"{failure.cause}, {self._after()}; {ended}; starting all again ({number})")
+        try:
+            self.epoch = self.agree(self.epoch + 1)
+        except UsageError as exc:
+            raise RecoveryFailed(f"{failure.cause}; then the launchers of all hosts did not meet: {exc}") from exc
+        self._count(failure)
+
+    def _take_restart(self, failure: ProcessFailed) -> str:
+        """Which one it is, in words.
+
+        Raises:
+            RecoveryFailed: none is left.
+        """
+        self._failed_at = self.clock() if failure.since is None else failure.since
         most, window = self.flags.max_restarts, self.flags.restart_window
         while window and self._recent and self._recent[0] < self.clock() - window:
             self._recent.popleft()
@@ -137,15 +189,24 @@ class Supervisor:
             raise RecoveryFailed(
                 f"{most} restart{'s' * (most > 1)} did not help (--max-restarts {most}{within}); last, {failure.whole}"
             ) from failure
-        ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
-        number = f"restart {len(self._recent) + 1} of {most}" + (f" in {window:g} s" if window else "")
-        self._say(f"{failure.cause}, {after_s:.1f} s after its start; {ended}; starting all again ({number})")
-        try:
-            self.epoch = self.agree(self.epoch + 1)
-        except UsageError as exc:
-            raise RecoveryFailed(f"{failure.cause}; then the launchers of all hosts did not meet: {exc}") from exc
+        return f"restart {len(self._recent) + 1} of {most}" + (f" in {window:g} s" if window else "")
+
+    def _count(self, failure: ProcessFailed) -> None:
         self._recent.append(self.clock())
         self.causes.append(failure.cause)
+
+    def _after(self) -> str:
+        return f"{self._failed_at - self._begun:.1f} s after its start"
+
+    def tell_of_replaying(self, step: int, replayed: int) -> None:
+        """That the group goes on after this step."""
+        self.replayed.append(replayed)
+        lost = self.clock() - self._failed_at
+        self.lost_s += lost
+        self._say(
+            f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed, {lost:.1f} s after that "
+            f"(epoch {self.epoch})"
+        )
 
     def _tell_recovery(self) -> None:
         lost = self.clock() - self._failed_at
@@ -154,6 +215,10 @@ class Supervisor:
 
     def _say(self, what: str) -> None:
         print(f"{self.prog}: {what}", file=sys.stderr, flush=True)
+
+
+def steps_of(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def is_hopeless(failure: ProcessFailed) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import paddle
 
 from common.errors import UsageError
 
-__all__ = ["random_arrays", "set_random"]
+__all__ = ["RandomStates", "random_arrays", "set_random"]
 
 ENGINE = 313  # words of a std::mt19937_64: its state and its index
 PYTHON, NUMPY, PADDLE = "python", "numpy", "paddle"
@@ -25,13 +25,36 @@ PYTHON, NUMPY, PADDLE = "python", "numpy", "paddle"
 
 def random_arrays() -> dict[str, npt.NDArray[Any]]:
     """The states by the generators' names, 1-D."""
-    version, words, gauss = random.getstate()
-    _, keys, *rest = np.random.get_state()
-    return {
-        PYTHON: np.array([version, *words, np.nan if gauss is None else gauss], np.float64),
-        NUMPY: np.array([*keys, *rest], np.float64),  # all are below 2^53, or a float64
-        PADDLE: _paddles(),
-    }
+    return RandomStates().arrays()
+
+
+class RandomStates:
+    """For who asks again and again: what has not changed since the last call is not made anew, which takes 200 us."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """As `random_arrays`; not to be changed."""
+        python, numpys = random.getstate(), np.random.get_state()
+        _, keys, *rest = cast(tuple[Any, ...], numpys)
+        state = paddle.base.core.default_cpu_generator().get_state()
+        paddles = str(state)
+        if self._is_new(PYTHON, python):
+            version, words, gauss = python
+            self._arrays[PYTHON] = np.array([version, *words, np.nan if gauss is None else gauss], np.float64)
+        if self._is_new(NUMPY, (keys.tobytes(), rest)):
+            self._arrays[NUMPY] = np.array([*keys, *rest], np.float64)  # all below 2^53, or a float64
+        _, seed, offset, _, engine = paddles.split(maxsplit=4)  # the address is each time another one's
+        if self._is_new(PADDLE, (seed, offset, engine)):
+            self._arrays[PADDLE] = _words_of(state, paddles)
+        return dict(self._arrays)
+
+    def _is_new(self, name: str, state: Any) -> bool:
+        new = name not in self._seen or self._seen[name] != state
+        self._seen[name] = state
+        return bool(new)
 
 
 def set_random(arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -50,10 +73,9 @@ def set_random(arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         _set_paddles(arrays[PADDLE])
 
 
-def _paddles() -> npt.NDArray[np.uint64]:
-    """Seed, offset, and the engine's words."""
-    state = paddle.base.core.default_cpu_generator().get_state()
-    _, seed, offset, _, *engine = str(state).split()
+def _words_of(state: Any, text: str) -> npt.NDArray[np.uint64]:
+    """Seed, offset, and the engine's words, of a state of Paddle's and the same as text."""
+    _, seed, offset, _, *engine = text.split()
     _engine_of(state)  # could it be set?
     return np.array([int(seed), int(offset), *map(int, engine)], np.uint64)
 

@@ -39,7 +39,7 @@ class LocalSynchronizer(Synchronizer):
                 self._updater.step(learning_rate)
         self._step += 1
 
-    def optimizer_slices(self) -> list[Slice]:
+    def optimizer_slices(self, *, everyone: bool = False) -> list[Slice]:  # noqa: ARG002 - there is one
         return [Slice(0, self._length, self._updater.arrays())]
 
     def load_optimizer(self, slices: Sequence[Slice]) -> None:

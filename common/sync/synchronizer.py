@@ -54,6 +54,8 @@ class Synchronizer(ABC):
     commits: CommitPlan = NO_COMMITS  # which steps of the built-in training are kept; may be set before `attach`
     messenger: Messenger = ALONE  # to the other ranks, not within a step
     guard: Guard = UNGUARDED  # looks at gradients before they are handed over; may be set before `attach`
+    can_rejoin: bool = False  # whether `leave` and `rejoin` work
+    own_optimizer: bool = False  # whether no two ranks keep the same of the optimizer's state
 
     def empty(self, count: int) -> FloatArray:
         """An uninitialised 1-D float32 array that the scheme can reach without a copy; for arenas."""
@@ -101,9 +103,13 @@ class Synchronizer(ABC):
         """After the last step: blocks until all ranks have called it, and their arenas hold the same parameters, to
         which every rank's every step has contributed."""
 
-    def optimizer_slices(self) -> list[Slice]:
+    def optimizer_slices(self, *, everyone: bool = False) -> list[Slice]:  # noqa: ARG002 - servers have it
         """Copies of what this rank has to keep of the optimizer's state, which it alone has, or, where all have the
-        same, as rank 0; between steps."""
+        same, as rank 0; between steps.
+
+        Args:
+            everyone: also where another rank has the same.
+        """
         return []
 
     def load_optimizer(self, slices: Sequence[Slice]) -> None:  # noqa: B027 - servers find theirs by themselves
@@ -149,6 +155,16 @@ class Synchronizer(ABC):
                     "gave another dtype or shape; all ranks must make the same calls in the same order"
                 )
         return [row[mine.nbytes :].view(array.dtype) for row in everyone]
+
+    def broadcast(self, array: npt.NDArray[Any], root: int) -> None:
+        """Replace `array` (contiguous, of four-byte words), on every rank, by rank `root`'s; not within a step."""
+        array[...] = self.all_gather(array)[root]
+
+    def leave(self, reason: str) -> None:  # noqa: B027 - see `can_rejoin`
+        """Close the group, which is broken, and tell the others why; what is attached counts no longer."""
+
+    def rejoin(self, rendezvous: str) -> None:  # noqa: B027 - see `can_rejoin`
+        """Join the group that comes after it, and meets there; then `attach` again."""
 
     @abstractmethod
     def another(self) -> Synchronizer:

@@ -19,7 +19,16 @@ from functools import cache
 
 from common.errors import UsageError, choose
 
-__all__ = ["FAULT_HERE_VARIABLE", "FAULT_VARIABLE", "POINTS", "Fault", "fault_for", "reach", "reach_stage"]
+__all__ = [
+    "FAULT_HERE_VARIABLE",
+    "FAULT_VARIABLE",
+    "POINTS",
+    "Fault",
+    "begin_life",
+    "fault_for",
+    "reach",
+    "reach_stage",
+]
 
 FAULT_VARIABLE = "GRADSYNC_FAULT"
 FAULT_HERE_VARIABLE = "GRADSYNC_FAULT_HERE"
@@ -115,6 +124,13 @@ def reach(point: str, step: int) -> None:
 def reach_stage(file: str, step: int, stage: str) -> None:
     """Likewise, within the writing of one of COMMIT_FILES."""
     reach(f"{file}-{stage}", step)
+
+
+def begin_life(who: str, life: int) -> None:
+    """This process, which is called so, outlives another one: from now on its faults are those of that life."""
+    os.environ[FAULT_HERE_VARIABLE] = fault_for(who, life, os.environ.get(FAULT_VARIABLE, ""))
+    fault_here.cache_clear()
+    has_struck.clear()
 
 
 @cache

@@ -33,6 +33,7 @@ __all__ = [
     "die_with_parent",
     "forget_in_children",
     "last_words",
+    "note",
     "note_joined",
     "note_joining",
     "prepare_process",
@@ -42,7 +43,7 @@ __all__ = [
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 COMPLETE = "complete"  # a line there: it has
-RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has started this job again after a failure
+RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has mended this job after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
 
@@ -102,23 +103,27 @@ def last_words() -> Iterator[None]:
         yield
 
 
-def note_joining(nranks: int) -> None:
-    """Let the launcher, if one of ours has started this process, know that it joins a group of so many ranks."""
+def note(line: str) -> None:
+    """Let the launcher, if one of ours has started this process, know this."""
     if file := os.environ.get(JOINED_VARIABLE):
         with suppress(OSError), Path(file).open("a") as out:  # it fails where the launcher is gone, or on another host
-            out.write(f"{nranks}\n")
+            out.write(f"{line}\n")
+
+
+def note_joining(nranks: int) -> None:
+    """Let it know that this process joins a group of so many ranks."""
+    note(str(nranks))
 
 
 def note_joined() -> None:
     """Let it know that the group is complete, if it has more than one rank."""
-    if file := os.environ.get(JOINED_VARIABLE):
-        with suppress(OSError), Path(file).open("a") as out:
-            out.write(f"{COMPLETE}\n")
+    note(COMPLETE)
     reach("joined", 0)
 
 
 def restarts() -> int:
-    """How often this process's job has been started again after a failure; the epoch of its groups."""
+    """How often this process's job has been mended after a failure; the epoch of its groups. It grows under those who
+    outlive another one's death (next_epoch.py)."""
     return int(os.environ.get(RESTARTS_VARIABLE) or 0)
 
 

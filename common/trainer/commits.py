@@ -40,18 +40,20 @@ class Commits:
 
     first = 0  # the step to begin with
 
-    def prepare(self, arena: Arena, names: Sequence[str]) -> None:
+    def prepare(self, arena: Arena, names: Sequence[str], *, at: int | None = None) -> None:  # noqa: ARG002 - as said
         """Before `attach`: rank 0 finds the commit to go on from, and fills the arena with its parameters.
 
         Args:
             names: Paddle's, of the parameters.
+            at: the step to begin with, where all ranks have that state by other means.
 
         Raises:
             UsageError, CommitCorrupt: it cannot go on.
         """
+        self.first = at or 0
 
     def restore(self) -> None:
-        """After `attach`, on all ranks: the rest of the state."""
+        """After `attach`, on all ranks: the rest of the state, unless `prepare` was told where it begins."""
 
     def after(self, step: int, epoch: int) -> None:
         """So many steps have been made, and so many epochs are complete. Blocks for the copy.
@@ -104,18 +106,17 @@ class KeptCommits(Commits):
         self._folder, self._synchronizer, self._job = folder, synchronizer, job
         self._every, self._keep, self._resume, self._anyhow, self._timeout = every, keep, resume, anyhow, timeout
         self._name = f"rank-{synchronizer.rank}"
-        self._manifest: Manifest | None = None
         self._writer = Writer(folder, self._name)
 
-    def prepare(self, arena: Arena, names: Sequence[str]) -> None:
-        self._arena, self._names = arena, names
+    def prepare(self, arena: Arena, names: Sequence[str], *, at: int | None = None) -> None:
+        self._arena, self._names, self._at, self.first = arena, names, at, at or 0
         self._folder.make()
         if self._synchronizer.rank == 0:
-            self._manifest = self._find()
-            if self._manifest:
-                self._fill(self._manifest)
-            self.first = self._manifest.step if self._manifest else 0
+            if at is None and (manifest := self._find()):
+                self._fill(manifest)
+                self.first = manifest.step
             self._folder.remove_after(self.first)
+            self._folder.remove_unfinished()
         self._synchronizer.commits = CommitPlan(self._every, self.first)
 
     def _find(self) -> Manifest | None:
@@ -142,6 +143,8 @@ class KeptCommits(Commits):
             self._arena.parameter(slot)[...] = found[slot.name]
 
     def restore(self) -> None:
+        if self._at is not None:
+            return
         steps = self._synchronizer.all_gather(np.array([self.first], np.int64))[:, 0]
         self.first = int(steps[0])
         if self.first == 0:

@@ -17,15 +17,18 @@ from paddle.nn import functional
 from common.errors import LayoutMismatch, PeerError, PeerUnreachable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
+from common.sync.boundaries import Boundaries
 from common.sync.clocks import compare_clocks
 from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
 from common.system.fault_points import reach
+from common.system.memory import give_memory_back
 from common.tensors.arena import Arena
 from common.trainer.commits import commits_of
 from common.trainer.data import Dataset, Split, batches_of, load_dataset, rank_indices
 from common.trainer.models import make_model
 from common.trainer.record import RunRecord
+from common.trainer.step_copies import StepCopies
 from common.trainer.timeline import Timeline, make_record
 
 __all__ = ["TrainedModel", "evaluate", "train"]
@@ -67,6 +70,27 @@ def train(
         DataError, UsageError: before the first step. PeerError, ProtocolError, NonFiniteGradient: during it.
     """
     data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
+    boundaries = Boundaries(synchronizer, config.wait_limit)
+    while True:
+        try:
+            return train_in_one_group(config, synchronizer, boundaries, data, warmup_steps, evaluate_model, on_step)
+        except (PeerError, PeerUnreachable) as exc:
+            boundaries.leave(exc)
+        give_memory_back()  # the arena's, which the exception had held
+        boundaries.rejoin()
+
+
+def train_in_one_group(
+    config: TrainingConfig,
+    synchronizer: Synchronizer,
+    boundaries: Boundaries,
+    data: Dataset,
+    warmup_steps: int,
+    evaluate_model: bool,
+    on_step: Callable[[int, int, float], None],
+) -> TrainedModel:
+    """Train from the beginning, from a commit, or from where the group before this one has come to, to the end."""
+    rolled_back = boundaries.agree()
     steps_per_epoch, indices = rank_indices(
         len(data.train), batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
     )
@@ -77,18 +101,24 @@ def train(
     total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
     with commits_of(config, synchronizer) as commits:
-        commits.prepare(arena, [p.name for _, p in bound.named])
+        commits.prepare(arena, [p.name for _, p in bound.named], at=rolled_back.step if rolled_back else None)
         bound.bind_parameters()
         synchronizer.guard = Guard(arena, synchronizer.rank, refuses=config.non_finite != "warn")
         synchronizer.attach(arena, config.make_optimizer())
         check_same_flags(config, synchronizer)
         compare_clocks(synchronizer)
         commits.restore()
+        copies = StepCopies(boundaries, synchronizer, arena, model)
+        copies.begin(rolled_back, commits.first)
+        if rolled_back and rolled_back.step:
+            commits.after(rolled_back.step, rolled_back.step // steps_per_epoch)  # it may have been under way
+        del rolled_back
         batches = batches_of(data.train, islice(indices, commits.first, None))
         for step in range(commits.first, total):
             with naming_the_step(step, total):
                 loss = take_step(model, batches, bound, synchronizer, config.lr, timeline)
             timeline.loss.append(float(loss))
+            copies.after(step + 1)
             commits.after(step + 1, (step + 1) // steps_per_epoch)
             on_step(step + 1, total, timeline.loss[-1])
         with naming_the_step(total - 1, total):

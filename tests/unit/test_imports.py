@@ -36,6 +36,7 @@ PADDLE_AT_THE_TOP = {
     "common/paddle_api/optimizer_hook.py",
     "common/paddle_api/arena_binding.py",
     "common/trainer/models.py",
+    "common/trainer/step_copies.py",
     "common/paddle_api/fleet_api.py",
     "common/paddle_api/fleet_places.py",
     "common/paddle_api/fleet_util.py",

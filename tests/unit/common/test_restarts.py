@@ -64,6 +64,64 @@ def test_each_failure_each_recovery_and_their_sum_are_a_line(capsys: pytest.Capt
     ]
 
 
+def test_ranks_that_are_replaced_are_told_of_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+
+    def live(life: Life) -> None:
+        job.epochs.append(life.number)
+        for names, cause, step, replayed in (
+            (["rank 1"], KILLED[0], 3, 1),
+            (["rank 0", "rank 2"], "rank 0 was killed by SIGKILL", 7, 0),
+            ([], "rank 0 says: PeerStalled: rank 1", 9, 0),
+        ):
+            job.time += 5
+            assert life.replace(killed(cause=cause), names)
+            job.time += 2
+            life.went_on(step, replayed)
+            life.look([])  # that the group is whole again is not told of twice
+            job.epochs.append(life.number)
+
+    supervise(RestartFlags(max_restarts=3), live, prog="collective.run", clock=lambda: job.time)
+    assert job.epochs == [0, 1, 2, 3]
+    assert [line.removeprefix("collective.run: ") for line in capsys.readouterr().err.splitlines()] == [
+        "rank 1 was killed by SIGKILL, 5.0 s after its start; rank 1 is started again (restart 1 of 3), "
+        "the others go on",
+        "recovered: all go on after step 3, 1 step replayed, 2.0 s after that (epoch 1)",
+        "rank 0 was killed by SIGKILL, 12.0 s after its start; rank 0 and rank 2 are started again (restart 2 of 3), "
+        "the others go on",
+        "recovered: all go on after step 7, 0 steps replayed, 2.0 s after that (epoch 2)",
+        "rank 0 says: PeerStalled: rank 1, 19.0 s after its start; all live, and meet again (restart 3 of 3)",
+        "recovered: all go on after step 9, 0 steps replayed, 2.0 s after that (epoch 3)",
+        "complete after 3 restarts (3 of a part, 1 step replayed), which took 6.0 s: rank 1 was killed by SIGKILL; "
+        "rank 0 was killed by SIGKILL; rank 0 says: PeerStalled: rank 1",
+    ]
+
+
+def test_a_rank_is_not_replaced_when_no_restart_is_left_or_none_would_help() -> None:
+    def live(life: Life) -> None:
+        assert not life.replace(ProcessFailed("rank 0 ended with exit code 2", 2, joined=True), ["rank 0"])
+        assert life.number == 0
+        for _ in range(2):
+            life.replace(killed(), ["rank 1"])
+
+    with pytest.raises(RecoveryFailed, match=r"1 restart did not help \(--max-restarts 1\); last, rank 1 was killed"):
+        supervise(RestartFlags(max_restarts=1), live, prog="collective.run")
+    assert not Life().replace(killed(), ["rank 1"])
+
+
+def test_all_are_started_again_in_the_epoch_after_that_of_a_replaced_rank() -> None:
+    epochs = [0] * 0
+
+    def live(life: Life) -> None:
+        epochs.append(life.number)
+        if len(epochs) == 1:
+            life.replace(killed(), ["rank 1"])
+            raise killed()
+
+    supervise(RestartFlags(max_restarts=2), live, prog="collective.run")
+    assert epochs == [0, 2]
+
+
 def test_without_restarts_a_failure_stays_what_it_is() -> None:
     failure = killed()
     with pytest.raises(ProcessFailed) as caught:

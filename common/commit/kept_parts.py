@@ -1,0 +1,98 @@
+"""The part of a rank that nobody else has, kept where its death does not reach it: in memory that its launcher holds.
+
+The launcher makes a `memfd` for each rank, which opens it through /proc. It has no name that could be left behind, and
+is gone with the last of the two. It holds the parts of two step boundaries, in slots that are written in turn:
+
+    table    for each slot: step (-1: not whole), where, room, length
+    slots    anywhere behind it
+
+A slot's step is taken back before the slot is written, and set once all is there; no kill comes between the bytes of an
+entry, which the kernel copies at once. So a process that is killed within leaves the other slot whole; what it had
+written before is there for all, for the memory is the kernel's.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+__all__ = ["KeptParts", "has_kept", "make_kept", "path_of"]
+
+ENTRY = struct.Struct("<qqqq")
+SLOTS = 2
+TABLE_BYTES = SLOTS * ENTRY.size
+NOT_WHOLE = -1
+
+
+def make_kept() -> int:
+    """The descriptor of memory for one rank."""
+    return os.memfd_create("gradsync-kept", os.MFD_CLOEXEC)
+
+
+def path_of(descriptor: int) -> str:
+    """By which processes of this user open it, as long as this one lives."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def has_kept(descriptor: int) -> bool:
+    """Whether anything was ever written there."""
+    return os.fstat(descriptor).st_size > 0
+
+
+class KeptParts:
+    """A rank's own, or those of the process in whose place it is.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def write(self, step: int, content: bytes) -> None:
+        """Keep this instead of the older one of the two."""
+        slot = min(range(SLOTS), key=lambda slot: self._entry(slot)[0])
+        _, where, room, _ = self._entry(slot)
+        self._set(slot, NOT_WHOLE, where, room, 0)
+        if room < len(content):
+            where, room = max(TABLE_BYTES, os.fstat(self._descriptor).st_size), len(content)
+        write_all(self._descriptor, content, where)
+        self._set(slot, step, where, room, len(content))
+
+    def steps(self) -> list[int]:
+        """Whose parts are whole, in order."""
+        return sorted(step for step, *_ in map(self._entry, range(SLOTS)) if step != NOT_WHOLE)
+
+    def read(self, step: int) -> bytes:
+        """What was written with this step, one of `steps`."""
+        slot = next(slot for slot in range(SLOTS) if self._entry(slot)[0] == step)
+        _, where, _, length = self._entry(slot)
+        content = bytearray()
+        while len(content) < length:  # the kernel gives at most 2 GB at a time
+            content += os.pread(self._descriptor, length - len(content), where + len(content))
+        return bytes(content)
+
+    def forget_after(self, step: int) -> None:
+        """What is newer counts no longer."""
+        for slot in range(SLOTS):
+            kept, *place = self._entry(slot)
+            if kept > step:
+                self._set(slot, NOT_WHOLE, *place)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _entry(self, slot: int) -> tuple[int, int, int, int]:
+        found = os.pread(self._descriptor, ENTRY.size, slot * ENTRY.size)
+        made, *place = ENTRY.unpack(found.ljust(ENTRY.size, b"\0"))
+        return (made - 1, *place)  # so that what was never written is not whole
+
+    def _set(self, slot: int, step: int, *place: int) -> None:
+        write_all(self._descriptor, ENTRY.pack(step + 1, *place), slot * ENTRY.size)
+
+
+def write_all(descriptor: int, content: bytes, where: int) -> None:
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, where)
+        left, where = left[written:], where + written

@@ -1,0 +1,130 @@
+"""Replaces ranks that have died or stalled, while the others keep their processes and roll back in memory.
+
+    some have died, the others wait  ->  the dead are started again  ->  these join  ->  all are given the word  ->  on
+
+What the others do meanwhile: common/system/next_epoch.py. Where this does not work, all are started again
+(restarts.py): a rank has kept no step boundary yet, or cannot go on, or another one dies before all go on again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.commit.kept_parts import has_kept
+from common.credentials.derived import SECRET_BYTES
+from common.errors import PeerError
+from common.launch.child import Child, ProcessFailed
+from common.launch.job import Job
+from common.launch.ranks import abstract_address
+from common.system.next_epoch import Word
+
+__all__ = ["Replacing"]
+
+LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died
+
+
+@dataclass
+class Replacing:
+    """Of a job all of whose processes are ranks on this host.
+
+    Args:
+        start: starts a rank that meets the others at that place.
+        patience: seconds within which all must have noticed that one has died; who has not is replaced too.
+    """
+
+    job: Job
+    start: Callable[[int, str], None]
+    patience: float
+    clock: Callable[[], float] = time.monotonic
+    _noticed_at: float | None = None  # that something is wrong; None: nothing is
+    _stalled: list[str] = field(default_factory=list)  # names of those that were killed for it
+    _replaced: Sequence[str] | None = None  # names of those that were started again; None: nothing is mended now
+    _word: Word | None = None  # for the others, once those have joined
+    _gave_up: bool = False
+    _looked_at: float = 0.0
+
+    def look(self) -> bool:
+        """Whether the job is being mended, so that whoever failed is not to be told of.
+
+        Raises:
+            ProcessFailed: a rank has stalled, and it is not.
+            RecoveryFailed: no restart is left.
+        """
+        ranks = self.job.children
+        dead = any(rank.code for rank in ranks)
+        if self._gave_up or (self._noticed_at is None and not dead and self.clock() < self._looked_at + LOOK_S):
+            return False
+        self._looked_at = self.clock()
+        waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
+        if self._replaced is not None:
+            return self._go_on(ranks, waiting)
+        if not (dead or waiting):
+            return False
+        if self._noticed_at is None:
+            self._noticed_at = self.clock()
+        return self._gather(ranks, waiting)
+
+    def _gather(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
+        """Wait until all that live have noticed, and replace the others."""
+        assert self._noticed_at is not None
+        if any(rank.code == 0 or not has_kept(self.job.kept[rank.name]) for rank in ranks):
+            return self._give_up(waiting)
+        missing = [rank for rank in ranks if rank.code is None and rank not in waiting]
+        for rank in missing:
+            if rank.is_frozen() or self.clock() > self._noticed_at + self.patience:
+                self._stalled.append(rank.name)
+                rank.process.kill()
+                rank.process.wait()  # it must not wake up and write into what is no more
+        if missing:
+            return True
+        failure = self._failure(ranks, waiting)
+        dead = [rank for rank in ranks if rank.code is not None]
+        if not waiting or not self.job.life.replace(failure, [rank.name for rank in dead]):
+            return self._give_up(waiting)
+        self._replace(dead)
+        return True
+
+    def _failure(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> ProcessFailed:
+        """What has happened: who died of itself, or what the others say of who stalled."""
+        if any(rank.code and rank.name not in self._stalled for rank in ranks) or not waiting:
+            return self.job.failure()
+        words = f"{waiting[0].name} says: {waiting[0].why_it_waits()}"
+        return ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
+
+    def _replace(self, dead: Sequence[Child]) -> None:
+        job = self.job
+        job.secret = secrets.token_hex(SECRET_BYTES)
+        self._word = Word(job.life.number, abstract_address("ring"), job.secret)
+        self._replaced = [rank.name for rank in dead]
+        for rank in dead:
+            job.end(rank.process)
+            rank.joined.unlink(missing_ok=True)
+        for name in self._replaced:
+            self.start(int(name.removeprefix("rank ")), self._word.rendezvous)
+
+    def _go_on(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
+        """Let the others meet who was started again, as soon as that one is ready to, and see them all go on."""
+        assert self._replaced is not None
+        steps = [pair for rank in ranks if (pair := rank.went_on(self.job.life.number))]
+        if len(steps) == len(ranks):
+            back_to = steps[0][0]
+            self.job.life.went_on(back_to, max(made for _, made in steps) - back_to)
+            self._replaced, self._stalled, self._noticed_at = None, [], None
+            return True  # whatever has happened since is looked at next
+        if waiting or any(rank.code for rank in ranks):
+            return self._give_up(waiting)
+        if self._word and all(rank.has_joined() for rank in ranks if rank.name in self._replaced):
+            self._word.give(self.job.word_file)
+            self._word = None
+        return True
+
+    def _give_up(self, waiting: Sequence[Child]) -> bool:
+        self._gave_up = True
+        if waiting and not any(rank.code for rank in self.job.children):
+            self.job.kill_the_frozen()
+            words = f"{waiting[0].name} says: {waiting[0].why_it_waits()}"
+            raise ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
+        return False

@@ -1,0 +1,146 @@
+"""The last two step boundaries of a rank, to which its group can go back when one of its processes has died.
+
+    what all ranks have alike   (parameters, the optimizer's state)   in each process
+    what a rank has alone       (random states, BatchNorm statistics, its slice of the optimizer's state)
+                                in memory that outlives it: common/commit/kept_parts.py
+
+No rank ends a step to which another one has not contributed, so all stand at the same boundary or one apart: two are
+enough. The survivors give the process that takes the place of the dead what it lacks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.commit.kept_parts import KeptParts
+from common.commit.parts import Part, from_bytes, to_bytes
+from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
+from common.sync.synchronizer import Synchronizer
+from common.system.next_epoch import KEPT_VARIABLE, begin_epoch, note_going_on, note_waiting
+
+__all__ = ["Boundaries", "Boundary"]
+
+MOST = 2
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A rank's state after so many steps.
+
+    Args:
+        own: what this rank has alone.
+        common: what all have alike.
+    """
+
+    step: int
+    own: Part
+    common: Part
+
+
+class Boundaries:
+    """Those of one rank; without a launcher that holds memory for it, or a group that could be joined again, none.
+
+    Args:
+        wait_limit: how long to wait for the launcher's word, in seconds.
+    """
+
+    def __init__(self, synchronizer: Synchronizer, wait_limit: float) -> None:
+        self._synchronizer, self._wait_limit = synchronizer, wait_limit
+        path = os.environ.get(KEPT_VARIABLE) if synchronizer.can_rejoin else None
+        self._kept = opened(path) if path else None
+        self._common: dict[int, Part] = {}
+        self._made = 0  # steps, when last seen
+
+    @property
+    def are_kept(self) -> bool:
+        return self._kept is not None
+
+    def keep(self, step: int, own: Part, common: Part) -> None:
+        """After so many steps. The arrays must not change any more."""
+        if self._kept is None:
+            return
+        self._common[step] = common
+        for old in sorted(self._common)[:-MOST]:
+            del self._common[old]
+        self._kept.write(step, to_bytes(own))
+        self._made = step
+
+    def leave(self, error: GradSyncError) -> None:
+        """Close the group that has failed so, and let the launcher know that this rank can go on in another one.
+
+        Raises:
+            GradSyncError: that error, where it cannot.
+        """
+        if not self._common:
+            raise error
+        self._synchronizer.leave(f"{type(error).__name__}: {error}")
+        note_waiting(error)
+
+    def rejoin(self) -> None:
+        """After `leave`: block until the launcher has replaced who is missing, and join the group of the next epoch.
+
+        Raises:
+            RecoveryFailed: the launcher said nothing, or the group did not come together.
+        """
+        word = begin_epoch(self._synchronizer.rank, self._wait_limit)
+        if word is None:
+            raise RecoveryFailed(f"the launcher gave no word to go on within {self._wait_limit:g} s (--wait-limit)")
+        try:
+            self._synchronizer.rejoin(word.rendezvous)
+        except (PeerError, UsageError) as exc:
+            raise RecoveryFailed(f"the group of epoch {word.epoch} did not come together: {exc}") from exc
+
+    def agree(self) -> Boundary | None:
+        """The newest boundary that all ranks have; called by all, on a new group. None: the group is the first one.
+
+        Raises:
+            RecoveryFailed: there is none.
+        """
+        if self._kept is None or not (own := self._kept.steps()):
+            return None
+        mine = [step for step in own if step in self._common] if self._common else own
+        row = [len(self._common), *mine[-MOST:], NONE, NONE][: 1 + MOST]
+        rows = self._synchronizer.all_gather(np.array(row, np.int64))
+        shared = set.intersection(*(set(steps.tolist()) for steps in rows[:, 1:])) - {NONE}
+        if not shared or not rows[:, 0].any():
+            held = "; ".join(f"rank {rank}: {steps.tolist()}" for rank, steps in enumerate(rows[:, 1:]))
+            raise RecoveryFailed(f"there is no step boundary that all ranks have ({held})")
+        step = max(shared)
+        self._forget_after(step)
+        common = self._common.get(step)
+        if not rows[:, 0].all():
+            common = self._given(int(np.flatnonzero(rows[:, 0])[0]), common)
+        assert common
+        self._common[step] = common
+        return Boundary(step, from_bytes(self._kept.read(step)), common)
+
+    def gone_back(self, step: int) -> None:
+        """This rank is at that boundary again, and goes on."""
+        note_going_on(step, max(self._made, step))
+        self._made = step
+
+    def _forget_after(self, step: int) -> None:
+        assert self._kept
+        self._kept.forget_after(step)
+        self._common = {kept: part for kept, part in self._common.items() if kept <= step}
+
+    def _given(self, root: int, common: Part | None) -> Part:
+        """What rank `root` has, which `common` is on ranks that have it too."""
+        content = to_bytes(common) if common and self._synchronizer.rank == root else b""
+        size = int(self._synchronizer.all_gather(np.array([len(content)], np.int64))[root, 0])
+        words: npt.NDArray[np.int32] = np.zeros(-(-size // 4), np.int32)
+        words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
+        self._synchronizer.broadcast(words, root)
+        return common or from_bytes(words.view(np.uint8)[:size].tobytes())
+
+
+def opened(path: str) -> KeptParts | None:
+    try:
+        return KeptParts(path)
+    except OSError:  # where /proc does not show other processes, all start anew after a failure
+        return None

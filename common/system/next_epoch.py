@@ -1,0 +1,76 @@
+"""A rank that outlives another one's death waits for its launcher's word, which makes it a member of the next epoch.
+
+    rank       closes its group, notes that it waits  ->  reads the word, joins the group of the new epoch, notes so
+    launcher   starts the dead again, until they join ->  gives the word: epoch, meeting place, secret
+
+Why it may: GRADSYNC_WORD says that the launcher gives such a word, and where. What a process leaves behind for the one
+that takes its place lies in memory that the launcher holds (GRADSYNC_KEPT; common/commit/kept_parts.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.system.fault_points import begin_life
+from common.system.private_files import open_private
+from common.system.process import JOB_SECRET_VARIABLE, RESTARTS_VARIABLE, note, restarts
+
+__all__ = ["GOES_ON", "KEPT_VARIABLE", "WAITS", "WORD_VARIABLE", "Word", "begin_epoch", "note_going_on", "note_waiting"]
+
+KEPT_VARIABLE = "GRADSYNC_KEPT"  # the memory that outlives this process; unset: there is none
+WORD_VARIABLE = "GRADSYNC_WORD"  # the file of the launcher's word
+WAITS, GOES_ON = "waits", "goes on"  # how notes to the launcher begin
+POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Word:
+    """Of the group that comes next."""
+
+    epoch: int
+    rendezvous: str
+    secret: str  # of the job
+
+    def give(self, path: Path) -> None:
+        draft = path.with_name(path.name + ".new")
+        with open_private(draft) as out:
+            out.write(json.dumps(asdict(self)).encode())
+        draft.replace(path)
+
+
+def note_waiting(why: BaseException) -> None:
+    """Let the launcher know that this process, whose group is broken, can go on in the next epoch."""
+    words = " ".join(f"{type(why).__name__}: {why}".split())
+    note(f"{WAITS} {restarts() + 1} {words}")
+
+
+def begin_epoch(rank: int, seconds: float) -> Word | None:
+    """Block until the launcher has given its word; from then on this process is of that epoch and knows its secret.
+
+    Returns:
+        None: it gave none in so many seconds.
+    """
+    path, deadline = Path(os.environ[WORD_VARIABLE]), time.monotonic() + seconds
+    while (word := word_in(path)) is None or word.epoch <= restarts():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_S)
+    os.environ[RESTARTS_VARIABLE], os.environ[JOB_SECRET_VARIABLE] = str(word.epoch), word.secret
+    begin_life(f"rank {rank}", word.epoch)
+    return word
+
+
+def word_in(path: Path) -> Word | None:
+    try:
+        return Word(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def note_going_on(step: int, made: int) -> None:
+    """Let the launcher know that this process goes on after that step, of `made` steps that it had made."""
+    note(f"{GOES_ON} {restarts()} {step} {made}")

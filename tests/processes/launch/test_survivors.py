@@ -1,0 +1,84 @@
+"""Rings with `--max-restarts` of which a rank is killed or frozen: the others keep their processes, and the bits are
+those of the undisturbed run."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from common.system.fault_points import FAULT_VARIABLE
+from tests.support.commands import JOB, Started, digest_in
+
+pytestmark = pytest.mark.processes
+STEPS = 40  # more than there are calls between ranks before the first one
+LIMIT_S = 40.0
+long = pytest.mark.long
+longest = pytest.mark.longest
+Train = Callable[..., tuple[str, Started, int]]
+
+
+@pytest.fixture
+def train(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> Train:
+    """A training with a fault: its digest, what it was, and how many processes its launcher had."""
+
+    def train(fault: str, *flags: object, nranks: int = 2) -> tuple[str, Started, int]:
+        monkeypatch.setenv(FAULT_VARIABLE, fault)
+        record = tmp_path / "record.json"
+        given = [*JOB, "--steps", STEPS, "--nranks", nranks, "--json", record, *flags]
+        started, seen, deadline = start("collective.run", *given), set[int](), time.monotonic() + LIMIT_S
+        while started.process.poll() is None and time.monotonic() < deadline:
+            seen |= children(started.process.pid)
+            time.sleep(0.002)  # between two looks
+        assert started.code == 0, started.err
+        return digest_in(record), started, len(seen)
+
+    return train
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()
+
+
+@cache
+def undisturbed(train: Train, nranks: int) -> str:
+    return train("", nranks=nranks)[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "who", "flags", "nranks"),
+    [
+        ("backward:1:3", "rank 1 was killed by SIGKILL", (), 2),
+        pytest.param("backward:0:0", "rank 0 was killed", (), 2, marks=long),
+        pytest.param("before-reduce:2:5", "rank 2 was killed", (), 4, marks=long),
+        pytest.param("backward:0:2:exit", "rank 0 ended with exit code 1", ("--no-overlap",), 2, marks=long),
+        pytest.param("before-reduce:0:4:stop", "rank 1 says: PeerStalled: rank 0", ("--timeout", 2), 2, marks=long),
+        pytest.param("sending:1:37", "rank 1 was killed", ("--backend", "tcp"), 2, marks=long),
+        pytest.param("receiving:0:36", "rank 0 was killed", ("--backend", "tcp"), 4, marks=long),
+        pytest.param("sent:3:38", "rank 3", ("--backend", "tcp", "--algorithm", "ring"), 4, marks=long),
+        pytest.param("backward:0:4", "rank 0 was killed", ("--shard-optimizer",), 2, marks=long),
+        pytest.param("backward:1:4", "rank 1", ("--shard-optimizer", "--backend", "tcp"), 2, marks=long),
+    ],
+)
+def test_who_dies_is_replaced_while_the_others_keep_their_processes(
+    fault: str, who: str, flags: tuple[object, ...], nranks: int, train: Train
+) -> None:
+    digest, started, processes = train(fault, "--max-restarts", 3, *flags, nranks=nranks)
+    name = f"rank {fault.split(':')[1]}"
+    assert who in started.err
+    assert f"; {name} is started again (restart 1 of 3), the others go on" in started.err
+    back = re.search(
+        r"recovered: all go on after step (\d+), ([01]) steps? replayed, .* s after that \(epoch 1\)", started.err
+    )
+    assert back, started.err
+    assert processes == 1 + nranks + 1  # the guard, the ranks, and the one in the place of another
+    assert digest == undisturbed(train, nranks)

@@ -1,0 +1,213 @@
+"""When a launcher replaces a rank, and when it starts all again: by processes that only sleep, and notes by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from common.commit.kept_parts import KeptParts, path_of
+from common.errors import RecoveryFailed
+from common.launch.child import Child, ProcessFailed
+from common.launch.job import Job
+from common.launch.replacing import Replacing
+from common.launch.restarts import Life, RestartFlags, supervise
+from common.system.next_epoch import word_in
+from tests.support.jobs import PAUSE, start
+
+LIMIT_S = 20.0
+
+
+class Mended:
+    """A job of three ranks, all of which have kept a boundary."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.places, self.now = job, [""] * 0, 0.0
+        self.replacing = Replacing(job, self.start, 30.0, clock=lambda: self.now)
+        for rank in range(3):
+            start(job, rank, PAUSE)
+            KeptParts(path_of(job.kept[f"rank {rank}"])).write(0, b"")
+            self.note(rank, "3", "complete")
+
+    def start(self, rank: int, place: str) -> None:
+        self.places.append(place)
+        start(self.job, rank, PAUSE)
+
+    def rank(self, rank: int) -> Child:
+        return next(child for child in self.job.children if child.name == f"rank {rank}")
+
+    def note(self, rank: int, *lines: str) -> None:
+        with self.rank(rank).joined.open("a") as out:
+            out.writelines(f"{line}\n" for line in lines)
+
+    def kill(self, rank: int) -> None:
+        self.rank(rank).process.kill()
+        self.rank(rank).process.wait()
+
+    def look(self) -> bool:
+        self.now += 1.0
+        return self.replacing.look()
+
+    def wait(self, *ranks: int, epoch: int = 1) -> None:
+        for rank in ranks:
+            self.note(rank, f"waits {epoch} PeerLost: rank 1 died")
+
+
+@pytest.fixture
+def mended() -> Callable[..., None]:
+    """Runs something with such a job, of two restarts."""
+
+    def run(what: Callable[[Mended], None], most: int = 2) -> None:
+        def live(life: Life) -> None:
+            with Job(life=life, keeps=True, patience=0.2) as job:
+                what(Mended(job))
+
+        supervise(RestartFlags(max_restarts=most), live, prog="collective.run")
+
+    return run
+
+
+Run = Callable[..., None]
+
+
+def test_the_dead_is_started_again_and_the_others_are_let_go_on_once_it_joins(
+    mended: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def what(of: Mended) -> None:
+        assert not of.look()
+        secret, before = of.job.secret, {of.rank(r).process.pid for r in (0, 2)}
+        of.kill(1)
+        assert of.look()  # the others have not noticed yet
+        of.wait(0)
+        assert of.look()
+        assert not of.places
+        of.wait(2)
+        assert of.look()
+        assert len(of.places) == 1
+        assert of.look()
+        assert word_in(of.job.word_file) is None  # it may prepare for long: nobody's patience must end meanwhile
+        of.note(1, "3")
+        assert of.look()
+        word = word_in(of.job.word_file)
+        assert word
+        assert (word.epoch, word.rendezvous, word.secret) == (1, of.places[0], of.job.secret)
+        assert word.secret != secret
+        of.note(0, "goes on 1 4 5")
+        of.note(1, "goes on 1 4 4")
+        assert of.look()
+        assert "recovered" not in capsys.readouterr().err
+        of.note(2, "goes on 1 4 4")
+        assert of.look()
+        assert "recovered: all go on after step 4, 1 step replayed" in capsys.readouterr().err
+        assert not of.look()
+        assert {of.rank(r).process.pid for r in (0, 2)} == before
+        of.kill(0)  # and once more
+        of.wait(1, 2, epoch=2)
+        assert of.look()
+        assert "rank 0 is started again (restart 2 of 2)" in capsys.readouterr().err
+
+    mended(what)
+
+
+def test_who_has_stalled_is_killed_before_its_place_is_given_away(
+    mended: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def what(of: Mended) -> None:
+        frozen = of.rank(1).process
+        os.kill(frozen.pid, signal.SIGSTOP)
+        until(lambda: of.rank(1).is_frozen())
+        of.note(0, "waits 1 PeerStalled: rank 1 did not take part")
+        of.wait(2)
+        assert of.look()
+        assert frozen.returncode == -signal.SIGKILL
+        assert of.look()
+        assert "rank 0 says: PeerStalled: rank 1 did not take part, " in capsys.readouterr().err
+        assert len(of.places) == 1
+
+    mended(what)
+
+
+def test_who_does_not_notice_in_time_is_replaced_too(mended: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0)
+        assert of.look()
+        of.now += 30
+        assert of.look()
+        assert of.look()
+        assert "rank 1 was killed by SIGKILL" in (told := capsys.readouterr().err)
+        assert "rank 1 and rank 2 are started again" in told
+
+    mended(what)
+
+
+@pytest.mark.parametrize("how", ["keeps nothing", "all died", "another ended well", "ended with a usage error"])
+def test_where_a_rank_cannot_be_replaced_all_are_started_again(how: str, mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        if how == "keeps nothing":
+            os.ftruncate(of.job.kept["rank 2"], 0)
+            of.wait(0)
+        elif how == "all died":
+            of.kill(0)
+            of.kill(2)
+        elif how == "another ended well":
+            of.kill(2)
+            of.rank(2).process.returncode = 0
+            of.wait(0)
+        else:
+            of.rank(1).process.returncode = 2
+            of.wait(0, 2)
+        assert not of.look()
+        assert not of.look()
+        assert not of.places
+
+    mended(what)
+
+
+def test_a_second_death_before_all_go_on_starts_all_again(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        of.kill(1)
+        assert not of.look()
+
+    mended(what)
+
+
+def test_a_group_that_fails_again_before_all_go_on_is_no_cure(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        of.wait(0, epoch=2)
+        with pytest.raises(ProcessFailed, match="rank 0 says: PeerLost: rank 1 died"):
+            of.look()
+
+    mended(what)
+
+
+def test_no_rank_is_replaced_when_no_restart_is_left(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        for epoch in (1, 2):
+            of.kill(1)
+            of.wait(0, 2, epoch=epoch)
+            of.look()
+            of.note(1, "3", f"goes on {epoch} 1 1")
+            for rank in (0, 2):
+                of.note(rank, f"goes on {epoch} 1 1")
+            of.look()
+
+    with pytest.raises(RecoveryFailed, match="1 restart did not help"):
+        mended(what, most=1)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
