@@ -96,7 +96,7 @@ class CommitFolder:
         file = self.part_file(step, name)
         try:
             return PartEntry(note_of(file).read_text().partition(" ")[0], file.stat().st_size)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_manifest(self, manifest: Manifest) -> None:

@@ -222,3 +222,12 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=f"cannot write to --checkpoint-dir {tmp_path / 'file'}"):
         CommitFolder(tmp_path / "file").make()
+
+
+def test_where_no_part_can_be_there_is_none(tmp_path: Path) -> None:
+    """It is looked for while its writer finds out."""
+    folder = folder_of(tmp_path, 20)
+    folder.of_step(40).write_text("in the way")
+    assert folder.entry(20, "rank-0") is not None
+    assert folder.entry(30, "rank-0") is None
+    assert folder.entry(40, "rank-0") is None
