@@ -81,7 +81,7 @@ class Job:
     _told_of_others: bool = False
     _killed: int = field(default_factory=killed_for_memory)  # for lack of memory, before this job
     _looked_at: float = 0.0
-    _shown: list[ShownLog] = field(default_factory=list)
+    _shown: dict[Path, ShownLog] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
@@ -107,7 +107,7 @@ class Job:
             self._end(self.children)
         finally:
             try:
-                for log in self._shown:
+                for log in self._shown.values():
                     log.close()
                 if cut_off:
                     leave_the_terminal_in_order()
@@ -169,8 +169,8 @@ class Job:
             output = None if path is None else open_private(path, further=self.life.number > 0)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
-        if on_terminal and path is not None:
-            self._shown.append(ShownLog(path))
+        if on_terminal and path is not None and path not in self._shown:  # who takes the place of another goes on in it
+            self._shown[path] = ShownLog(path)
         try:
             process = subprocess.Popen(
                 [*through, sys.executable, *command],
@@ -268,7 +268,7 @@ class Job:
         return all(child.code == 0 for child in self.children)
 
     def _show_logs(self) -> None:
-        for log in self._shown:
+        for log in self._shown.values():
             log.show()
 
     def _mark_ended(self) -> None:

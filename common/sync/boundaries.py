@@ -43,7 +43,8 @@ class Boundary:
 
 
 class Boundaries:
-    """Those of one rank; without a launcher that holds memory for it, or a group that could be joined again, none.
+    """Those of one rank; without a launcher that holds memory for it, or a group that could be joined again, none. A
+    context manager.
 
     Args:
         wait_limit: how long to wait for the launcher's word, in seconds.
@@ -59,6 +60,13 @@ class Boundaries:
     @property
     def are_kept(self) -> bool:
         return self._kept is not None
+
+    def __enter__(self) -> Boundaries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._kept:
+            self._kept.close()
 
     def keep(self, step: int, own: Part, common: Part) -> None:
         """After so many steps. The arrays must not change any more."""

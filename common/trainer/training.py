@@ -70,14 +70,14 @@ def train(
         DataError, UsageError: before the first step. PeerError, ProtocolError, NonFiniteGradient: during it.
     """
     data = data or load_dataset(config.dataset, config.data_dir, seed=config.seed)
-    boundaries = Boundaries(synchronizer, config.wait_limit)
-    while True:
-        try:
-            return train_in_one_group(config, synchronizer, boundaries, data, warmup_steps, evaluate_model, on_step)
-        except (PeerError, PeerUnreachable) as exc:
-            boundaries.leave(exc)
-        give_memory_back()  # the arena's, which the exception had held
-        boundaries.rejoin()
+    with Boundaries(synchronizer, config.wait_limit) as boundaries:
+        while True:
+            try:
+                return train_in_one_group(config, synchronizer, boundaries, data, warmup_steps, evaluate_model, on_step)
+            except (PeerError, PeerUnreachable) as exc:
+                boundaries.leave(exc)
+            give_memory_back()  # the arena's, which the exception had held
+            boundaries.rejoin()
 
 
 def train_in_one_group(

@@ -14,6 +14,7 @@ import pytest
 from common.errors import UsageError
 from common.launch import servers
 from common.launch.child import ProcessFailed
+from common.launch.restarts import Life
 from common.launch.servers import wait_for_file
 from common.launch.shown_log import ShownLog
 from common.system.process import PARENT_VARIABLE
@@ -108,6 +109,15 @@ def test_a_log_that_goes_on_is_shown_from_there(tmp_path: Path, capfd: pytest.Ca
         file.write(b"\xac\n")
     log.close()
     assert capfd.readouterr() == ("half a \N{EURO SIGN}\n", "")
+
+
+def test_who_takes_the_place_of_another_is_shown_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Job(tmp_path, life=Life(1)) as job:
+        for line in ("of the first", "of the second"):
+            first = job.start("rank 0", ["-c", f"print({line!r})"], log="workerlog.0", on_terminal=True)
+            first.wait(LIMIT_S)
+    assert capfd.readouterr().out == "of the first\nof the second\n"
+    assert (tmp_path / "workerlog.0").read_text() == "of the first\nof the second\n"
 
 
 def test_a_reader_who_has_gone_ends_no_job(tmp_path: Path) -> None:
