@@ -7,7 +7,7 @@ import atexit
 import json
 import os
 import secrets
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -62,7 +62,7 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and self._connection and select.select([self._connection], [], [], timeout)[0]:
+        if self.returncode is None and self._connection and can_read(self._connection, timeout):
             told = heard(self._connection)
             self._connection.close()
             self.returncode = told["code"]
@@ -88,6 +88,13 @@ def connected() -> socket.socket:
     return connection
 
 
+def can_read(stream: Any, timeout: float | None) -> bool:
+    """Waits so long, in seconds; also of descriptors above 1,023, which `select.select` refuses."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(timeout))
+
+
 def heard(connection: socket.socket) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(connection.recv(MOST))
     return told
@@ -101,7 +108,7 @@ def address() -> str:
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(server.communicate)
     begun = time.monotonic()
-    assert select.select([server.stdout], [], [], START_S)[0], f"no warm interpreter after {START_S:g} s"
+    assert can_read(server.stdout, START_S), f"no warm interpreter after {START_S:g} s"
     line = server.stdout.readline() if server.stdout else b""
     assert line == b"ready\n", f"the warm interpreter said {line!r} after {time.monotonic() - begun:.1f} s"
     return name
