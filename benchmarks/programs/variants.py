@@ -65,7 +65,7 @@ def run_variant(
     """
     with tempfile.TemporaryDirectory(prefix="programs-") as temporary:
         home, log, records = (Path(temporary, name) for name in ("program", "log", "records"))
-        records = keep or records
+        records = (keep or records).resolve()  # the program runs in another folder
         records.mkdir(parents=True)
         start, script = lay_out(program, folder, home)
         command = [
@@ -76,9 +76,12 @@ def run_variant(
         begin = time.monotonic()
         try:
             run(program, variant, command, start, log, environment_of(program, folder.resolve(), records))
+            found = read_records(records)
+            if gone := [str(rank) for rank in range(nranks) if rank not in found]:
+                raise ProgramFailed(f"ended well, but left no record of rank {', '.join(gone)}", tails(log))
         except ProgramFailed as exc:
             return Outcome(how="failed", error=str(exc), output=exc.output, seconds=time.monotonic() - begin), {}
-        return Outcome(how="ok", seconds=time.monotonic() - begin), read_records(records)
+        return Outcome(how="ok", seconds=time.monotonic() - begin), found
 
 
 def run(

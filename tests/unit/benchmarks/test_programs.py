@@ -18,6 +18,7 @@ from benchmarks.programs import recording
 from benchmarks.programs.kept import Kept
 from benchmarks.programs.manifest import MANIFEST, Program, blocks_of, lay_out, missing, read_manifest
 from benchmarks.programs.records import OfRank, Recorded, compared, distance, read_records
+from benchmarks.programs.variants import run_variant
 from benchmarks.records.programs import Outcome
 from benchmarks.verbs.programs import ProgramsConfig, programs
 from common.errors import DataError, UsageError
@@ -148,6 +149,22 @@ def test_a_process_that_is_a_rank_leaves_what_it_trained_and_printed(tmp_path: P
     w, *others = rank[1].parameters  # each once
     assert [other.shape for other in others] == [(1, 2), (2,)]
     np.testing.assert_array_equal(w, np.zeros(3, np.float32))  # w - 0.5 * 2 w
+
+
+def test_a_run_is_kept_in_a_folder_that_is_given_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the program runs in another one
+    as_rank = "import os\nos.environ['PADDLE_TRAINER_ID'] = '0'\nprint"
+    program = described(tmp_path, spawns=True, replace=[("print", as_rank)])
+    outcome, found = run_variant(program, "paddle", tmp_path, 1, Path("kept/1"))
+    assert (outcome.how, outcome.error) == ("ok", "")
+    assert found[0].printed == "hello gpu\n"
+    assert read_records(tmp_path / "kept/1") == found
+
+
+def test_a_rank_that_leaves_no_record_is_a_failure(tmp_path: Path) -> None:
+    outcome, found = run_variant(described(tmp_path, spawns=True), "paddle", tmp_path, 2)
+    assert (outcome.how, outcome.error) == ("failed", "ended well, but left no record of rank 0, 1")
+    assert found == {}
 
 
 def test_processes_that_were_one_rank_are_put_together_in_their_order(tmp_path: Path) -> None:
