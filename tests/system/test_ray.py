@@ -1,11 +1,10 @@
-"""A training on a cluster of three nodes of Ray's on this machine. Some minutes: only with GRADSYNC_LONG_TESTS=all."""
+"""Trainings on a cluster of three nodes of Ray's on this machine. Minutes: only with GRADSYNC_LONG_TESTS=all."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,20 @@ pytestmark = [
     pytest.mark.longest,
     pytest.mark.timeout(400),
 ]
+PROGRAMS = "tests/programs"
 
 
-def test_both_schemes_end_with_the_same_parameters_also_after_a_killed_worker() -> None:
+def run(*command: str) -> str:
+    """What a command of Python's has written."""
+    told = {**environment(), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [sys.executable, Path("tests/programs/on_ray.py")],
-        env={**environment(), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
+        [sys.executable, *command], env=told, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found) == {"ring", "ps", "after a kill"}
-    assert found["ring"] == found["ps"] == found["after a kill"]
+    return done.stdout
+
+
+def test_a_trainer_of_rays_ends_with_the_bits_of_our_launcher_also_after_a_killed_worker() -> None:
+    ours = run("-m", "collective.run", "--nranks", "2", f"{PROGRAMS}/cnn.py").split("digest ")[1].split()[0]
+    found = json.loads(run(f"{PROGRAMS}/on_ray.py").splitlines()[-1])
+    assert found == {"ring": ours, "ps": ours, "after a kill": ours}
