@@ -2,8 +2,9 @@
 
     some have died, the others wait  ->  the dead are started again  ->  these join  ->  all are given the word  ->  on
 
-What the others do meanwhile: common/system/next_epoch.py. Where this does not work, all are started again
-(restarts.py): a rank has kept no step boundary yet, or cannot go on, or another one dies before all go on again.
+What the others do meanwhile: common/system/next_epoch.py. Who dies or freezes before it has joined is started once
+more. Where this does not work, all are started again (restarts.py): a rank has kept no step boundary yet, or cannot go
+on, or another one dies before all go on again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Replacing:
 
     Args:
         start: starts a rank that meets the others at that place.
-        patience: seconds within which all must have noticed that one has died; who has not is replaced too.
+        patience: seconds within which all must have noticed that one has died; who has not is replaced too. So is who
+            takes another's place and is frozen for as long before it joins.
     """
 
     job: Job
@@ -43,6 +45,7 @@ class Replacing:
     _stalled: list[str] = field(default_factory=list)  # names of those that were killed for it
     _replaced: Sequence[str] | None = None  # names of those that were started again; None: nothing is mended now
     _word: Word | None = None  # for the others, once those have joined
+    _frozen_at: dict[str, float] = field(default_factory=dict)  # since when those are that have not
     _gave_up: bool = False
     _looked_at: float = 0.0
 
@@ -102,6 +105,7 @@ class Replacing:
         for rank in dead:
             job.end(rank.process)
             rank.joined.unlink(missing_ok=True)
+        self._frozen_at = {}
         for name in self._replaced:
             self.start(int(name.removeprefix("rank ")), self._word.rendezvous)
 
@@ -114,12 +118,33 @@ class Replacing:
             self.job.life.went_on(back_to, max(made for _, made in steps) - back_to)
             self._replaced, self._stalled, self._noticed_at = None, [], None
             return True  # whatever has happened since is looked at next
-        if waiting or any(rank.code for rank in ranks):
+        if waiting or any(rank.code for rank in ranks if self._word is None or rank.name not in self._replaced):
             return self._give_up(waiting)
-        if self._word and all(rank.has_joined() for rank in ranks if rank.name in self._replaced):
+        if self._word is None:
+            return True
+        new = [rank for rank in ranks if rank.name in self._replaced]
+        failure = self._of_a_frozen(new) or (self.job.failure() if any(rank.code for rank in new) else None)
+        if failure is not None:
+            if not self.job.life.replace(failure, self._replaced):
+                return self._give_up(waiting)
+            self._replace(new)
+        elif all(rank.has_joined() for rank in new):
             self._word.give(self.job.word_file)
             self._word = None
         return True
+
+    def _of_a_frozen(self, new: Sequence[Child]) -> ProcessFailed | None:
+        """Kill whoever has been frozen for so long; while nobody hears of it, only its state tells."""
+        now = self.clock()
+        self._frozen_at = {rank.name: self._frozen_at.get(rank.name, now) for rank in new if rank.is_frozen()}
+        late = [rank for rank in new if now > self._frozen_at.get(rank.name, now) + self.patience]
+        for rank in late:
+            rank.process.kill()
+            rank.process.wait()
+        if not late:
+            return None
+        words = f"{late[0].name} was frozen for {self.patience:g} s before it joined"
+        return ProcessFailed(words, PeerError.exit_code, joined=True)
 
     def _give_up(self, waiting: Sequence[Child]) -> bool:
         self._gave_up = True

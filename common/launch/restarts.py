@@ -125,11 +125,13 @@ class Supervisor:
     clock: Callable[[], float]
     epoch: int = 0
     causes: list[str] = field(default_factory=list)  # of all restarts
-    replayed: list[int] = field(default_factory=list)  # steps, where the others went on
+    parts: int = 0  # of these, those in which the others went on
+    replayed: int = 0  # steps, in these
     lost_s: float = 0.0
     _recent: deque[float] = field(default_factory=deque)  # when restarts were made that count
     _failed_at: float = 0.0
     _begun: float = 0.0
+    _mends: bool = False  # a failure that nothing has recovered from yet
 
     def run(self, live: Callable[[Life], None]) -> None:
         while True:
@@ -143,8 +145,8 @@ class Supervisor:
                 self._restart(failure)
         if self.causes:
             count = f"{len(self.causes)} restart{'s' * (len(self.causes) > 1)}"
-            if self.replayed:
-                count += f" ({len(self.replayed)} of a part, {steps_of(sum(self.replayed))} replayed)"
+            if self.parts:
+                count += f" ({self.parts} of a part, {steps_of(self.replayed)} replayed)"
             self._say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
 
     def replace(self, failure: ProcessFailed, names: Sequence[str]) -> None:
@@ -158,6 +160,7 @@ class Supervisor:
         done = f"{started}, the others go on" if names else f"all live, and meet again ({number})"
         self._say(f"{failure.cause}, {self._after()}; {done}")
         self.epoch += 1
+        self.parts += 1
         self._count(failure)
 
     def _restart(self, failure: ProcessFailed) -> None:
@@ -180,7 +183,9 @@ class Supervisor:
         Raises:
             RecoveryFailed: none is left.
         """
-        self._failed_at = self.clock() if failure.since is None else failure.since
+        since = self.clock() if failure.since is None else failure.since
+        self.lost_s += since - self._failed_at if self._mends else 0.0
+        self._failed_at, self._mends = since, True
         most, window = self.flags.max_restarts, self.flags.restart_window
         while window and self._recent and self._recent[0] < self.clock() - window:
             self._recent.popleft()
@@ -200,18 +205,22 @@ class Supervisor:
 
     def tell_of_replaying(self, step: int, replayed: int) -> None:
         """That the group goes on after this step."""
-        self.replayed.append(replayed)
-        lost = self.clock() - self._failed_at
-        self.lost_s += lost
+        self.replayed += replayed
+        lost = self._recovered()
         self._say(
             f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed, {lost:.1f} s after that "
             f"(epoch {self.epoch})"
         )
 
     def _tell_recovery(self) -> None:
-        lost = self.clock() - self._failed_at
-        self.lost_s += lost
+        lost = self._recovered()
         self._say(f"recovered: the group is complete again, {lost:.1f} s after that (epoch {self.epoch})")
+
+    def _recovered(self) -> float:
+        """How many seconds after the last failure."""
+        lost, self._mends = self.clock() - self._failed_at, False
+        self.lost_s += lost
+        return lost
 
     def _say(self, what: str) -> None:
         print(f"{self.prog}: {what}", file=sys.stderr, flush=True)

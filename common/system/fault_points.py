@@ -37,6 +37,7 @@ RING, TRAINER, SERVER = "ring", "trainer", "server"
 COMMIT_FILES = ("part", "manifest")  # rank 0 alone writes manifests
 STAGES = ("written", "synced", "renamed")  # of a file: beside its name, on the disk, in place
 POINTS: Mapping[str, str] = {  # and who comes there
+    "joining": ANY,  # step 0: nobody has heard of it yet
     "joined": ANY,  # step 0: its group is complete
     "backward": ANY,  # in the built-in training: gradients are there; steps count from where this life began
     "leaving": ANY,  # step 0: all is done, and nobody has been told

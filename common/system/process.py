@@ -112,6 +112,7 @@ def note(line: str) -> None:
 
 def note_joining(nranks: int) -> None:
     """Let it know that this process joins a group of so many ranks."""
+    reach("joining", 0)
     note(str(nranks))
 
 

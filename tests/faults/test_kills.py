@@ -17,7 +17,7 @@ RING_TCP = (*RING, "sending", "sent", "receiving")
 TRAINER = ("backward", "before-push", "pushed", "before-commit", "committed", "received")
 SERVER = ("got-push", "stored", "got-commit", "before-reply", "replied")
 BY_PLANE = ("pushed", "committed", "got-push", "stored", "before-reply")
-ONCE = ("joined", "leaving")
+ONCE = ("joining", "joined", "leaving")
 FIRST_COMMIT, LAST_COMMIT = COMMIT_EVERY, STEPS // COMMIT_EVERY * COMMIT_EVERY
 PARTS, MANIFESTS = ([f"{file}-{stage}" for stage in STAGES] for file in COMMIT_FILES)
 

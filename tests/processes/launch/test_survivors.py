@@ -82,3 +82,16 @@ def test_who_dies_is_replaced_while_the_others_keep_their_processes(
     assert back, started.err
     assert processes == 1 + nranks + 1  # the guard, the ranks, and the one in the place of another
     assert digest == undisturbed(train, nranks)
+
+
+@long
+def test_who_takes_the_place_of_the_dead_and_freezes_is_replaced_too(train: Train) -> None:
+    digest, started, processes = train("backward:1:3,joining:1:0:stop", "--max-restarts", 3, "--timeout", 2)
+    frozen = (
+        r"rank 1 was frozen for 2 s before it joined, .* s after its start; rank 1 is started again \(restart 2 of 3"
+    )
+    assert re.search(frozen, started.err), started.err
+    assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, .* \(epoch 2\)", started.err)
+    assert "complete after 2 restarts (2 of a part, " in started.err
+    assert processes == 1 + 2 + 2
+    assert digest == undisturbed(train, 2)

@@ -168,13 +168,72 @@ def test_where_a_rank_cannot_be_replaced_all_are_started_again(how: str, mended:
     mended(what)
 
 
-def test_a_second_death_before_all_go_on_starts_all_again(mended: Run) -> None:
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_second_death_once_the_others_have_the_word_starts_all_again(who: int, mended: Run) -> None:
     def what(of: Mended) -> None:
         of.kill(1)
         of.wait(0, 2)
         assert of.look()
-        of.kill(1)
+        of.note(1, "3")
+        assert of.look()
+        of.kill(who)
         assert not of.look()
+
+    mended(what)
+
+
+def test_the_death_of_one_that_waits_starts_all_again(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        of.kill(2)
+        assert not of.look()
+
+    mended(what)
+
+
+def test_who_dies_before_it_joins_is_started_once_more(mended: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        secret = of.job.secret
+        of.kill(1)
+        assert of.look()
+        assert "rank 1 is started again (restart 2 of 2), the others go on" in capsys.readouterr().err
+        assert len(of.places) == 2
+        of.note(1, "3")
+        assert of.look()
+        assert (word := word_in(of.job.word_file))
+        assert (word.epoch, word.rendezvous) == (2, of.places[1])
+        assert word.secret != secret
+
+    mended(what)
+
+
+def test_who_freezes_before_it_joins_is_killed_in_time_and_started_once_more(
+    mended: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        frozen = of.rank(1).process
+        for number, is_frozen in ((signal.SIGSTOP, True), (signal.SIGCONT, False), (signal.SIGSTOP, True)):
+            assert of.look()
+            of.now += 25  # each time less than it has
+            os.kill(frozen.pid, number)
+            until(lambda is_frozen=is_frozen: of.rank(1).is_frozen() == is_frozen)
+            assert of.look()
+        assert frozen.poll() is None
+        of.now += 30
+        assert of.look()
+        assert frozen.returncode == -signal.SIGKILL
+        told = capsys.readouterr().err
+        assert "rank 1 was frozen for 30 s before it joined, " in told
+        assert "; rank 1 is started again (restart 2 of 2), the others go on" in told
+        assert len(of.places) == 2
 
     mended(what)
 

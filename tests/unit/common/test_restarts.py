@@ -97,6 +97,24 @@ def test_ranks_that_are_replaced_are_told_of_and_counted(capsys: pytest.CaptureF
     ]
 
 
+def test_a_second_failure_before_the_group_is_whole_again_adds_to_the_time_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = Job()
+
+    def live(life: Life) -> None:
+        assert life.replace(killed(), ["rank 1"])
+        job.time += 5
+        assert life.replace(killed(), ["rank 1"])
+        job.time += 2
+        life.went_on(3, 0)
+
+    supervise(RestartFlags(max_restarts=3), live, prog="collective.run", clock=lambda: job.time)
+    *_, recovered, summary = capsys.readouterr().err.splitlines()
+    assert "2.0 s after that (epoch 2)" in recovered
+    assert "complete after 2 restarts (2 of a part, 0 steps replayed), which took 7.0 s: " in summary
+
+
 def test_a_rank_is_not_replaced_when_no_restart_is_left_or_none_would_help() -> None:
     def live(life: Life) -> None:
         assert not life.replace(ProcessFailed("rank 0 ended with exit code 2", 2, joined=True), ["rank 0"])
