@@ -42,6 +42,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         servers: how many parameter servers have parts.
         step: how many steps had been made.
         epoch: in which pass over the data the next one lies, counted from 0.
+        ahead: of the built-in trainer, how many of the steps were not made by this number of ranks: the step's place in
+            the data is that of step - ahead.
         layout: of the built-in trainer's arena, whose optimizer's state is kept in runs of its words; of a program of
             the user's it is empty.
         length: of that arena, in words.
@@ -56,6 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     servers: int = 0
     step: int
     epoch: int
+    ahead: int = 0
     layout: list[SlotEntry] = []
     length: int = 0
     job: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.commit.folder import CommitFolder
@@ -19,6 +19,7 @@ __all__ = [
     "check_fits",
     "optimizer_slices",
     "participants",
+    "steps_ahead",
 ]
 
 # How the names of arrays in parts begin. Rank 0 has the parameters, and of a program of the user's the optimizer's
@@ -32,16 +33,28 @@ def participants(nranks: int, servers: int) -> list[str]:
     return [*(f"rank-{rank}" for rank in range(nranks)), *(f"server-{index}" for index in range(servers))]
 
 
-def check_fits(manifest: Manifest, folder: CommitFolder, *, nranks: int, job: Mapping[str, Any]) -> None:
+def check_fits(
+    manifest: Manifest, folder: CommitFolder, *, nranks: int, job: Mapping[str, Any], elastic: str | None
+) -> str:
     """
+    Args:
+        elastic: how to ask for going on with another number of ranks; None: that was done.
+
+    Returns:
+        What to say of going on.
+
     Raises:
-        UsageError: it is of another training, or of another number of ranks, whose bits would be another run's.
+        UsageError: it is of another training, or of another number of ranks, and nobody has asked for that.
     """
+    goes_on = f"goes on from the commit of step {manifest.step:,} in {folder}"
     if manifest.nranks != nranks:
-        raise UsageError(
-            f"the commit of step {manifest.step:,} in {folder} is of {manifest.nranks} rank(s), this job has {nranks}; "
-            f"start it with --nranks {manifest.nranks} (another number of servers, or the other scheme, will do)"
-        )
+        if elastic:
+            raise UsageError(
+                f"the commit of step {manifest.step:,} in {folder} is of {manifest.nranks} rank(s), this job has "
+                f"{nranks}; give it {manifest.nranks} again (another number of servers, or the other scheme, will do), "
+                f"or {elastic}: its bits are another run's then"
+            )
+        goes_on += f", of {manifest.nranks} rank(s), with {nranks}: from here on its bits are another run's"
     for name, value in job.items():
         if manifest.job.get(name, value) != value:
             flag = f"--{name.replace('_', '-')}"
@@ -49,6 +62,21 @@ def check_fits(manifest: Manifest, folder: CommitFolder, *, nranks: int, job: Ma
                 f"the commits in {folder} are of {flag} {manifest.job[name]}, this job has {flag} {value}; give the "
                 "same flags, or begin in another --checkpoint-dir"
             )
+    return goes_on
+
+
+def steps_ahead(manifest: Manifest, nranks: int, steps_per_epoch: Callable[[int], int]) -> int:
+    """`Manifest.ahead` where so many ranks go on: of the epoch under way they leave out what was trained with, rounded
+    down to whole steps.
+
+    Args:
+        steps_per_epoch: of a number of ranks.
+    """
+    if manifest.nranks == nranks:
+        return manifest.ahead
+    epoch, step = divmod(manifest.step - manifest.ahead, steps_per_epoch(manifest.nranks))
+    there = step * manifest.nranks // nranks
+    return manifest.step - epoch * steps_per_epoch(nranks) - min(there, steps_per_epoch(nranks))
 
 
 def optimizer_slices(folder: CommitFolder, manifest: Manifest) -> list[Slice]:

@@ -53,6 +53,8 @@ class Training:
     """How many commits stay, the newest. (default: 3)"""
     resume: bool = False
     """Go on from the newest whole commit in --checkpoint-dir."""
+    elastic: bool = False
+    """With --resume: also where the commit is of another number of ranks, whose bits are another run's."""
     trace: Path | None = None
     """Write what all ranks and servers did when to this file, for ui.perfetto.dev."""
     log_dir: Path | None = None
@@ -94,6 +96,8 @@ class TrainingConfig(Settings, Training):
         for flag, value in given.items():
             if value is not None and self.checkpoint_dir is None:
                 raise UsageError(f"--{flag} needs --checkpoint-dir, the folder of the commits")
+        if self.elastic and not self.resume:
+            raise UsageError("--elastic needs --resume: it says how to go on from a commit")
 
     def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
         """With a script of the user's, what is trained is its own affair.
@@ -123,8 +127,12 @@ class TrainingConfig(Settings, Training):
     def make_optimizer(self) -> Optimizer:
         return make_optimizer(self.optimizer, {"learning_rate": self.lr})
 
-    def total_steps(self, steps_per_epoch: int) -> int:
-        return self.steps if self.steps is not None else (self.epochs or 1) * steps_per_epoch
+    def total_steps(self, steps_per_epoch: int, ahead: int = 0) -> int:
+        """
+        Args:
+            ahead: see Manifest.
+        """
+        return self.steps if self.steps is not None else (self.epochs or 1) * steps_per_epoch + ahead
 
 
 def flags_with_a_script(kind: Any, *, without: Sequence[str] = ()) -> set[str]:

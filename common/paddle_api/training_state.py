@@ -47,6 +47,8 @@ class TrainingState:
         sampler: whose `epoch` says how it shuffles, if it is not the loader's batch sampler.
         scheduler: has `state_dict` and `set_state_dict`. The optimizer's own is kept with it anyway.
         scaler: a GradScaler.
+        elastic: also go on from a commit of another number of ranks. The epoch goes on where it was, and the bits from
+            there on are another run's.
 
     Raises:
         CommitCorrupt: there are commits, and none is whole.
@@ -64,6 +66,7 @@ class TrainingState:
         sampler: Any = None,
         scheduler: Any = None,
         scaler: Any = None,
+        elastic: bool = False,
         joined: Callable[[], Synchronizer],
     ) -> None:
         if commit_every < 1 or keep < 1:
@@ -71,7 +74,7 @@ class TrainingState:
         self._synchronizer = joined()
         self._model, self._optimizer = model, getattr(optimizer, "_inner_opt", optimizer)
         self._others = {"scheduler": scheduler, "scaler": scaler}
-        self._every, self._keep = commit_every, keep
+        self._every, self._keep, self._elastic = commit_every, keep, elastic
         self._position = DataPosition(sampler)
         self._folder = CommitFolder(Path(checkpoint_dir))
         self._name = f"rank-{self._synchronizer.rank}"
@@ -148,8 +151,9 @@ class TrainingState:
         if step == 0:
             return
         manifest = manifest or self._folder.manifest(int(step))
-        own = self._folder.part(manifest, self._name)
-        common = own if rank == 0 else self._folder.part(manifest, "rank-0")
+        common = self._folder.part(manifest, "rank-0")
+        has_own = self._name in manifest.parts
+        own = self._folder.part(manifest, self._name) if has_own and rank > 0 else common
         self._fill_model(common.beginning(PARAMETERS) | own.beginning(BUFFERS))
         accumulators = {key: paddle.to_tensor(array) for key, array in common.beginning(ACCUMULATORS).items()}
         self._optimizer.set_state_dict({**accumulators, **common.state["optimizer"]})
@@ -157,15 +161,19 @@ class TrainingState:
             if each is not None and name in own.state:
                 load = getattr(each, "set_state_dict", None) or each.load_state_dict
                 load({key: np.array(v) if isinstance(v, list) else v for key, v in own.state[name].items()})
-        self._position.load(own.state["position"], own.beginning(BEGAN), own.beginning(RANDOM))
+        position = own.state["position"]
+        if manifest.nranks != self._synchronizer.nranks:
+            position["batch"] = position["batch"] * manifest.nranks // self._synchronizer.nranks
+        began, now = (own.beginning(BEGAN), own.beginning(RANDOM)) if has_own else ({}, random_arrays())
+        self._position.load(position, began, now)
         self.step = manifest.step
 
     def _find(self) -> Manifest | None:
         self._folder.make()
         found = self._folder.newest()
         if found is not None:
-            check_fits(found, self._folder, nranks=self._synchronizer.nranks, job={})
-            say(f"goes on from the commit of step {found.step:,} in {self._folder}")
+            elastic = None if self._elastic else "elastic=True"
+            say(check_fits(found, self._folder, nranks=self._synchronizer.nranks, job={}, elastic=elastic))
         self._folder.remove_after(found.step if found else 0)
         return found
 

@@ -19,7 +19,15 @@ from common.commit.folder import CommitFolder, say
 from common.commit.manifest import Manifest, PartEntry, SlotEntry
 from common.commit.parts import Part
 from common.commit.plan import NO_COMMITS, CommitPlan
-from common.commit.resuming import OPTIMIZER, PARAMETERS, RANDOM, check_fits, optimizer_slices, participants
+from common.commit.resuming import (
+    OPTIMIZER,
+    PARAMETERS,
+    RANDOM,
+    check_fits,
+    optimizer_slices,
+    participants,
+    steps_ahead,
+)
 from common.commit.slices import arrays_of
 from common.commit.writer import Writer
 from common.errors import CommitCorrupt, UsageError
@@ -39,6 +47,7 @@ class Commits:
     """Of a training that keeps none; a context manager."""
 
     first = 0  # the step to begin with
+    ahead = 0  # by how many steps it is ahead of its place in the data, see Manifest
 
     def prepare(self, arena: Arena, names: Sequence[str], *, at: int | None = None) -> None:  # noqa: ARG002 - as said
         """Before `attach`: rank 0 finds the commit to go on from, and fills the arena with its parameters.
@@ -53,7 +62,7 @@ class Commits:
         self.first = at or 0
 
     def restore(self) -> None:
-        """After `attach`, on all ranks: the rest of the state, unless `prepare` was told where it begins."""
+        """After `attach`, on all ranks: where it begins, and the rest of the state unless `prepare` was told that."""
 
     def after(self, step: int, epoch: int) -> None:
         """So many steps have been made, and so many epochs are complete. Blocks for the copy.
@@ -87,6 +96,8 @@ class KeptCommits(Commits):
         keep: how many stay.
         resume: whether to go on from one.
         anyhow: or to begin anew, if there is none.
+        elastic: whether with another number of ranks, too.
+        steps_per_epoch: of a number of ranks.
         job: the flags that are the same for all that go on from them.
         timeout: seconds to wait for the others' parts.
     """
@@ -100,11 +111,14 @@ class KeptCommits(Commits):
         keep: int,
         resume: bool,
         anyhow: bool,
+        elastic: bool,
+        steps_per_epoch: Callable[[int], int],
         job: dict[str, Any],
         timeout: float,
     ) -> None:
         self._folder, self._synchronizer, self._job = folder, synchronizer, job
         self._every, self._keep, self._resume, self._anyhow, self._timeout = every, keep, resume, anyhow, timeout
+        self._elastic, self._steps_per_epoch = elastic, steps_per_epoch
         self._name = f"rank-{synchronizer.rank}"
         self._writer = Writer(folder, self._name)
 
@@ -112,7 +126,10 @@ class KeptCommits(Commits):
         self._arena, self._names, self._at, self.first = arena, names, at, at or 0
         self._folder.make()
         if self._synchronizer.rank == 0:
-            if at is None and (manifest := self._find()):
+            manifest = self._find() if at is None else self._before(at)
+            if manifest:
+                self.ahead = steps_ahead(manifest, self._synchronizer.nranks, self._steps_per_epoch)
+            if manifest and at is None:
                 self._fill(manifest)
                 self.first = manifest.step
             self._folder.remove_after(self.first)
@@ -131,11 +148,18 @@ class KeptCommits(Commits):
         if found is None and not self._anyhow:
             raise UsageError(f"there is no commit in {self._folder} to go on from; begin without --resume")
         if found is not None:
-            check_fits(found, self._folder, nranks=self._synchronizer.nranks, job=self._job)
+            elastic = None if self._elastic else "--elastic"
+            nranks = self._synchronizer.nranks
+            goes_on = check_fits(found, self._folder, nranks=nranks, job=self._job, elastic=elastic)
             if difference := found.arena_layout().difference(self._arena.layout):
                 raise UsageError(f"the commits in {self._folder} are of another model: {difference}")
-            say(f"goes on from the commit of step {found.step:,} in {self._folder}")
+            say(goes_on)
         return found
+
+    def _before(self, step: int) -> Manifest | None:
+        """Of the last commit until then; nothing but its manifest is read."""
+        steps = [each for each in self._folder.steps() if each <= step]
+        return self._folder.manifest(steps[-1]) if steps else None
 
     def _fill(self, manifest: Manifest) -> None:
         found = self._folder.part(manifest, self._name).beginning(PARAMETERS)
@@ -143,14 +167,13 @@ class KeptCommits(Commits):
             self._arena.parameter(slot)[...] = found[slot.name]
 
     def restore(self) -> None:
-        if self._at is not None:
-            return
-        steps = self._synchronizer.all_gather(np.array([self.first], np.int64))[:, 0]
-        self.first = int(steps[0])
-        if self.first == 0:
+        where = self._synchronizer.all_gather(np.array([self.first, self.ahead], np.int64))[0]
+        self.first, self.ahead = (int(each) for each in where)
+        if self._at is not None or self.first == 0:
             return
         manifest = self._folder.manifest(self.first)
-        set_random(self._folder.part(manifest, self._name).beginning(RANDOM))
+        if self._name in manifest.parts:
+            set_random(self._folder.part(manifest, self._name).beginning(RANDOM))
         try:
             self._synchronizer.load_optimizer(optimizer_slices(self._folder, manifest))
         except ValueError as exc:
@@ -182,6 +205,7 @@ class KeptCommits(Commits):
             servers=self._synchronizer.servers,
             step=step,
             epoch=epoch,
+            ahead=self.ahead,
             layout=[SlotEntry(s.name, list(s.shape), s.start, s.dtype, name) for s, name in slots],
             length=self._arena.layout.length,
             job=self._job,
@@ -200,8 +224,12 @@ class KeptCommits(Commits):
         self._writer.close()
 
 
-def commits_of(config: TrainingConfig, synchronizer: Synchronizer) -> Commits:
-    """What the flags ask for."""
+def commits_of(config: TrainingConfig, synchronizer: Synchronizer, steps_per_epoch: Callable[[int], int]) -> Commits:
+    """What the flags ask for.
+
+    Args:
+        steps_per_epoch: of a number of ranks.
+    """
     if config.checkpoint_dir is None:
         return Commits()
     if synchronizer.mode != "sync":
@@ -214,6 +242,8 @@ def commits_of(config: TrainingConfig, synchronizer: Synchronizer) -> Commits:
         keep=config.keep or KEEP,
         resume=config.resume or again,
         anyhow=again,
+        elastic=config.elastic,
+        steps_per_epoch=steps_per_epoch,
         job={name: getattr(config, name) for name in SAME},
         timeout=config.timeout,
     )

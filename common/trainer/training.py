@@ -91,16 +91,17 @@ def train_in_one_group(
 ) -> TrainedModel:
     """Train from the beginning, from a commit, or from where the group before this one has come to, to the end."""
     rolled_back = boundaries.agree()
-    steps_per_epoch, indices = rank_indices(
-        len(data.train), batch_size=config.batch_size, rank=synchronizer.rank, nranks=synchronizer.nranks
-    )
+
+    def indices_with(nranks: int, rank: int = 0) -> tuple[int, Iterator[list[int]]]:
+        return rank_indices(len(data.train), batch_size=config.batch_size, rank=rank, nranks=nranks)
+
+    steps_per_epoch, indices = indices_with(synchronizer.nranks, synchronizer.rank)
     model = make_model(config.model, seed=config.seed)
     arena = Arena(layout_of(model), empty=synchronizer.empty)
     bound = Binding(trainable(model), arena, synchronizer.mark_ready)
     bound.fill_arena()
-    total = config.total_steps(steps_per_epoch)
     timeline = Timeline()
-    with commits_of(config, synchronizer) as commits:
+    with commits_of(config, synchronizer, lambda nranks: indices_with(nranks)[0]) as commits:
         commits.prepare(arena, [p.name for _, p in bound.named], at=rolled_back.step if rolled_back else None)
         bound.bind_parameters()
         synchronizer.guard = Guard(arena, synchronizer.rank, refuses=config.non_finite != "warn")
@@ -110,16 +111,18 @@ def train_in_one_group(
         commits.restore()
         copies = StepCopies(boundaries, synchronizer, arena, model)
         copies.begin(rolled_back, commits.first)
+        ahead = commits.ahead
+        total = config.total_steps(steps_per_epoch, ahead)
         if rolled_back and rolled_back.step:
-            commits.after(rolled_back.step, rolled_back.step // steps_per_epoch)  # it may have been under way
+            commits.after(rolled_back.step, (rolled_back.step - ahead) // steps_per_epoch)  # it may have been under way
         del rolled_back
-        batches = batches_of(data.train, islice(indices, commits.first, None))
+        batches = batches_of(data.train, islice(indices, commits.first - ahead, None))
         for step in range(commits.first, total):
             with naming_the_step(step, total):
                 loss = take_step(model, batches, bound, synchronizer, config.lr, timeline)
             timeline.loss.append(float(loss))
             copies.after(step + 1)
-            commits.after(step + 1, (step + 1) // steps_per_epoch)
+            commits.after(step + 1, (step + 1 - ahead) // steps_per_epoch)
             on_step(step + 1, total, timeline.loss[-1])
         with naming_the_step(total - 1, total):
             synchronizer.settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,27 @@ def test_it_goes_on_with_the_same_bits(
     whole.ended_well()
     digests = [digest_in(tmp_path / str(number) / "run.json") for number in (1, 2)]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.long
+def test_another_number_of_ranks_goes_on_if_asked(started: list[Started], tmp_path: Path) -> None:
+    """Both schemes with the same bits; and so does who is resumed once more with the new number."""
+    commits = ["--commit-every", 5, "--dataset", "digits", "--checkpoint-dir"]
+    resume = ["--nranks", 3, "--resume", "--epochs", 1]
+    folders = [tmp_path / "first", tmp_path / "ring", tmp_path / "ps"]
+    begin(started, tmp_path, "ps", *commits, folders[0], "--steps", 6).ended_well()
+    for copy in folders[1:]:
+        shutil.copytree(folders[0], copy)
+    begin(started, tmp_path, "ps", *commits, folders[0], *resume).refused("is of 2 rank(s), this job has 3")
+    for scheme, folder in (("collective", folders[1]), ("ps", folders[2])):
+        begin(started, tmp_path, scheme, *commits, folder, *resume, "--elastic").ended_well(telling=" goes on from ")
+        told = f"goes on from the commit of step 5 in {folder}, of 2 rank(s), with 3: from here on its bits are another"
+        assert told in started[-1].err
+    for step in CommitFolder(folders[1]).steps()[1:]:
+        shutil.rmtree(folders[1] / f"step-{step:08}")
+    begin(started, tmp_path, "ps", *commits, folders[1], *resume).ended_well(telling=" goes on from ")
+    digests = {digest_in(tmp_path / str(number) / "run.json") for number in (2, 3, 4)}
+    assert len(digests) == 1
 
 
 def results_of(folder: Path) -> list[str]:

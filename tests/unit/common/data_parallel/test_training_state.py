@@ -124,8 +124,23 @@ def test_another_model_or_number_of_ranks_is_refused(tmp_path: Path) -> None:
     Program(tmp_path).run(3)
     with pytest.raises(UsageError, match=r"are of another model: 0\.bias \[5\], here \[7\]"):
         Program(tmp_path, width=7)
-    with pytest.raises(UsageError, match=r"step 3 in .* is of 1 rank\(s\), this job has 2; start it with --nranks 1"):
+    with pytest.raises(UsageError, match=r"step 3 in .* is of 1 rank\(s\), this job has 2; give it 1 again"):
         Program(tmp_path, ranks=2)
+
+
+def test_another_number_of_ranks_goes_on_where_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of four batches were trained with by one rank: one of the two that two ranks have."""
+    first = Program(tmp_path)
+    first.state._every = 2
+    first.run(2)
+    again = Program(tmp_path, ranks=2, elastic=True)
+    again.state._every = 100  # the other rank's parts will not come
+    told = f"gradsync: goes on from the commit of step 2 in {tmp_path}, of 1 rank(s), with 2: "
+    assert capsys.readouterr().err == told + "from here on its bits are another run's\n"
+    assert digest_of_model(again.model) == CommitFolder(tmp_path).verify(2).parameters_sha256
+    places = [(epoch, batch.tolist()) for epoch, batch in again.state.steps(BATCHES[:2], epochs=2)]
+    assert places == [(0, BATCHES[1].tolist()), (1, BATCHES[0].tolist()), (1, BATCHES[1].tolist())]
+    assert again.state.step == 5
 
 
 def test_a_torn_commit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

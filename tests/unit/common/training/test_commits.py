@@ -115,6 +115,11 @@ def test_what_cannot_be_written_ends_the_training(tmp_path: Path) -> None:
         run(kept(tmp_path))
 
 
+def test_elastic_is_for_going_on(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--elastic needs --resume: it says how to go on from a commit"):
+        kept(tmp_path, elastic=True)
+
+
 @pytest.mark.parametrize("flags", [{"commit_every": 3}, {"keep": 1}, {"resume": True}])
 def test_flags_of_commits_need_a_folder(flags: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=f"--{next(iter(flags)).replace('_', '-')} needs --checkpoint-dir"):
