@@ -13,6 +13,7 @@ from common.credentials.token import new_token
 from common.errors import CredentialsRefused
 from common.launch.child import ProcessFailed
 from common.launch.ranks import abstract_address
+from common.launch.restarts import Life, RestartFlags, supervise
 from common.launch.servers import start_servers
 from common.network import rpc
 from ps.status import ask, credentials_for
@@ -102,6 +103,23 @@ def test_the_secret_stands_in_no_command_line() -> None:
             assert time.monotonic() < deadline
         assert job.secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
         process.communicate(b"\n")
+
+
+def test_each_life_of_a_job_has_a_secret_of_its_own() -> None:
+    told: list[bytes] = []
+
+    def live(life: Life) -> None:
+        with Job(life=life) as job:
+            code = "import os, signal; print(os.environ['GRADSYNC_JOB_SECRET'], flush=True); signal.raise_signal(9)"
+            process = job.start("rank 0", ["-c", code], log="log", talk=True)
+            assert process.stdout
+            told.append(process.stdout.readline().strip())
+            if life.number < 2:
+                job.wait()
+
+    supervise(RestartFlags(max_restarts=2), live, prog="ps.run")
+    assert all(re.fullmatch(b"[0-9a-f]{64}", each) for each in told)
+    assert len({*told}) == len(told) == 3
 
 
 def test_a_token_reaches_ranks_of_several_hosts_by_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ LAUNCHER = """
 import sys
 from common.launch.job import Job
 with Job() as job:
+    if "unguarded" in sys.argv:
+        job._guard._process.kill()
     job.start("rank 0", ["-c", sys.argv[1]], log="workerlog.0", on_terminal=True)
     job.wait()
 """
@@ -71,9 +73,13 @@ def test_leaving_the_job_kills_what_ignores_sigterm(tmp_path: Path) -> None:
     assert 0.5 <= time.monotonic() - begin < LIMIT_S
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_children_end_with_a_launcher_that_is_told_to(how: signal.Signals, code: int) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, CHILD], stdout=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("how", "code", "guarded"),
+    [(signal.SIGTERM, 143, "guarded"), (signal.SIGKILL, -9, "guarded"), (signal.SIGKILL, -9, "unguarded")],
+)
+def test_children_end_with_a_launcher_that_is_told_to(how: signal.Signals, code: int, guarded: str) -> None:
+    """Without its guard the kernel sees to it."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, CHILD, guarded], stdout=subprocess.PIPE)
     assert launcher.stdout is not None
     with launcher.stdout as pipe:
         try:
