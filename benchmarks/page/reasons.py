@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from string import Formatter
 
 from benchmarks.page.language import known, mark
 
-__all__ = ["reason"]
+__all__ = ["in_words", "reason"]
 
 REASONS = (  # an earlier one comes before a later one that fits as well
     mark("not run"),
@@ -44,8 +45,12 @@ REASONS = (  # an earlier one comes before a later one that fits as well
 
 def reason(text: str) -> str:
     """A reason as results hold it, without a full stop; what is none of ours, such as an error, stays in its words."""
-    text = text.rstrip(".")
-    for sentence in REASONS:
+    return in_words(text.rstrip("."), REASONS)
+
+
+def in_words(text: str, sentences: Sequence[str]) -> str:
+    """A text as results hold it in the report's language, if it is one of these sentences, filled in."""
+    for sentence in sentences:
         if found := _pattern(sentence).fullmatch(text):
             return known(sentence).format(**found.groupdict())
     return text

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 from msgspec import Struct
 
-from benchmarks.records.results import Environment
+from benchmarks.records.results import Results
 
-__all__ = ["FaultOutcome", "FaultsResults", "Recovery", "Usage", "faults_in"]
+__all__ = ["FaultOutcome", "FaultsResults", "Recovery", "Usage"]
 
 
 class Recovery(Struct, frozen=True):
@@ -66,16 +63,5 @@ class FaultOutcome(Struct, frozen=True, kw_only=True):
     skipped: str = ""
 
 
-class FaultsResults(Struct, frozen=True, kw_only=True):
-    created: str
-    command: str
-    environment: Environment
+class FaultsResults(Results, frozen=True, kw_only=True, tag="faults"):
     outcomes: list[FaultOutcome]
-
-
-def faults_in(path: Path) -> FaultsResults | None:
-    """What a file holds; None: something else."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=FaultsResults)
-    except msgspec.MsgspecError:
-        return None

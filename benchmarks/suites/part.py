@@ -21,6 +21,7 @@ import msgspec
 
 from benchmarks.measuring.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from benchmarks.records.environment import cpu_name
+from benchmarks.records.faults import FaultsResults
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.records.result_files import read
 from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResults
@@ -220,7 +221,7 @@ def load_results(folder: Path) -> PartResults | None:
             found = read(folder / name)
         except DataError:
             continue
-        if not isinstance(found, SuiteResults):
+        if not isinstance(found, (SuiteResults, FaultsResults)):
             return found
     return None
 

@@ -19,7 +19,8 @@ from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults
 from benchmarks.records.environment import machine_of
-from benchmarks.records.result_files import AnyResults, read
+from benchmarks.records.faults import FaultsResults
+from benchmarks.records.result_files import read
 from benchmarks.records.results import Cluster
 from benchmarks.records.script import ScriptResults
 from benchmarks.records.suite import PartResults, SuiteResults
@@ -32,6 +33,7 @@ from common.errors import DataError, GradSyncError, UsageError
 
 __all__ = ["Change", "DiffConfig", "changes", "diff", "figures", "load"]
 
+TimedResults = PartResults | SuiteResults
 COLOURS = {"slower": "red", "faster": "green"}
 
 
@@ -97,23 +99,26 @@ def diff(config: DiffConfig) -> int:
     return int("slower" in verdicts)
 
 
-def load(path: Path) -> AnyResults:
+def load(path: Path) -> TimedResults:
     """The results in a file, checked.
 
     Raises:
         DataError: it holds none.
         GradSyncError: it holds no speed.
+        UsageError: nothing in it was timed.
     """
     if path.is_dir():
         latest = [f", the latest is {name}" for name in sorted(file.name for file in path.glob("*Z-*.json"))[-1:]]
         raise DataError(f"{path} is a folder; give one of its files{''.join(latest)}")
     results = read(path)
+    if isinstance(results, FaultsResults):
+        raise UsageError(f"{path} tells of promises kept, not of speed; give two results of something that was timed")
     for each in parts_of(results).values():
         check(each, path)
     return results
 
 
-def parts_of(results: AnyResults) -> dict[str, PartResults]:
+def parts_of(results: TimedResults) -> dict[str, PartResults]:
     """By name, the results of the parts of a job that were measured well; of one part, that one."""
     return results.done() if isinstance(results, SuiteResults) else {"": results}
 
@@ -128,7 +133,7 @@ def check(results: PartResults, path: Path) -> None:
         raise GradSyncError(f"{path}: the certificate failed, so there is no speed to compare")
 
 
-def figures(results: AnyResults) -> dict[str, Figure]:
+def figures(results: TimedResults) -> dict[str, Figure]:
     """By what was measured; of a job with the part's name before it."""
     return {
         part + name: replace(figure, race=figure.race and part + figure.race)
@@ -186,7 +191,7 @@ def changes(before: dict[str, Figure], after: dict[str, Figure]) -> list[Change]
     return [Change(what, before[what], after[what]) for what in before if what in after]
 
 
-def check_alike(before: AnyResults, after: AnyResults) -> None:
+def check_alike(before: TimedResults, after: TimedResults) -> None:
     """
     Raises:
         UsageError: they are of different kinds, or of different trainings.
@@ -230,7 +235,7 @@ def trained_by(run: Run, *, ranks_share: bool) -> str:
     return f"model {run.model}, dataset {run.dataset}, batch_size {batch}, optimizer {run.optimizer}"
 
 
-def remarks(before: AnyResults, after: AnyResults, found: list[Change]) -> list[str]:
+def remarks(before: TimedResults, after: TimedResults, found: list[Change]) -> list[str]:
     """Why the figures may differ though the code does not, and what only one of the files holds."""
     machines = [machine_of(results.environment) for results in (before, after)]
     told = [f"different machines or settings: {' / '.join(machines)}"] * (machines[0] != machines[1])

@@ -12,15 +12,18 @@ from statistics import median
 from msgspec import structs
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from benchmarks.faults.cases import CASES, Case, NotKept, simulation
 from benchmarks.faults.random_kills import BACKENDS, NRANKS, Result, random_kills, soak
 from benchmarks.faults.simulator import PromiseBroken, simulate
-from benchmarks.page.markdown import escape as escape_cell
-from benchmarks.records.environment import head, machine_of
+from benchmarks.page.language import LANGUAGES
+from benchmarks.records.environment import head
 from benchmarks.records.faults import FaultOutcome, FaultsResults
 from benchmarks.records.result_files import plain
-from common.errors import GradSyncError, UsageError
+from benchmarks.reports.faults import heads, scoreboard
+from benchmarks.reports.writing import write_report
+from common.errors import GradSyncError, UsageError, choose
 from common.launch.cli import check_writable
 from common.system.atomic_file import write_file
 
@@ -29,7 +32,6 @@ __all__ = ["FaultsConfig", "chosen", "faults"]
 FILE = "faults.json"
 RANDOM, SOAK, SIMULATED = 1, 19, 21  # rows
 SAME_BITS = "the bits of an undisturbed job"
-HEAD = ("scheme", "promises kept", "of", "noticed after p50 s", "max s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,12 @@ class FaultsConfig:
     kill_seed: int = 1
     """By which these kills choose who and when."""
     out: Path = Path("out/faults")
-    """Folder for faults.json and faults.md."""
+    """Folder for faults.json, faults.md and faults.html."""
+    lang: str = "en"
+    """Language of the report: en or zh."""
 
     def __post_init__(self) -> None:
+        choose("language", self.lang, LANGUAGES)
         if self.times < 1 or self.seeds < 1:
             raise UsageError(f"--times and --seeds must be at least 1 (got {self.times} and {self.seeds})")
         if min(self.random_kills, self.soak) < 0 or self.kill_every < 1:
@@ -89,11 +94,10 @@ def faults(config: FaultsConfig, cases: Sequence[Case] = CASES) -> int:
         results.outcomes.append(outcome)
         console.print(escape(line_of(outcome)))
         write_file(config.out / FILE, json.dumps(plain(results), indent=1) + "\n")  # the rest may be interrupted
-    write_file(config.out / "faults.md", page(results))
     console.print()
-    for row in (HEAD, *scoreboard(results.outcomes)):
-        console.print("  ".join(cell.ljust(width) for cell, width in zip(row, (8, 13, 4, 19, 6), strict=True)).rstrip())
-    console.print(f"\nreport: {config.out / 'faults.md'}")
+    console.print(table_of(results))
+    write_report(results, config.out, "faults", config.lang)
+    console.print(f"\nreport: {config.out / 'faults.html'}", soft_wrap=True)
     return int(any(each.kept < each.times for each in results.outcomes))
 
 
@@ -188,43 +192,11 @@ def recovered(each: FaultOutcome) -> str:
     )
 
 
-def scoreboard(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
-    """A line a scheme: promises kept, of how many, and how soon faults were noticed."""
-    found: list[tuple[str, ...]] = []
-    for scheme in dict.fromkeys(each.scheme for each in outcomes):
-        mine = [each for each in outcomes if each.scheme == scheme and not each.skipped]
-        noticed = [seconds for each in mine for seconds in each.detection_s]
-        times = (f"{median(noticed):.2f}", f"{max(noticed):.2f}") if noticed else ("-", "-")
-        kept, made = sum(each.kept for each in mine), sum(each.times for each in mine)
-        found.append((scheme or "(model)", str(kept), str(made), *times))
-    return found
-
-
-def table(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape_cell, cells))} |"
-
-
-def page(results: FaultsResults) -> str:
-    machine = results.environment
-    columns = ("row", "scheme", "what", "promised", "kept", "noticed after p50, max s", "complete again after", "")
-    lines = [
-        "# Faults",
-        "",
-        table(HEAD),
-        "|" + "---|" * len(HEAD),
-        *map(table, scoreboard(results.outcomes)),
-        "",
-        f"`{results.command}`, {results.created[:10]}, commit {machine.commit or 'unknown'}, "
-        f"{escape_cell(machine_of(machine))}",
-        "",
-        table(columns),
-        "|" + "---|" * len(columns),
-    ]
-    for each in results.outcomes:
-        noticed = f"{median(each.detection_s):.2f}, {max(each.detection_s):.2f}" if each.detection_s else ""
-        where = f"{each.scheme} {each.backend}".strip() or "simulated"
-        kept = "skipped" if each.skipped else f"{each.kept} of {each.times}"
-        note = each.skipped or each.why_not
-        again = recovered(each) if each.recoveries else ""
-        lines.append(table((str(each.row), where, each.name, each.promise, kept, noticed, again, note)))
-    return "\n".join(lines) + "\n"
+def table_of(results: FaultsResults) -> Table:
+    """The scoreboard."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, title in enumerate(heads()):
+        table.add_column(title, justify="right" if number else "left", vertical="bottom")
+    for row in scoreboard(results):
+        table.add_row(*row)
+    return table

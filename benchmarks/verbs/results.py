@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.records.environment import machine_of
-from benchmarks.records.faults import FaultOutcome, FaultsResults, faults_in
 from benchmarks.records.result_files import AnyResults, read, sort_of
 from benchmarks.reports.writing import REPORTS
 from common.errors import UsageError
@@ -67,12 +66,10 @@ def to_markdown(folder: Path, home: Path) -> str:
     history = folder / "history"
     found = [(path, read(path)) for path in sorted(folder.rglob("*.json")) if sort_of(path)]
     entries = [_entry(path, results, home) for path, results in found if history not in path.parents]
-    faults = [(path, results) for path in sorted(folder.rglob("faults.json")) if (results := faults_in(path))]
-    entries += [_entry(path, results, home) for path, results in faults]
     runs = [_line(path, results, home) for path, results in found if history in path.parents]
     table = ["## History", "", "| UTC | kind | commit | command |", "|---|---|---|---|", *runs, ""]
     parts = [HEAD.format(folder=os.path.relpath(folder, home.parent)), *entries]
-    return "\n".join([*parts, *(table if runs else [])]) + ("" if found or faults else NONE)
+    return "\n".join([*parts, *(table if runs else [])]) + ("" if found else NONE)
 
 
 def verdict(results: AnyResults) -> list[str]:
@@ -80,16 +77,12 @@ def verdict(results: AnyResults) -> list[str]:
     return REPORTS[results.kind].verdict(results)
 
 
-def _entry(path: Path, results: AnyResults | FaultsResults, home: Path) -> str:
+def _entry(path: Path, results: AnyResults, home: Path) -> str:
     machine = results.environment
-    if isinstance(results, FaultsResults):
-        kind, sentences = "faults", [_kept(each) for each in results.outcomes]
-    else:
-        kind, sentences = results.kind, verdict(results)
     lines = [
-        f"## {_escape(path.parent.name)}: {kind}, {results.created[:10]}",
+        f"## {_escape(path.parent.name)}: {results.kind}, {results.created[:10]}",
         "",
-        *(f"- {_escape(sentence)}" for sentence in sentences),
+        *(f"- {_escape(sentence)}" for sentence in verdict(results)),
         "",
         f"`{results.command}`",
         "",
@@ -100,19 +93,13 @@ def _entry(path: Path, results: AnyResults | FaultsResults, home: Path) -> str:
     return "\n".join(lines)
 
 
-def _kept(outcome: FaultOutcome) -> str:
-    if outcome.skipped:
-        return f"{outcome.scheme} {outcome.name}: {outcome.skipped}."
-    return f"{outcome.scheme} {outcome.name}: {outcome.promise}, kept {outcome.kept} of {outcome.times} times."
-
-
 def _line(path: Path, results: AnyResults, home: Path) -> str:
     kind = f"[{results.kind}]({os.path.relpath(path, home)})"
     command = results.command.replace("|", "\\|")
     return f"| {_moment(results)} | {kind} | {results.environment.commit or 'unknown'} | `{command}` |"
 
 
-def _moment(results: AnyResults | FaultsResults) -> str:
+def _moment(results: AnyResults) -> str:
     return f"{results.created[:16].replace('T', ' ')} UTC"
 
 

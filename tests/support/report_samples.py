@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support import compare_samples as compare
 from tests.support import crossover_samples as crossover
+from tests.support import fault_samples as faults
 from tests.support import sweep_samples as sweep
 from tests.support.compare_samples import a_run
 from tests.support.crossover_samples import MB, made
@@ -52,9 +53,13 @@ CLUSTER = {"words": "4 hosts, 1gbit, 0.5ms late, host 2 3x slower, 1 core each",
 
 def every_sample() -> Iterator[tuple[str, Results]]:
     """Of one file each; all names in them are of letters that stay as they are in any language."""
-    for kind in (comparisons, programs, sweeps, maps, accuracies):
+    for kind in (comparisons, programs, sweeps, maps, accuracies, mishaps):
         for number, results in enumerate(kind()):
             yield f"{kind.__name__}-{number}", results
+
+
+def mishaps() -> Iterator[Results]:
+    yield from (faults.matrix(), faults.kills(), faults.soak())
 
 
 def every_job() -> Iterator[Results]:

@@ -11,6 +11,7 @@ from msgspec import convert, inspect
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, RankRecord
 from benchmarks.records.crossover import CrossoverResults
+from benchmarks.records.faults import FaultsResults
 from benchmarks.records.result_files import AnyResults, plain
 from benchmarks.records.script import ProgramRecord, ScriptResults
 from benchmarks.records.suite import SuiteResults
@@ -25,6 +26,7 @@ STRUCTS: dict[str, type] = {
     "sweep": SweepResults,
     "crossover": CrossoverResults,
     "accuracy": AccuracyResults,
+    "faults": FaultsResults,
     "suite": SuiteResults,
 }
 NAMED = {"mode": "sync"}

@@ -94,16 +94,19 @@ def test_what_was_made_and_kept_is_told_and_written(tmp_path: Path, capsys: pyte
     assert "row 1: ps (tcp): a fault: a promise: 3 of 3, noticed after 0.50 s at most\n" in told
     assert "row 1: ring (tcp): a fault: a promise: 0 of 3: rank 0 did not | fail\n" in told
     assert "row 21: simulated: 5 seeds: each message once, and the bits of an undisturbed run: 1 of 1\n" in told
-    assert [line.split() for line in told.splitlines() if line.startswith(("ps ", "ring ", "(model)"))] == [
-        ["ps", "3", "3", "0.38", "0.50"],
-        ["ring", "0", "3", "-", "-"],
-        ["(model)", "1", "1", "-", "-"],
+    assert [line.split() for line in told.splitlines() if line.startswith(("ps ", "ring ", "simulated"))] == [
+        ["ps", "3", "3", "0.38", "0.50", "-", "-"],
+        ["ring", "0", "3", "-", "-", "-", "-"],
+        ["simulated", "1", "1", "-", "-", "-", "-"],
     ]
     written = json.loads((tmp_path / "faults.json").read_text())["outcomes"]
     assert [(each["row"], each["kept"], each["times"]) for each in written] == [(1, 3, 3), (1, 0, 3), (21, 1, 1)]
     page = (tmp_path / "faults.md").read_text()
-    assert "| 1 | ps tcp | a fault | a promise | 3 of 3 | 0.38, 0.50 |  |" in page
-    assert r"rank 0 did not \| fail" in page
+    assert "| 1 | ps tcp | a fault | a promise | 3 of 3 | 0.38 | 0.50 | - | - |" in page
+    assert r"- Not kept: ring, a fault: 0 of 3 times; first: rank 0 did not \| fail." in page
+    assert (tmp_path / "faults.html").read_text().count(
+        "<title>GradSync: what becomes of a job when something goes"
+    ) == 1
 
 
 def test_only_what_is_asked_for_is_made() -> None:
