@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
-.PHONY: help setup compare test test-long fuzz faults mutants check docs figures dist results format proto clean
+.PHONY: help setup compare test test-long coverage fuzz faults mutants check docs figures dist results format proto clean
 
 help:                ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -25,7 +25,8 @@ results: setup       ## list the committed results in out/results.md
 # ARGS=ps stands for the unit tests and the contracts of ps; anything else goes to pytest as it is.
 WORKERS ?= $(shell nproc)
 TESTS = $(foreach arg,$(ARGS),$(if $(wildcard tests/unit/$(arg)),$(wildcard tests/unit/$(arg) tests/contracts/$(arg)),$(arg)))
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 TEST_LIMIT_S ?= 360
 
 test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); a part of them with ARGS=ps, ARGS="-k name", ...
@@ -33,6 +34,12 @@ test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); 
 
 test-long: setup     ## what takes longer: all combinations, thousands of random cases, more real processes
 	GRADSYNC_LONG_TESTS=$(or $(GRADSYNC_LONG_TESTS),1) $(PYTEST) -m "long or longest or contract" $(TESTS)
+
+COVERAGE := out/coverage
+coverage: setup      ## the lines and branches of ps, collective and common that the tests run, in all their processes
+	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	GRADSYNC_CACHE_DIR=$(CURDIR)/$(COVERAGE)/cache $(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) $(TESTS); result=$$?; \
+	  $(BIN)/coverage report > $(COVERAGE)/report.txt; tail -1 $(COVERAGE)/report.txt; exit $$result
 
 fuzz: setup          ## 100,000 inputs for every parser of what others send; some ten minutes; ARGS="--inputs 1000 objects" for less
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -14,7 +14,7 @@ from common.kernels.layout import LINE_BYTES
 __all__ = ["copy_lines"]
 
 
-def copy_lines(to: Any, source: Any, count: Any) -> None:
+def copy_lines(to: Any, source: Any, count: Any) -> None:  # a kernel
     """So many lines, to an address that is a multiple of LINE_BYTES."""
     for at in range(0, count * LINE_BYTES, LINE_BYTES):
         stream(to + at, source + at)

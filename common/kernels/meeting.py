@@ -138,23 +138,23 @@ def take_note(plan: Any) -> None:
     store(note + WORD * 5, 0)
 
 
-def meet(frame: Any) -> None:
+def meet(frame: Any) -> None:  # a kernel
     """Arrive with the frame's note and wait."""
     arrive(frame)
     store(frame + WORD * RESULT, wait_for_all(frame))
 
 
-def wait(frame: Any) -> None:
+def wait(frame: Any) -> None:  # a kernel
     """For who has arrived: once more."""
     store(frame + WORD * RESULT, wait_for_all(frame))
 
 
-def asleep(frame: Any) -> None:
+def asleep(frame: Any) -> None:  # a kernel
     """Tell that this rank is about to sleep, before it looks once more."""
     store_release(load(frame + WORD * SLEEPERS) + LINE_BYTES * load(frame + WORD * RANK), 1)
     fence()
 
 
-def awake(frame: Any) -> None:
+def awake(frame: Any) -> None:  # a kernel
     """Tell that it does not sleep any more."""
     store_release(load(frame + WORD * SLEEPERS) + LINE_BYTES * load(frame + WORD * RANK), 0)

@@ -122,12 +122,12 @@ def reduce_loop(kernel: Reduce) -> tuple[Callable[..., None], tuple[Any, ...]]:
     outputs = [next(new) if number == NEW else number for number in kernel.outputs]
     reduction, write, addresses = reduction_of(kernel), write_to(outputs, kernel.dtype), addresses_of(arrays)
 
-    def plain(table: Any, count: Any, _: Any) -> None:
+    def plain(table: Any, count: Any, _: Any) -> None:  # a kernel
         where = addresses(table)
         for i in range(count):
             write(where, i, reduction(where, i))
 
-    def scaled(table: Any, count: Any, factor: Any) -> None:
+    def scaled(table: Any, count: Any, factor: Any) -> None:  # a kernel
         where = addresses(table)
         for i in range(count):
             write(where, i, reduction(where, i) * factor)

@@ -85,7 +85,7 @@ def short(kernel: Whole) -> Callable[[Any], None]:
             place = area + term * load(plan + WORD * APART) + begin
             copy(frame, place, values + begin, end - begin)
 
-    def short(plan: Any) -> None:
+    def short(plan: Any) -> None:  # a kernel
         frame, values = load(plan + WORD * FRAME), load(load(plan + WORD * ARRAY) + ARRAY_DATA)
         found = UNFIT
         if load(plan + WORD * POSITION) or fits(plan):
@@ -157,7 +157,7 @@ def staged(kernel: Whole) -> Callable[[Any], None]:
         store(plan + WORD * (inputs + nranks), section_of(plan, sequence + 1, rank, rank))
         reduce(addresses(plan + WORD * inputs), (end - begin) // load(plan + WORD * ITEM), plan)
 
-    def staged(plan: Any) -> None:
+    def staged(plan: Any) -> None:  # a kernel
         frame, values = load(plan + WORD * FRAME), load(load(plan + WORD * ARRAY) + ARRAY_DATA)
         position, found = load(plan + WORD * POSITION), UNFIT
         if position or fits(plan):

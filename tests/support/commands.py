@@ -29,7 +29,13 @@ class Started:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             arguments = [*through, sys.executable, "-m", *map(str, command)]
             self.process = warm.Popen(
-                arguments, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                arguments,
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # as a terminal has it: the launcher leads a group
             )
 
     @property
