@@ -105,7 +105,7 @@ def main() -> int:
     if scheme == "paddle-default":
         die_with_parent()  # and nothing else that Paddle's users don't have
     else:
-        prepare_process()
+        prepare_process(of_user=True)
     from common.launch.settings import placement_from
     from common.paddle_api.backward import listen_to_backward
     from common.program.install import install

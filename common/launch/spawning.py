@@ -142,7 +142,7 @@ def wait_for_all(processes: list[Any], seconds: float) -> None:
 
 
 def _be_a_rank(pipe: Any, func: Any, args: tuple[Any, ...]) -> None:
-    prepare_process()
+    prepare_process(of_user=True)
     try:
         func(*args)
     except SystemExit as exc:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import paddle
 
+from common.system.switching import switching_often
+
 __all__ = ["BackwardListener", "forget", "listen_to_backward"]
 
 
@@ -38,11 +40,12 @@ def listen_to_backward(listener: BackwardListener) -> None:
                 return original(*args, **kwargs)
             _depth.inside = True
             try:
-                for each in list(_listeners):  # one may be forgotten meanwhile
-                    each.before_backward()
-                result = original(*args, **kwargs)
-                for each in _listeners:
-                    each.after_backward()
+                with switching_often():
+                    for each in list(_listeners):  # one may be forgotten meanwhile
+                        each.before_backward()
+                    result = original(*args, **kwargs)
+                    for each in _listeners:
+                        each.after_backward()
             finally:
                 _depth.inside = False
             return result

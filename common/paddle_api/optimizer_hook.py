@@ -21,6 +21,7 @@ from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
+from common.system.switching import switching_often
 from common.tensors.flat_optimizer import initial_state
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import slot_of_key
@@ -178,7 +179,9 @@ def listen_to_steps(hook: OptimizerHook) -> None:
     _originals["clear_gradients"] = nn.Layer.clear_gradients
 
     def apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0) -> Any:
-        if any(hook.step(self) for hook in _hooks):
+        with switching_often():
+            served = any(hook.step(self) for hook in _hooks)
+        if served:
             return []
         if any(hook.has_just_handed_over() for hook in list(_hooks)):  # gradients of other ranks' have come
             params_grads = [(p, p.grad) for p in parameters_of(self) if not p.stop_gradient and p.grad is not None]

@@ -219,7 +219,7 @@ def where() -> tuple[str, int]:
 def become(scheme: str, variables: dict[str, str]) -> None:
     """Have this worker be a rank of the scheme."""
     os.environ.update(variables)
-    prepare_process()
+    prepare_process(of_user=True)
     install(scheme)
 
 

@@ -24,7 +24,7 @@ HINT = "leave out --no-install, or change its import of paddle.distributed"
 
 
 def main() -> int:
-    prepare_process()
+    prepare_process(of_user=True)
     words = sys.argv[1:]
     if words[0] == "--install":
         install(words[1])

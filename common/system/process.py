@@ -7,7 +7,6 @@ import atexit
 import ctypes
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from common.system.fault_points import reach
 from common.system.memory import tune_malloc
 from common.system.mkl import set_cpu_type
 from common.system.sigterm import PARENT_VARIABLE, quiet_once_paddle_is_there
+from common.system.switching import switch_often
 
 __all__ = [
     "COMPLETE",
@@ -56,13 +56,18 @@ class Terminated(SystemExit):
         super().__init__(self.EXIT_CODE)
 
 
-def prepare_process() -> None:
-    """Call before Paddle is imported."""
+def prepare_process(*, of_user: bool = False) -> None:
+    """Call before Paddle is imported.
+
+    Args:
+        of_user: it runs a user's program, whose threads take turns as they do under Paddle.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread does nothing for convolutions, and spins
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line for each stranger whom it turns away
     set_cpu_type()
     warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, at import, about compiling extensions
-    sys.setswitchinterval(5e-4)  # at the default 5 ms a busy thread costs 54 us a backward hook
+    if not of_user:
+        switch_often()
     tune_malloc()
     quiet_once_paddle_is_there()
     die_with_parent()

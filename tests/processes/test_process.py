@@ -59,6 +59,12 @@ def test_threads_switch_often_and_malloc_is_tuned(monkeypatch: pytest.MonkeyPatc
     assert tuned == [True]
 
 
+def test_threads_of_a_users_program_take_turns_as_under_paddle() -> None:
+    sys.setswitchinterval(0.005)
+    prepare_process(of_user=True)
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
 def test_without_a_launcher_nothing_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     monkeypatch.setattr(process.ctypes, "CDLL", lambda *_, **__: pytest.fail("called"))

@@ -144,7 +144,7 @@ def main(address: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     path = sys.path[1 + len(given) :]  # without what depends on a program
-    prepare_process()
+    prepare_process(of_user=True)  # servers have their threads switch often themselves
     import_what_programs_import()
     gc.freeze()
     fork_instead_of_new_interpreters(path)

@@ -197,12 +197,13 @@ def test_paddles_runs_are_made_once(tmp_path: Path) -> None:
 
 
 def ran(
-    tmp_path: Path, variants: dict[str, tuple[Outcome, Recorded]], **config: object
+    tmp_path: Path, variants: dict[str, tuple[Outcome, Recorded]], waived: str = "", **config: object
 ) -> tuple[int, dict[str, object]]:
     """The verb's exit code and its JSON, over a manifest of `tiny` and of `gone`, which is not there."""
     program = described(tmp_path)
     gone = {"name": "gone", "repository": "own/gone", "path": "x.py", "sha256": "0" * 64}
     tiny = {k: getattr(program, k) for k in ("name", "repository", "path", "sha256", "files")}
+    tiny["waived"] = waived
     entries = ["[commits]", '"own/tiny" = "1"', '"own/gone" = "2"']
     for each in (tiny, gone):
         entries += ["[[programs]]", *(f"{key} = {json.dumps(value)}" for key, value in each.items())]
@@ -243,6 +244,15 @@ def test_where_paddle_does_not_agree_with_itself_nobody_need_agree_with_it(tmp_p
     assert code == 0
     (tiny,) = found["programs"]  # type: ignore[misc]
     assert [tiny[variant]["how"] for variant in ("paddle", "collective", "ps")] == ["ok"] * 3
+
+
+def test_of_what_need_not_agree_paddle_runs_once(tmp_path: Path) -> None:
+    one, other = recorded([[1.0]]), recorded([[2.0]])
+    runs = {"paddle1": (OK, one), "paddle2": (Outcome(how="failed", error="ran again"), {})}
+    code, found = ran(tmp_path, {**runs, "collective": (OK, other), "ps": (OK, one)}, waived="it draws lots")
+    assert code == 0
+    (tiny,) = found["programs"]  # type: ignore[misc]
+    assert [tiny[variant]["how"] for variant in ("paddle", "collective", "ps")] == ["ok", "ok", "same bits"]
 
 
 def test_a_name_that_is_unknown_and_a_folder_without_programs_are_refused(tmp_path: Path) -> None:

@@ -145,3 +145,13 @@ def test_paddles_handler_of_sigterm_is_taken_away_as_soon_as_paddle_is_imported(
         assert (done.returncode, done.stderr) == (-15, "")
     else:
         assert "mine.py" in done.stderr  # the handler's own words
+
+
+def test_a_programs_threads_take_turns_as_they_do_under_paddle(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import sys\nprint(sys.getswitchinterval())\n")
+    start = str(ROOT / "common" / "program" / "start.py")
+    done = subprocess.run(
+        [sys.executable, start, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0.005\n"

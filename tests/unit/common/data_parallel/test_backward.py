@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from common.paddle_api.arena_binding import trainable  # noqa: E402
 from common.paddle_api.gradient_average import GradientAverage  # noqa: E402
 from common.paddle_api.wrapped_models import share_buffers  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
+from common.system.switching import OFTEN_S  # noqa: E402
 from tests.support.paddle_models import Branches, batch, gradients  # noqa: E402
 
 
@@ -36,6 +38,19 @@ def test_gradients_are_the_mean_after_backward(wrapped: Any) -> None:
         else:
             np.testing.assert_array_equal(found[name], 2 * value)
     assert synchronizer.steps == 1
+
+
+def test_threads_take_turns_more_often_within_a_backward_only(wrapped: Any) -> None:
+    model, _, _ = wrapped
+    seen = []
+    model.body.weight._register_backward_hook(lambda: seen.append(sys.getswitchinterval()))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    try:
+        model(batch()).sum().backward()
+        assert (seen, sys.getswitchinterval()) == ([pytest.approx(OFTEN_S)], pytest.approx(0.005))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("clear", ["clear_grad", "clear_grad_false", "clear_gradients", "none_of_them"])
