@@ -99,7 +99,7 @@ def run(
         except subprocess.TimeoutExpired as exc:
             raise ProgramFailed(f"still ran after {program.seconds:g} s", tails(log)) from exc
         if process.returncode:
-            raise ProgramFailed(f"exit code {process.returncode}{reason_in(log)}", tails(log))
+            raise ProgramFailed(f"exit code {process.returncode}{reason_in(log, 'programs.json')}", tails(log))
 
 
 def environment_of(program: Program, folder: Path, records: Path) -> dict[str, str]:

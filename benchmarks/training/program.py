@@ -134,16 +134,16 @@ def tails(log: Path) -> list[str]:
     return [f"{', '.join(names)}: {line}" for lines, names in alike.items() for line in lines]
 
 
-def reason_in(log: Path) -> str:
+def reason_in(log: Path, file: str = "script.json") -> str:
     """What to say after the exit code: the line that says best why a run failed. It names an exception, of the process
     that fell silent first; one that blames another process only if there is no other. The last line of a program that
-    names none is what it happened to print, and no reason."""
+    names none is what it happened to print, and no reason: `file` has it."""
     found = [line for path in logs(log) for line in reversed(errors_in(path))]
     found.sort(key=lambda line: bool(PEER_ERROR.search(line)))
     if found:
         return ": " + found[0].removeprefix("SystemExit: ")
     if any(map(lines_of, logs(log))):
-        return ", without naming an error; its last lines are in script.json"
+        return f", without naming an error; its last lines are in {file}"
     return ", without a word"
 
 

@@ -246,6 +246,18 @@ def test_where_paddle_does_not_agree_with_itself_nobody_need_agree_with_it(tmp_p
     assert [tiny[variant]["how"] for variant in ("paddle", "collective", "ps")] == ["ok"] * 3
 
 
+def test_what_fails_under_paddle_is_tried_once_more(tmp_path: Path) -> None:
+    one, failed = recorded([[1.0]]), (Outcome(how="failed", error="exit code 1, without a word"), {})
+    runs = {"paddle1": failed, "paddle2": (OK, one), "collective": (OK, one), "ps": (OK, one)}
+    code, found = ran(tmp_path, runs)
+    assert code == 0
+    (tiny,) = found["programs"]  # type: ignore[misc]
+    assert [tiny[variant]["how"] for variant in ("paddle", "collective", "ps")] == ["ok", "same bits", "same bits"]
+    _, found = ran(tmp_path, {"paddle1": failed, "paddle2": failed})
+    (tiny,) = found["programs"]  # type: ignore[misc]
+    assert [tiny[variant]["how"] for variant in ("paddle", "collective", "ps")] == ["failed", "not run", "not run"]
+
+
 def test_of_what_need_not_agree_paddle_runs_once(tmp_path: Path) -> None:
     one, other = recorded([[1.0]]), recorded([[2.0]])
     runs = {"paddle1": (OK, one), "paddle2": (Outcome(how="failed", error="ran again"), {})}
