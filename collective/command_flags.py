@@ -14,6 +14,7 @@ from common.errors import UsageError
 from common.launch.engines import PORT
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
+from common.launch.on_ray.flags import EngineFlags
 from common.launch.restarts import RestartFlags
 from common.launch.settings import check_rank, told_by_engine
 from common.system.addresses import parse_address
@@ -40,6 +41,7 @@ class CollectiveRunConfig(CollectiveConfig):
     install: bool = True
     """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
     restarts: tyro.conf.OmitArgPrefixes[RestartFlags] = field(default_factory=RestartFlags)
+    on: tyro.conf.OmitArgPrefixes[EngineFlags] = field(default_factory=EngineFlags)
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:

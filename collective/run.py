@@ -25,7 +25,7 @@ from common.launch.tracing import check_one_host, collecting
 
 __all__ = ["main"]
 
-NOT_RANKS = ("hosts", "install", "log_dir", "nranks", "restarts")
+NOT_RANKS = ("hosts", "install", "log_dir", "nranks", "on", "restarts")
 FLAGS = flags_with_a_script(CollectiveRunConfig, without=("shard_optimizer",))
 
 
@@ -38,6 +38,10 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    if config.on.engine:
+        config.on.check(config.hosts, traced=config.trace is not None, backend=config.backend)
+        run_with_ray(config, script)
+        return
     if config.backend.startswith("nccl"):
         require_nccl(config.nccl_binding)
     refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
@@ -79,6 +83,28 @@ def run_once(config: CollectiveRunConfig, script: list[str], node: Node, life: L
         if job.keeps:
             job.mends = Replacing(job, start, config.timeout).look
         job.wait()
+
+
+def run_with_ray(config: CollectiveRunConfig, script: list[str]) -> None:
+    """As actors on a cluster of Ray's."""
+    from common.launch.on_ray.ray_job import RayJob
+    from common.launch.on_ray.running import run_on_ray
+
+    def start(job: RayJob) -> None:
+        trainer, environment = started_with(config, job.seats.nranks, job.seats.meeting_place)
+        job.start_ranks(program_of(config, script), trainer, environment)
+
+    run_on_ray(
+        config.on,
+        start,
+        package="collective",
+        script=script,
+        launcher=FLAGS,
+        nranks=config.nranks,
+        timeout=config.timeout,
+        log_dir=config.log_dir,
+        restarts=config.restarts,
+    )
 
 
 def can_replace(config: CollectiveRunConfig, node: Node) -> bool:

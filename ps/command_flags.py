@@ -13,6 +13,7 @@ from common.credentials.credentials import CredentialFlags
 from common.errors import UsageError, choose
 from common.launch.flags import TrainingConfig
 from common.launch.hosts import HostsConfig
+from common.launch.on_ray.flags import EngineFlags
 from common.launch.ranks import name_of
 from common.launch.restarts import RestartFlags
 from common.launch.settings import MOST_PROCESSES, check_rank, told_by_engine
@@ -142,6 +143,7 @@ class RunConfig(ScriptSettings, ServedConfig):
     install: bool = True
     """Put this scheme in the place of Paddle's own groups, so that your program needs no changed import."""
     restarts: tyro.conf.OmitArgPrefixes[RestartFlags] = field(default_factory=RestartFlags)
+    on: tyro.conf.OmitArgPrefixes[EngineFlags] = field(default_factory=EngineFlags)
     hosts: tyro.conf.OmitArgPrefixes[HostsConfig] = field(default_factory=HostsConfig)
 
     def __post_init__(self) -> None:

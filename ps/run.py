@@ -26,7 +26,7 @@ from ps.flags import ScriptSettings
 
 __all__ = ["main"]
 
-NOT_TRAINERS = ("hosts", "install", "log_dir", "nranks", "restarts", "servers", "data_port", "update")
+NOT_TRAINERS = ("hosts", "install", "log_dir", "nranks", "on", "restarts", "servers", "data_port", "update")
 FLAGS = flags_with_a_script(RunConfig, without=("mode", "staleness", "local_steps"))
 
 
@@ -37,6 +37,10 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    if config.on.engine:
+        config.on.check(config.hosts, traced=config.trace is not None)
+        run_with_ray(config, script)
+        return
     servers, addresses = servers_told(config, given)
     refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
     if task := task_here(config.hosts, config.nranks, servers=servers, refused=refused):
@@ -65,6 +69,40 @@ def run_once(config: RunConfig, script: list[str], node: Node, life: Life) -> No
         program = program_of(config, script)
         start_ranks(job, node, script=program, trainer=trainer, environment={**environment, **traced})
         job.wait()
+
+
+def run_with_ray(config: RunConfig, script: list[str]) -> None:
+    """As actors on a cluster of Ray's."""
+    from common.launch.on_ray.ray_job import RayJob
+    from common.launch.on_ray.running import run_on_ray
+
+    def start(job: RayJob) -> None:
+        nranks, hosts = job.seats.nranks, [job.seats.hosts[f"server {i}"] for i in range(config.servers)]
+        addresses = start_servers(
+            job,
+            config.servers,
+            nranks=nranks,
+            timeout=config.timeout,
+            wait_limit=config.wait_limit,
+            hosts=hosts,
+            data_port=config.data_port,
+            checkpoint_dir=config.checkpoint_dir,
+        )
+        trainer, environment = started_with(config, nranks, Placement(servers=tuple(addresses)))
+        job.start_ranks(program_of(config, script), trainer, environment)
+
+    run_on_ray(
+        config.on,
+        start,
+        package="ps",
+        script=script,
+        launcher=FLAGS,
+        nranks=config.nranks,
+        servers=config.servers,
+        timeout=config.timeout,
+        log_dir=config.log_dir,
+        restarts=config.restarts,
+    )
 
 
 def servers_told(config: RunConfig, given: Sequence[str]) -> tuple[int, tuple[str, ...]]:

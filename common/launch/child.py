@@ -117,6 +117,14 @@ class Child:
             resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
             self.peak_bytes = max(self.peak_bytes, resident * PAGE_BYTES)
 
+    def how_it_ended(self, killed: int) -> str:
+        """In words; `killed` as of `failure_of`."""
+        code = self.code or 0
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = hint_of_memory(killed, self.peak_bytes) if code == -signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
+
     def is_frozen(self) -> bool:
         """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""
         try:
@@ -134,10 +142,7 @@ def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> Pro
     """
     first, *_ = sorted((child for child in children if child.code), key=_blame)
     code = first.code or 0
-    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    message = f"{first.name} {ended}"
-    if code == -signal.SIGKILL:
-        message += hint_of_memory(killed, first.peak_bytes)
+    message = f"{first.name} {first.how_it_ended(killed)}"
     words = first.words.read_text().strip() if first.words.exists() else ""
     lines = last_lines(first.log) if first.log is not None else words.splitlines()
     cause = f"{message}: {lines[-1]}" if lines and code > 0 else message

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from common.commit.kept_parts import make_kept, path_of
 from common.credentials.credentials import current, environment_of
@@ -62,6 +63,7 @@ class Job:
         joining: watches whether ranks join, where they run a program of the user's.
         life: which of the job's this is, where it is started again after a failure.
         keeps: whether its processes can leave a part of their state to those that take their places.
+        terminal: standard output and error of what would write to this terminal; None: this process's own.
     """
 
     log_dir: Path | None = None
@@ -72,6 +74,7 @@ class Job:
     joining: Joining | None = None
     life: Life = field(default_factory=Life)
     keeps: bool = False
+    terminal: tuple[BinaryIO, BinaryIO] | tuple[None, None] = (None, None)
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
     mends: Callable[[], bool] = lambda: False  # whether what failed is being mended; asked again and again
@@ -175,8 +178,8 @@ class Job:
             process = subprocess.Popen(
                 [*through, sys.executable, *command],
                 stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if talk else output,
-                stderr=output,
+                stdout=subprocess.PIPE if talk else output or self.terminal[0],
+                stderr=output or self.terminal[1],
                 start_new_session=True,
                 env={
                     **os.environ,

@@ -24,6 +24,7 @@ def start_servers(
     timeout: float,
     wait_limit: float = WAIT_LIMIT_S,
     first: str = "127.0.0.1:0",
+    hosts: Sequence[str] = (),
     data_port: int = 0,
     environment: Mapping[str, str] | None = None,
     checkpoint_dir: Path | None = None,
@@ -33,12 +34,18 @@ def start_servers(
     Args:
         first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
             a file, so that no port can be raced for.
+        hosts: where each listens, if not all on that host.
         data_port: server 0's, of data connections; server I's is I further on; 0: each takes a free one.
     """
     host, _, port = first.rpartition(":")
     files = [job.scratch / f"server-{index}" for index in range(count)]
     for index, file in enumerate(files):
-        flags = ["--host", host.strip("[]"), "--port", str(int(port) + index if int(port) else 0)]
+        flags = [
+            "--host",
+            hosts[index] if hosts else host.strip("[]"),
+            "--port",
+            str(int(port) + index if int(port) else 0),
+        ]
         flags += ["--data-port", str(data_port + index if data_port else 0)]
         flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
         flags += ["--nranks", str(nranks), "--timeout", str(timeout), "--wait-limit", str(wait_limit)]

@@ -13,7 +13,7 @@ from common.launch.engines import Task, task_from
 from common.launch.hosts import HostsConfig, command_of
 from common.launch.ranks import name_of
 
-__all__ = ["become_rank", "meet_tasks", "place_of", "task_here"]
+__all__ = ["SEVERAL", "become_rank", "meet_tasks", "place_of", "task_here"]
 
 SEVERAL = ("devices", "nproc_per_node", "ips", "master", "nnodes", "node_rank")  # flags of who starts ranks itself
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.groups import ROOT, environment
+from tests.support.ray_cluster import RayCluster, ray_cluster
 
 pytest.importorskip("paddle")
 pytest.importorskip("ray.train", exc_type=ImportError, reason="Ray is not installed (pip install '.[ray]')")
@@ -18,19 +25,99 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 PROGRAMS = "tests/programs"
+BUILT_IN = ("--steps", "5")
+CNN = (f"{PROGRAMS}/cnn.py",)
+SERVED = ("ps.run", "--servers", "2")
+RING = ("collective.run",)
 
 
-def run(*command: str) -> str:
-    """What a command of Python's has written."""
+@pytest.fixture
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as found:
+        yield found
+
+
+def start(*command: object) -> subprocess.Popen[str]:
     told = {**environment(), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, *command], env=told, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], env=told, cwd=ROOT, stdout=pipe, stderr=pipe, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+
+
+def run(*command: object, code: int = 0) -> tuple[str, str]:
+    """What a command of Python's has written, and said on stderr."""
+    with start(*command) as process:
+        out, err = process.communicate(timeout=380)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def digest_of(*command: object) -> str:
+    out, _ = run("-m", *command)
+    found = re.findall(r"(?:digest|sha256) ([0-9a-f]{64})", out)
+    assert len(found) == 1, out
+    return str(found[0])
 
 
 def test_a_trainer_of_rays_ends_with_the_bits_of_our_launcher_also_after_a_killed_worker() -> None:
-    ours = run("-m", "collective.run", "--nranks", "2", f"{PROGRAMS}/cnn.py").split("digest ")[1].split()[0]
-    found = json.loads(run(f"{PROGRAMS}/on_ray.py").splitlines()[-1])
-    assert found == {"ring": ours, "ps": ours, "after a kill": ours}
+    ours = digest_of(*RING, *CNN)
+    out, _ = run(f"{PROGRAMS}/on_ray.py")
+    assert json.loads(out.splitlines()[-1]) == {"ring": ours, "ps": ours, "after a kill": ours}
+
+
+def test_launchers_on_a_cluster_end_with_the_bits_of_one_host(cluster: RayCluster) -> None:
+    on_ray = ("--engine", "ray", "--address", cluster.address, "--strategy", "SPREAD", "--nranks", 3)
+    for what in (CNN, BUILT_IN):
+        ours = digest_of(*RING, "--nranks", 3, *what)
+        assert {digest_of(*scheme, *on_ray, *what) for scheme in (RING, SERVED)} == {ours}
+
+
+def test_output_codes_and_refusals_are_those_of_one_host(cluster: RayCluster, tmp_path: Path) -> None:
+    on_ray = ("-m", *RING, "--engine", "ray", "--address", cluster.address)
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import sys, paddle.distributed as dist\ndist.init_parallel_env()\nprint('said by', dist.get_rank())\n"
+        "if dist.get_rank() == 1:\n    sys.exit(9)\nprint('why', file=sys.stderr)\ndist.barrier()\n"
+    )
+    out, err = run(*on_ray, script, code=9)
+    assert out == "said by 0\n"
+    first, *rest = err.splitlines()
+    assert first == "why"
+    assert re.fullmatch(r"collective.run: ProcessFailed: rank 1 ended with exit code 9 on node [\d.]+", rest[0])
+    assert rest[1:] == ["  | (last lines of its output)", "  | said by 1"]
+    run(*on_ray, "--log-dir", tmp_path / "logs", script, code=9)
+    assert (tmp_path / "logs" / "workerlog.1").read_text() == "said by 1\n"
+    _, err = run(*on_ray, "--nranks", 7, "--timeout", 2, *BUILT_IN, code=2)
+    assert re.fullmatch(
+        r"collective.run: UsageError: Ray has had no room for 7 ranks of 1 CPU and 500 MB each \(PACK\) for 2 s "
+        r"\(--timeout\): 6 CPU and [\d,]+ MB are free; start fewer, or lower --cpus-each or --memory-each\n",
+        err,
+    )
+
+
+@pytest.mark.parametrize("scheme", [RING, SERVED], ids=["ring", "ps"])
+def test_a_killed_rank_and_a_killed_node_are_named_and_nothing_is_left(
+    scheme: tuple[str, ...], cluster: RayCluster, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    on_ray = ("-m", *scheme, "--engine", "ray", "--address", cluster.address, "--strategy", "SPREAD", "--nranks", 3)
+    for deed, said in (
+        (lambda: os.kill(pid_of(tmp_path, 1), signal.SIGKILL), r"rank 1 was killed by SIGKILL on node [\d.]+"),
+        (cluster.lose_a_node, r"(rank|server) \d was lost on node [\d.]+: Ray no longer reaches it"),
+    ):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        with start(*on_ray, f"{PROGRAMS}/long_on_ray.py", tmp_path) as process:
+            wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)), 120)
+            ranks = [pid_of(tmp_path, rank) for rank in range(3)]
+            deed()
+            _, err = process.communicate(timeout=60)
+        line, *more = err.splitlines()
+        assert re.match(rf"{scheme[0]}: ProcessFailed: {said}", line), err
+        assert all(each.startswith("  | ") for each in more), err
+        assert process.returncode == 137
+        wait_until(lambda ranks=ranks: not any(map(psutil.pid_exists, ranks)))
+
+
+def pid_of(folder: Path, rank: int) -> int:
+    return int((folder / str(rank)).read_text())

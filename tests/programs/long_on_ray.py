@@ -1,0 +1,31 @@
+"""Trains until it is killed; says who each rank is, once all have joined: `long_on_ray.py FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import paddle
+import paddle.distributed as dist
+
+
+def main() -> None:
+    dist.init_parallel_env()
+    model = paddle.DataParallel(paddle.nn.Linear(4, 3))
+    optimizer = paddle.optimizer.SGD(0.01, parameters=model.parameters())
+    folder = Path(sys.argv[1])
+    for step in range(10_000):
+        model(paddle.ones([1, 4])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        if step == 2:
+            draft = folder / f"{dist.get_rank()}.draft"
+            draft.write_text(str(os.getpid()))
+            draft.rename(folder / str(dist.get_rank()))
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
