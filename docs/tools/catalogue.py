@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.stats.interval import measured
 from docs.tools.kills import random_kills, soak
+from docs.tools.programs import ends, sums
 from docs.tools.results import SIZES, MapCell, crossover, over_seeds, part, read, step_ms, sweep_row
 from docs.tools.targets import Files, targets
 
@@ -24,6 +25,7 @@ TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 KILLS = ["epyc-2026-11-25/kills-ring/faults.json", "epyc-2026-11-25/kills-ps/faults.json"]
 SOAKS = ["epyc-2026-11-25/soak-ring/faults.json", "epyc-2026-11-25/soak-ps/faults.json"]
+PROGRAMS = "epyc-2026-11-25/programs/programs.json"
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
@@ -221,6 +223,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "sync-ratio": lambda: f"{_sync_ms('ring/shm N=4') / _sync_ms('ring/shm N=4 sharded'):.1f}",
     "mpi-waiting": lambda: f"{_waiting('mpi', 2) * 100:.0f}",
     "shm-waiting": lambda: f"{_waiting('shm', 2) * 100:.1f}",
+    **sums(PROGRAMS),
 }
 
 
@@ -251,5 +254,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "server-memory": _server_memory,
     "random-kills": lambda: random_kills(*KILLS),
     "soak": lambda: soak(*SOAKS),
+    "programs": lambda: ends(PROGRAMS),
     "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
 }
