@@ -30,10 +30,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from common.credentials.credentials import TOKEN_VARIABLE
 from common.credentials.token import new_token
 from common.errors import PeerUnreachable, UsageError, choose
-from common.launch.ranks import FIRST_PORT, paddle_environment
+from common.launch.ranks import FIRST_PORT, abstract_address, paddle_environment
 from common.launch.settings import Placement, Settings, variables_of
 from common.program.install import install
-from common.system.addresses import address_of
+from common.system.addresses import address_of, host_identity
 from common.system.process import prepare_process
 from common.system.sigterm import ENGINE_VARIABLE
 
@@ -143,12 +143,13 @@ class PaddleBackend(Backend):  # type: ignore[misc] # Ray has no types
         config: PaddleConfig = backend_config
         nranks, scheme = len(worker_group), SCHEMES[config.scheme]
         told = worker_group.execute(where)
-        hosts = [host for host, _ in told]
+        hosts = [host for host, _, _ in told]
         endpoints = [address_of(host, FIRST_PORT + hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
         if scheme == "ps":
             place = Placement(servers=self._start_servers(config, nranks))
         else:
-            place = Placement(rendezvous=address_of(*told[0]))
+            alone = len({identity for _, _, identity in told}) == 1  # they share memory
+            place = Placement(rendezvous=abstract_address("ring") if alone else address_of(*told[0][:2]))
         shared = {**place.variables(), **variables_of(Settings, config.settings), TOKEN_VARIABLE: config.token}
         ray.get(
             [
@@ -209,11 +210,11 @@ class PaddleBackend(Backend):  # type: ignore[misc] # Ray has no types
         return tuple(addresses)
 
 
-def where() -> tuple[str, int]:
-    """This worker's address, and a port that is free there."""
+def where() -> tuple[str, int, str]:
+    """This worker's address, a port that is free there, and what is equal for workers of one host."""
     utils: Any = import_module("ray.train._internal.utils")
     host, port = utils.get_address_and_port()
-    return str(host), int(port)
+    return str(host), int(port), host_identity(str(host))
 
 
 def become(scheme: str, variables: dict[str, str]) -> None:

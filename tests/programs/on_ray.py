@@ -1,4 +1,4 @@
-"""A cluster of three nodes of Ray's on this machine: MNIST's network under each scheme, and once with a lost worker."""
+"""MNIST's network on a cluster of three nodes of Ray's: under each scheme, and with a lost worker and node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,6 +18,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from common.program.ray_train import PaddleConfig, PaddleTrainer
 
+LOST_S = 120.0  # whoever waits to be lost with its node is, by then
 STORE_BYTES = 100_000_000  # of each node's objects
 
 
@@ -29,6 +33,12 @@ def loop(config: dict[str, Any]) -> str:
         if (file := config.get("dies_once")) and step == 1 and dist.get_rank() == 1 and not os.path.exists(file):
             open(file, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        if (file := config.get("node_dies_once")) and step == 1 and not os.path.exists(file):
+            node = ray.get_runtime_context().get_node_id()
+            if node != config["head"]:
+                Path(f"{file}.draft").write_text(node)
+                os.rename(f"{file}.draft", file)
+                time.sleep(LOST_S)
 
     return train_cnn(config["steps"], report)
 
@@ -44,6 +54,15 @@ def fit(scheme: str, storage: str, **config: Any) -> str:
     return str(trainer.fit().return_value)
 
 
+def lose_node(cluster: Cluster, file: Path) -> None:
+    """Kill the node that is named in the file, once it is there."""
+    deadline = time.monotonic() + LOST_S
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    node = file.read_text()
+    cluster.remove_node(next(each for each in cluster.worker_nodes if each.node_id == node), allow_graceful=False)
+
+
 def main() -> None:
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -55,6 +74,13 @@ def main() -> None:
             found = {scheme: fit(scheme, storage) for scheme in ("ring", "ps")}
             found["after a kill"] = fit("ring", storage, dies_once=f"{storage}/died")
             assert os.path.exists(f"{storage}/died")
+            lost = Path(storage, "lost")
+            killer = threading.Thread(target=lose_node, args=(cluster, lost), daemon=True)
+            killer.start()
+            head = cluster.head_node.node_id
+            found["after a lost node"] = fit("ring", storage, node_dies_once=str(lost), head=head)
+            killer.join(0)
+            assert not killer.is_alive()
         print(json.dumps(found))
     finally:
         ray.shutdown()

@@ -14,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from tests.support.groups import ROOT, environment
 from tests.support.ray_cluster import RayCluster, ray_cluster
+from tests.support.ray_hosts import PORT, ray_on_hosts
 
 pytest.importorskip("paddle")
 pytest.importorskip("ray.train", exc_type=ImportError, reason="Ray is not installed (pip install '.[ray]')")
@@ -60,10 +62,10 @@ def digest_of(*command: object) -> str:
     return str(found[0])
 
 
-def test_a_trainer_of_rays_ends_with_the_bits_of_our_launcher_also_after_a_killed_worker() -> None:
+def test_a_trainer_of_rays_ends_with_the_bits_of_our_launcher_also_after_losses() -> None:
     ours = digest_of(*RING, *CNN)
     out, _ = run(f"{PROGRAMS}/on_ray.py")
-    assert json.loads(out.splitlines()[-1]) == {"ring": ours, "ps": ours, "after a kill": ours}
+    assert json.loads(out.splitlines()[-1]) == dict.fromkeys(("ring", "ps", "after a kill", "after a lost node"), ours)
 
 
 def test_launchers_on_a_cluster_end_with_the_bits_of_one_host(cluster: RayCluster) -> None:
@@ -117,6 +119,32 @@ def test_a_killed_rank_and_a_killed_node_are_named_and_nothing_is_left(
         assert all(each.startswith("  | ") for each in more), err
         assert process.returncode == 137
         wait_until(lambda ranks=ranks: not any(map(psutil.pid_exists, ranks)))
+
+
+@pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
+def test_three_hosts_with_rays_token_end_with_the_bits_of_one(tmp_path: Path) -> None:
+    job = ("--address", f"10.77.0.1:{PORT}", "--strategy", "SPREAD", "--nranks", "3", *BUILT_IN)
+    with Cluster([125e6] * 3) as hosts, ray_on_hosts(hosts, tmp_path) as token:
+        digests = {digest_on(hosts, token, *scheme, *job) for scheme in (RING, SERVED)}
+        refused = on_head(hosts, {"RAY_AUTH_MODE": "disabled"}, *RING, *job)
+    assert digests == {digest_of(*RING, "--nranks", 3, *BUILT_IN)}
+    assert refused.returncode == 2
+    assert re.search(
+        r"collective.run: PeerUnreachable: no cluster of Ray's can be used .* set RAY_AUTH_MODE", refused.stderr
+    )
+
+
+def on_head(hosts: Cluster, variables: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """A launcher on the first host."""
+    told = {**environment(), "PYTHONWARNINGS": "ignore", **variables}
+    line = [*hosts.within(0), sys.executable, "-m", *command, "--engine", "ray"]
+    return subprocess.run(line, env=told, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+
+
+def digest_on(hosts: Cluster, token: dict[str, str], *command: str) -> str:
+    done = on_head(hosts, token, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall("sha256 ([0-9a-f]{64})", done.stdout)[0]
 
 
 def pid_of(folder: Path, rank: int) -> int:

@@ -38,6 +38,7 @@ def connected(address: str | None) -> Iterator[None]:
         UsageError: Ray is not installed.
         PeerUnreachable: nobody answers there.
     """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # else it writes a line for each attempt to connect
     try:
         import ray
     except ImportError as exc:
@@ -49,7 +50,10 @@ def connected(address: str | None) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as exc:  # of many types
         where = f"at {address}" if address else "here"
-        raise PeerUnreachable(f"no cluster of Ray's can be used {where}: {first_line(exc)}") from exc
+        raise PeerUnreachable(
+            f"no cluster of Ray's can be used {where}: {first_line(exc)}; if it asks for a token, "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        ) from exc
     try:
         yield
     finally:
