@@ -17,6 +17,7 @@ from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from common.program.ray_train import PaddleConfig, PaddleTrainer
+from tests.support.ray_cluster import ANY_MEMORY
 
 LOST_S = 120.0  # whoever waits to be lost with its node is, by then
 STORE_BYTES = 100_000_000  # of each node's objects
@@ -64,6 +65,7 @@ def lose_node(cluster: Cluster, file: Path) -> None:
 
 
 def main() -> None:
+    os.environ |= ANY_MEMORY
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 from tests.support.groups import ROOT, environment
 
-__all__ = ["RayCluster", "ray_cluster"]
+__all__ = ["ANY_MEMORY", "RayCluster", "ray_cluster"]
 
 STORE_BYTES = 100_000_000  # of each node's objects
 CORES = 2
+ANY_MEMORY = {"RAY_memory_monitor_refresh_ms": "0"}  # nobody is ended for what others use of this machine's
 
 
 class RayCluster:
@@ -52,7 +53,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 def main() -> None:
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", **ANY_MEMORY}
     node = {"num_cpus": CORES, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:

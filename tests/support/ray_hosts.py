@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.netlab.cluster import Cluster
-from tests.support.ray_cluster import CORES, STORE_BYTES
+from tests.support.ray_cluster import ANY_MEMORY, CORES, STORE_BYTES
 
 __all__ = ["PORT", "ray_on_hosts", "started"]
 
@@ -28,7 +28,7 @@ def ray_on_hosts(hosts: Cluster, folder: Path) -> Iterator[dict[str, str]]:
     token = folder / "ray-token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
-    told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), **ANY_MEMORY}
     with ExitStack() as stack:
         for host in range(len(hosts.links)):
             stack.enter_context(started(hosts, host, folder / f"node-{host}", told))

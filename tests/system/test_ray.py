@@ -24,7 +24,7 @@ pytest.importorskip("ray.train", exc_type=ImportError, reason="Ray is not instal
 pytestmark = [
     pytest.mark.system,
     pytest.mark.longest,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 PROGRAMS = "tests/programs"
 BUILT_IN = ("--steps", "5")
@@ -50,7 +50,7 @@ def start(*command: object) -> subprocess.Popen[str]:
 def run(*command: object, code: int = 0) -> tuple[str, str]:
     """What a command of Python's has written, and said on stderr."""
     with start(*command) as process:
-        out, err = process.communicate(timeout=380)
+        out, err = process.communicate(timeout=560)
     assert process.returncode == code, out + err
     return out, err
 

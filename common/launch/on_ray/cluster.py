@@ -38,7 +38,6 @@ def connected(address: str | None) -> Iterator[None]:
         UsageError: Ray is not installed.
         PeerUnreachable: nobody answers there.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # else it writes a line for each attempt to connect
     try:
         import ray
     except ImportError as exc:
@@ -235,7 +234,7 @@ def first_line(error: BaseException) -> str:
     for sign in (DEAD, "Error: "):
         if told := [line for line in lines if sign in line]:
             return told[-1].removeprefix(DEAD).strip().partition(". ")[0].rstrip(".")
-    return lines[0].rstrip(".")
+    return lines[0].partition(". ")[0].rstrip(".")
 
 
 def no_room(flags: EngineFlags, nranks: int, servers: int, strategy: str, timeout: float) -> str:

@@ -93,6 +93,9 @@ def test_a_message_of_rays_comes_to_its_reason() -> None:
     assert first_line(RuntimeError("failed\nModuleNotFoundError: No module named 'common'\n")) == (
         "ModuleNotFoundError: No module named 'common'"
     )
+    assert first_line(RuntimeError("a worker was killed as memory ran low. 9 GB (IP: 10.0.0.1) of\n")) == (
+        "a worker was killed as memory ran low"
+    )
     assert first_line(RuntimeError("")) == "RuntimeError"
 
 
