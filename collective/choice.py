@@ -11,6 +11,7 @@ from common.errors import UsageError, choose
 __all__ = ["ALGORITHMS", "BACKENDS", "MeetingPlace", "Topology", "choose_backend", "topology_of"]
 
 BACKENDS = ("auto", "shm", "tcp", "nccl", "nccl-ring")
+MOST_DIRECT = 32  # ranks that have a data connection each with each, unless algorithm direct is asked for
 ALGORITHMS = ("auto", "ring", "direct", "hierarchical")
 
 # What a backend takes for what is asked for. The first is taken that fits: a hierarchy needs hosts that are alike.
@@ -106,7 +107,10 @@ def topology_of(backend: str, algorithm: str, rank: int, hosts: Sequence[str]) -
     if taken == "hierarchical":
         first = rank // each * each
         return Topology(taken, range(first, first + each), sorted({*neighbours(rank, len(hosts), each)}))
-    return Topology(taken, linked=[r for r in everyone if r != rank])
+    if taken == "direct" and algorithm == "auto" and len(hosts) > MOST_DIRECT:
+        taken = "ring"
+    linked = neighbours(rank, len(hosts), 1) if taken == "ring" else everyone
+    return Topology(taken, linked=sorted({*linked} - {rank}))
 
 
 def fits(algorithm: str, *, asked: str, ranks_each_host: int) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 
@@ -267,15 +270,27 @@ def connect(
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
         topology = topology_of(backend, algorithm, rank, met.hosts)
         mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked, wait_limit=wait_limit)
-    algorithm_of_all: Algorithm
-    if seat:
-        algorithm_of_all = seat.join(mesh, met.notes, ring=topology.algorithm == "ring")
-    else:
-        algorithm_of_all = build(backend, topology, mesh, connections, checksum=checksum)
-    group = Group(algorithm_of_all, backend=backend, epoch=restarts(), messenger=MeshMessenger(mesh))
+    with left_on_error(mesh, connections):
+        if seat:
+            built: Algorithm = seat.join(mesh, met.notes, ring=topology.algorithm == "ring")
+        else:
+            built = build(backend, topology, mesh, connections, checksum=checksum)
+    group = Group(built, backend=backend, epoch=restarts(), messenger=MeshMessenger(mesh))
     mesh.step = lambda: group.step
     note_joined()
     return group
+
+
+@contextmanager
+def left_on_error(mesh: Mesh, connections: Mapping[int, socket.socket]) -> Iterator[None]:
+    """This process may go on in the next epoch."""
+    try:
+        yield
+    except BaseException as exc:
+        mesh.close(f"{type(exc).__name__}: {exc}")
+        for each in connections.values():
+            each.close()
+        raise
 
 
 def alone(backend: str, algorithm: str, seat: NcclSeat | None, timeout: float) -> Algorithm:

@@ -6,7 +6,9 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 
+from collective.membership.direct_links import DirectLinks
 from collective.membership.liveness import Mesh
+from collective.membership.overlay import neighbours
 from common.credentials.credentials import Credentials, current
 from common.errors import PeerUnreachable, RendezvousError
 from common.network.door import Door, listening
@@ -16,7 +18,7 @@ from common.system.memory import Unreachable
 
 __all__ = ["Listener", "build_mesh"]
 
-MESH, DATA = 0, 1  # purposes of a connection
+MESH, DATA, DIRECT = 0, 1, 2  # purposes of a connection
 MOST_RANKS = 1 << 24
 Wanted = tuple[int, int]  # (purpose, rank)
 
@@ -41,6 +43,7 @@ class Listener:
         if name:
             sockets.append(listening(socket.AF_UNIX, "\0" + name))
         self.door = Door(sockets, self.credentials)
+        self.kept = False  # by a mesh, which closes it
 
     def close(self) -> None:
         self.door.close()
@@ -49,7 +52,8 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self.kept:
+            self.close()
 
 
 def seat_of(wanted: Wanted) -> int:
@@ -85,20 +89,24 @@ def build_mesh(
     token: bytes,
     *,
     data: Collection[int],
+    near: Sequence[int] = (),
     timeout: float,
     wait_limit: float = WAIT_LIMIT_S,
 ) -> tuple[Mesh, dict[int, socket.socket]]:
-    """Connect to every lower rank and be called by every higher one; likewise, a second time, for data with the ranks
-    that `data` names (which must name this one). Returns the mesh and the data connections.
+    """Connect to every lower rank of this one's neighbours (overlay.py) and be called by every higher one; likewise, a
+    second time, for data with the ranks that `data` names (which must name this one). Returns the mesh and the data
+    connections.
 
     Args:
         addresses: of each rank's listener, or its local address if the two ranks share a host and are to share memory.
+        listener: is kept, and closed by the mesh, where not all ranks are neighbours.
+        near: the ranks with which this one shares memory, itself among them.
 
     Raises:
         RendezvousError: a rank that had joined did not connect within `timeout` seconds, or is another user's.
     """
-    everyone = [r for r in range(len(addresses)) if r != rank]
-    wanted = sorted([(MESH, r) for r in everyone] + [(DATA, r) for r in data])
+    around = neighbours(rank, len(addresses), near, data)
+    wanted = sorted([(MESH, r) for r in around] + [(DATA, r) for r in data])
     opened: dict[Wanted, socket.socket] = {}
     try:
         open_all(rank, wanted, addresses, listener, token, timeout, opened)
@@ -106,9 +114,29 @@ def build_mesh(
         for connection in opened.values():
             connection.close()
         raise
-    connections = {r: opened[MESH, r] for r in everyone}
-    mesh = Mesh(rank, connections, timeout=timeout, wait_limit=wait_limit)
+    connections = {r: opened[MESH, r] for r in around}
+    direct = None
+    if len(around) < len(addresses) - 1:
+        direct = direct_links(rank, around, addresses, listener, token)
+    mesh = Mesh(
+        rank, connections, nranks=len(addresses), near=near, direct=direct, timeout=timeout, wait_limit=wait_limit
+    )
     return mesh, {r: c for (purpose, r), c in sorted(opened.items()) if purpose == DATA}
+
+
+def direct_links(
+    rank: int, around: Collection[int], addresses: Sequence[str], listener: Listener, token: bytes
+) -> DirectLinks:
+    """Between this rank and all that are not around it."""
+    seats = {seat_of((DIRECT, r)): r for r in range(len(addresses)) if r != rank and r not in around}
+    credentials = listener.credentials
+    listener.door.admit(dict.fromkeys(seats, key_of(token, rank, credentials)))
+    listener.kept = True
+
+    def open_one(other: int, seconds: float) -> socket.socket:
+        return call(rank, (DIRECT, other), addresses[other], token, credentials, seconds)
+
+    return DirectLinks(listener.door, seats, open_one, listener.close)
 
 
 def open_all(

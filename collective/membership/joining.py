@@ -89,7 +89,7 @@ class Meeting:
         return Met(addresses, local_addresses, hosts, told.notes, told.token)
 
     def connect(
-        self, met: Met, *, near: Collection[int], data: Collection[int], wait_limit: float = WAIT_LIMIT_S
+        self, met: Met, *, near: Sequence[int], data: Collection[int], wait_limit: float = WAIT_LIMIT_S
     ) -> tuple[Mesh, dict[int, socket.socket]]:
         """The mesh, and the data connections.
 
@@ -109,6 +109,7 @@ class Meeting:
             self._listener,
             met.token,
             data=data,
+            near=near,
             timeout=self._timeout,
             wait_limit=wait_limit,
         )

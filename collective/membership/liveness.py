@@ -1,28 +1,38 @@
-"""Who is alive, why a rank left, and who is stuck: told by one socket from every rank to every other.
+"""Who is alive, why a rank left, and who is stuck: told over sockets between ranks, in a large group by some to others.
 
 A group's data does not pass here, only what its messenger carries (messenger.py). A socket that closes without a
 `leave` (messages.py) is a process that died: everyone who waits learns it at once, and which. Who waits for long asks
 all others for a sign of life, which a thread of theirs gives whatever their training does; how long it then waits says
 common/network/patience.py.
+
+In a large group a rank has such sockets with its neighbours only (overlay.py). Who learns there why the group cannot
+go on tells its neighbours, so that all know it at once; signs of life go round while somebody waits (signs.py); and who
+has a message for another rank opens a socket for it (direct_links.py).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from collective.membership.messages import Peer
-from common.errors import GradSyncError, PeerLost, PeerStalled
+from collective.membership.direct_links import DirectLinks
+from collective.membership.ends import Ends
+from collective.membership.messages import Peer, frame
+from collective.membership.overlay import FEW
+from collective.membership.signs import Signs, Told
+from common.errors import GradSyncError, PeerLost, PeerStalled, PeerUnreachable, ProtocolError
 from common.network.patience import WAIT_LIMIT_S, Patience
 from common.network.reach import told_apart
 from common.network.sockets import poll_readable
+from common.system.memory import Unreachable
 from common.system.process import forget_in_children
 
 __all__ = ["Mesh"]
@@ -30,15 +40,18 @@ __all__ = ["Mesh"]
 WAITS_S = 0.5  # a rank that looked for others so recently waits
 ABSENT_S = 1.0  # one that has not looked for so long, though it waits, was stopped itself
 PAUSE_S = 0.05  # between two answers: notes that come with every call must not wake the thread for each
-MOST_READS = 64  # of one rank's large message at a time
+PERIOD_S = 1.0  # between signs that go round, at most; less if the timeout is short
+PERIODS = 20  # of a timeout
+EXPLAIN_S = 1.0  # a rank that does not answer may be dead, of which word comes a moment later
 
 
-class Mesh:
+class Mesh(Ends):
     """The sockets of one rank. `check` and the waits raise PeerLost, PeerStalled or PeerUnreachable, naming the rank.
 
     Thread-safe; a thread of its own answers the other ranks.
 
     Args:
+        connections, nranks, near, direct: see Ends; they are closed with the mesh.
         timeout, wait_limit: see Patience.
     """
 
@@ -47,21 +60,25 @@ class Mesh:
         rank: int,
         connections: dict[int, socket.socket],
         *,
+        nranks: int = 0,
+        near: Sequence[int] = (),
+        direct: DirectLinks | None = None,
         timeout: float,
         wait_limit: float = WAIT_LIMIT_S,
     ) -> None:
-        self.rank, self.nranks = rank, len(connections) + 1
+        super().__init__(rank, connections, nranks, near, direct)
         self.patience = Patience(timeout, wait_limit)
-        self.peers = {r: Peer(r, c, self._waited) for r, c in sorted(connections.items())}
+        self._signs = Signs(rank, self.nranks, min(PERIOD_S, timeout / PERIODS))
         self.step: Callable[[], int | None] = lambda: None  # the one that is under way, for who asks
         self._failure: GradSyncError | None = None
         self._culprit = -1
         self._closed = threading.Event()
-        self._lock = threading.RLock()  # over all but the mere waiting
         self._wait = (0.0, 0.0)  # the last wait: since when, and when this rank last looked (monotonic seconds)
         self._awake_since = 0.0  # no rank can be called silent for longer
         self._attended = False  # somebody reads and answers without the thread
-        self._wake = os.eventfd(0)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if direct:
+            direct.door.tell = self._ring
         self._thread = threading.Thread(target=self._answer, name="gradsync-alive", daemon=True)
         if self.peers:
             self._thread.start()
@@ -74,12 +91,7 @@ class Mesh:
 
     def has_left(self, rank: int) -> bool:
         """Whether `rank` has said that its training is complete."""
-        return self.peers[rank].left
-
-    @property
-    def sockets(self) -> list[socket.socket]:
-        """To be polled beside a data socket; readable means `check`."""
-        return [p.connection for p in self.peers.values() if not p.left]
+        return rank in self._signs.left or super().has_left(rank)
 
     def check(self, needed: int | None = None, doing: str = "") -> None:
         """Read what has arrived and raise if the group cannot go on.
@@ -94,7 +106,7 @@ class Mesh:
     def _judge_what_was_heard(self, needed: int | None, doing: str) -> None:
         if self._failure:
             raise self._failure
-        if needed is not None and self.peers[needed].left:
+        if needed is not None and self.has_left(needed):
             raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
 
     def wait_on(self, suspect: int | None, doing: str, since: float) -> bool:
@@ -114,6 +126,8 @@ class Mesh:
             with self._lock:
                 for peer in self._present():
                     peer.send({"waiting?": 1}, timeout=self.timeout)
+                if not self._all_are_neighbours and self._signs.wake(now):
+                    self._ring()
         if waited <= self.timeout:
             return False
         with self._lock:
@@ -122,14 +136,18 @@ class Mesh:
                 raise self._failure
             return self._judge(suspect, doing, since, now)
 
+    def stop_waiting(self) -> None:
+        """What it waited for has come: else it would be taken for a waiting one for another WAITS_S."""
+        self._wait = (0.0, 0.0)
+
     def _judge(self, suspect: int | None, doing: str, since: float, now: float) -> bool:
         """Of a wait that has outlasted the timeout."""
-        present, waited = self._present(), now - since
-        silent = {p.rank: now - max(p.heard_at, since, self._awake_since) for p in present}
-        late = [r for r in silent if silent[r] > self.timeout]
-        late = late or [p.rank for p in present if not p.waited]
+        present, waited = self._known(), now - since
+        silent = {r: now - max(heard_at, since, self._awake_since) for r, (heard_at, _) in present.items()}
+        late = [r for r in silent if silent[r] > self._most_silence(r)]
+        late = late or [r for r, (_, their_wait) in present.items() if not their_wait]
         if not late:  # they wait for one another
-            if any(p.waited <= self.timeout for p in present):
+            if any(their_wait <= self.timeout for _, their_wait in present.values()):
                 return False
             if suspect is None:
                 return True
@@ -143,14 +161,27 @@ class Mesh:
         culprit = suspect if suspect in late else late[0]
         asker = f"rank {self.rank} was {doing}"
         if error := self.patience.ends({culprit: silent[culprit]}, waited, asker=asker):
-            raise self._fail(told_apart(error, f"rank {culprit}", self.peers[culprit].host, self.timeout), culprit)
-        waiting = sorted([self.rank, *(p.rank for p in present if p.waited)])
+            host = self.peers[culprit].host if culprit in self.peers else ""
+            raise self._fail(told_apart(error, f"rank {culprit}", host, self.timeout), culprit)
+        waiting = sorted([self.rank, *(r for r, (_, their_wait) in present.items() if their_wait)])
         if self.rank == waiting[0]:
             self._say(self.patience.remark(waiting, late, self.step(), waited))
         return False
 
+    def _most_silence(self, rank: int) -> float:
+        """A neighbour knows better, and says so."""
+        return self.timeout + (0.0 if rank in self.peers else 2 * self._signs.period)
+
+    def _known(self) -> dict[int, tuple[float, float]]:
+        """Of each other rank that has not left: when it was heard of last, and for how long it had waited then."""
+        known = {p.rank: (p.heard_at, p.waited) for p in self._present()}
+        if self._all_are_neighbours:
+            return known
+        here = {r: self._signs.of(r) for r in range(self.nranks) if r != self.rank and not self.has_left(r)}
+        return {r: max(known.get(r, each), each) for r, each in here.items()}
+
     def _say(self, line: str) -> None:
-        """On the stderr of the lowest rank, which the launcher shows."""
+        """On the stderr of the lowest rank, which the launcher shows; neighbour by neighbour."""
         if not line:
             return
         lowest = next((p for p in self._present() if p.rank < self.rank), None)
@@ -159,36 +190,47 @@ class Mesh:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def _present(self) -> list[Peer]:
-        return [peer for peer in self.peers.values() if not peer.left]
-
     def _waited(self) -> float:
         """For how many seconds this rank has waited by now; 0: it does not."""
         since, looked = self._wait
         return looked - since if time.monotonic() - looked < WAITS_S else 0.0
 
-    def _hear(self) -> None:
-        readable = poll_readable(self.sockets, 0)
-        for peer in self.peers.values():
-            if peer.connection in readable:
-                self._read(peer)
+    def _ring(self) -> None:
+        """Let the thread look."""
+        os.eventfd_write(self._wake, 1)
 
     def _answer(self) -> None:
         """On a thread of its own, until the mesh is closed: a sign of life to whoever asks."""
         while not self._closed.is_set():
+            due = self._signs.due(time.monotonic())
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
-            for each in self.sockets:
-                poll.register(each, select.POLLIN)
-            poll.poll()
+            for each in [*self._ends]:
+                if not each.left:
+                    unsent = each.unsent and not self._attended
+                    poll.register(each.connection, select.POLLIN | (select.POLLOUT if unsent else 0))
+            poll.poll(None if due == math.inf else due * 1000)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
             with self._lock:
                 if self._closed.is_set():
                     return
                 if not self._attended:
                     self._hear()
+                    for each in self._ends:
+                        each.push()
+                if not self._signs.due(time.monotonic()):
+                    self._pass_on_signs()
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
             poll.poll(PAUSE_S * 1000)
+
+    def _pass_on_signs(self) -> None:
+        self._signs.left.update(peer.rank for peer in self.peers.values() if peer.left)
+        signs = frame(self._signs.tell(self._waited(), time.monotonic()))
+        for peer in self._present():
+            if not peer.unsent:  # else it takes nothing in, and would get ever more
+                peer.post(signs)
 
     def tell(self, rank: int, note: list[int]) -> None:
         """Send numbers to `rank`, for its `told`."""
@@ -205,23 +247,17 @@ class Mesh:
                 raise self._failure
             return peer.notes.popleft() if peer.notes else None
 
-    def offer(self, rank: int, number: int, nbytes: int, descriptor: int) -> None:
-        """Let `rank` map a segment of this rank's memory (Unix sockets only)."""
-        message = {"segment": number, "nbytes": nbytes}
-        with self._lock:
-            self.peers[rank].send(message, timeout=self.timeout, descriptors=[descriptor])
-
     def take_segment(self, rank: int, number: int, doing: str) -> tuple[int, int]:
         """(descriptor, bytes) of the segment that `rank` offered under this number; waits for it."""
-        peer = self.peers[rank]
         since = time.monotonic()
-        while number not in peer.segments:
+        while (found := self._segment_of(rank, number)) is None:
             self.check(rank, doing)
-            if number in peer.segments:
+            if (found := self._segment_of(rank, number)) is not None:
                 break
             self.wait_on(rank, doing, since)
             poll_readable(self.sockets, 0.05)
-        return peer.segments.pop(number)
+        self.stop_waiting()
+        return found
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -230,8 +266,7 @@ class Mesh:
         Raises:
             RuntimeError: the mesh is closed.
         """
-        if self._closed.is_set():  # also in a forked child, where another thread may hold the lock for ever
-            raise RuntimeError("the group is closed")
+        self._check_open()
         with self._lock:
             self._attended = True
         try:
@@ -239,15 +274,20 @@ class Mesh:
         finally:
             self._attended = False
 
+    def _check_open(self) -> None:
+        if self._closed.is_set():  # also in a forked child, where another thread may hold the lock for ever
+            raise RuntimeError("the group is closed")
+
     def put_piece(self, rank: int, channel: int, piece: memoryview, *, last: bool) -> None:
         """A piece of a message to `rank`, for it to `take`; to be pushed."""
+        end = self.way_to(rank)
         with self._lock:
-            self.peers[rank].put_piece(channel, piece, last=last)
+            end.put_piece(channel, piece, last=last)
 
     def push(self, rank: int) -> tuple[bool, bool]:
         """(whether anything of what waits to be sent to `rank` went off; whether all has). Never blocks, and raises as
         `check` if it is gone."""
-        peer = self.peers[rank]
+        peer = self.way_to(rank)
         with self._lock:
             moved = peer.push()
             if peer.left or not moved:
@@ -258,19 +298,42 @@ class Mesh:
         """The next message of `rank` on this channel, None if there is none yet; raises as `check` then."""
         with self._lock:
             self._hear()
-            if queue := self.peers[rank].messages.get(channel):
+            end = self.way_from(rank)
+            if end and (queue := end.messages.get(channel)):
                 return queue.popleft()
             self._judge_what_was_heard(
                 rank, doing
             )  # hearing more now could bring the message, and the goodbye behind it
         return None
 
+    def way_to(self, rank: int) -> Peer:
+        """By which messages go to `rank`; to one that is no neighbour it is opened first.
+
+        Raises:
+            PeerLost, PeerStalled, PeerUnreachable: that rank cannot be reached.
+        """
+        known = self.peers.get(rank) or self._to.get(rank)
+        if known or not self._direct:
+            return known or self.peers[rank]
+        self._check_open()
+        self.check(rank, "opening a connection")
+        try:
+            connection = self._direct.open(rank, self.timeout)
+        except (PeerUnreachable, Unreachable) as exc:
+            deadline = time.monotonic() + EXPLAIN_S
+            while time.monotonic() < deadline:
+                self.check(rank, "opening a connection")
+                poll_readable(self.sockets, 0.05)
+            with self._lock:
+                raise self._fail(PeerUnreachable(f"rank {rank} {exc}"), rank) from exc
+        with self._lock:
+            self._to[rank] = self._new_end(rank, connection)
+        return self._to[rank]
+
     def forget(self) -> None:
-        """Close this process's ends without a word: for a forked child, with whose ends open nobody would notice that
-        the rank died."""
+        """See Ends."""
         self._closed.set()
-        for peer in self.peers.values():
-            peer.connection.close()
+        super().forget()
 
     def close(self, reason: str = "") -> None:
         """Tell everyone that this rank leaves, and why if it failed, then close; never raises."""
@@ -284,23 +347,40 @@ class Mesh:
             message: dict[str, Any] = {"leave": reason}
             if self._failure:
                 message["because"] = [type(self._failure).__name__, str(self._failure), self._culprit]
-            for peer in self.peers.values():
-                peer.send(message, timeout=self.timeout)
+            for end in self._ends:
+                end.send(message, timeout=self.timeout)
         if self.peers:
             self._thread.join()
-        for peer in self.peers.values():
-            peer.close()
+        if self._direct:
+            self._direct.close()
+        for end in self._ends:
+            end.close()
         os.close(self._wake)
 
-    def _read(self, peer: Peer) -> None:
-        reads = 0
-        while (peer.read(timeout=self.timeout) and reads < MOST_READS) or peer.has_more:
-            reads += 1
-        if peer.failure:
-            self._fail(*peer.failure)
+    def _heard(self, end: Peer) -> None:
+        if end.failure:
+            self._fail(*end.failure)
+        while end.lines:
+            self._say(end.lines.popleft())
+        if end.signs:
+            self._take_signs(end, end.signs)
+
+    def _take_signs(self, end: Peer, told: Told) -> None:
+        end.signs = None
+        try:
+            if self._signs.hear(told, time.monotonic()):
+                self._ring()
+        except ProtocolError as exc:
+            self._fail(ProtocolError(f"rank {end.rank}: {exc}"), end.rank)
+            return
+        end.waited = told.waited[end.rank]
 
     def _fail(self, error: GradSyncError, culprit: int) -> GradSyncError:
         """Keep the first failure, and return it: later ones follow from it."""
         if self._failure is None:
             self._failure, self._culprit = error, culprit
+            if self.nranks > FEW:
+                lost = frame({"lost": [type(error).__name__, str(error), culprit]})
+                for peer in self._present():
+                    peer.post(lost)
         return self._failure

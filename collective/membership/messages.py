@@ -8,6 +8,9 @@ These are the messages:
     {"say": line}                        write this to your stderr
     {"note": [numbers]}                  what the algorithm above has to say to this rank
     {"segment": id, "nbytes": n}         a segment of my memory; its descriptor comes with the message (Unix sockets)
+    {"segment": id, "nbytes": n, "of": rank}           ... of another rank's, passed on
+    {"lost": [kind, text, rank]}         the group cannot go on, because of that rank; passed on
+    {"signs": [...]}                     what I know of all ranks (signs.py)
     {"piece": [channel, n, last]}        n bytes follow: the next piece, perhaps the last, of what MeshMessenger sends
 
 Only pieces are large. What is to be sent while one is under way waits for the rest of it, and nobody waits for that.
@@ -20,7 +23,6 @@ import json
 import os
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,12 +33,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from collective.membership.signs import Told
 from common.errors import GradSyncError, LayoutMismatch, NonFiniteGradient, PeerLost, ProtocolError, error_from_name
 from common.network.sockets import host_of_peer
 from common.network.tls_sockets import pending_in
 from common.system.handover import receive
 
-__all__ = ["PIECE_BYTES", "Peer"]
+__all__ = ["PIECE_BYTES", "Peer", "frame"]
 
 LENGTH = struct.Struct("<I")
 READ_BYTES = 65_536
@@ -61,6 +64,9 @@ class Message(Struct, frozen=True):
     note: list[Number] | None = None
     segment: Count | None = None
     nbytes: Count | None = None
+    owner: Count | None = msgspec.field(default=None, name="of")
+    lost: tuple[str, str, Count] | None = None
+    signs: Told | None = None
     piece: tuple[Count, Annotated[int, Meta(ge=0, le=PIECE_BYTES)], bool] | None = None
 
 
@@ -78,6 +84,9 @@ class Peer:
         failure: the first reason for which the group cannot go on that was heard from it, and the rank at fault.
         heard_at: when anything was heard last, monotonic seconds.
         waited: for how many seconds, as it said last.
+        lines: to be shown.
+        signs: what it told of all ranks last, not yet taken.
+        passing: segments of its own or of others (owner, number) that came and were not passed on yet.
         messages: those for `MeshMessenger` that are whole, by channel.
         carried: how many bytes of them have come.
         unsent: what the socket has not taken yet.
@@ -92,7 +101,10 @@ class Peer:
         self.heard_at, self.waited = 0.0, 0.0
         self.failure: tuple[GradSyncError, int] | None = None
         self.notes: deque[list[int]] = deque()  # received, not yet taken
-        self.segments: dict[int, tuple[int, int]] = {}  # number -> (descriptor, bytes), likewise
+        self.segments: dict[tuple[int, int], tuple[int, int]] = {}  # owner, number -> (descriptor, bytes), likewise
+        self.passing: list[tuple[int, int]] = []
+        self.lines: deque[str] = deque()
+        self.signs: Told | None = None
         self.messages: dict[int, deque[bytearray]] = {}
         self.carried = 0
         self.unsent: deque[memoryview] = deque()
@@ -129,6 +141,11 @@ class Peer:
             self.connection.sendall(framed[sent:])
         with suppress(OSError):
             self.connection.setblocking(False)
+
+    def post(self, framed: bytes) -> None:
+        """Send what `frame` made; what the socket does not take at once stays in `unsent`, to be pushed."""
+        self.unsent.append(memoryview(framed))
+        self.push()
 
     def put_piece(self, channel: int, piece: memoryview, *, last: bool) -> None:
         """To be pushed; it must keep its contents until then."""
@@ -272,22 +289,28 @@ class Peer:
             self._channel, self._missing, self._last = message.piece
             self._end_piece()
         elif message.segment is not None:
-            self._take_segment(message.segment, message.nbytes)
+            self._take_segment(self.rank if message.owner is None else message.owner, message.segment, message.nbytes)
         elif message.asks is not None:
             self.send({"waiting!": self._waits()}, timeout=timeout)
         elif message.waits is not None:
             self.waited = message.waits
         elif message.say is not None:
-            print(message.say, file=sys.stderr, flush=True)
+            self.lines.append(message.say)
+        elif message.lost is not None:
+            kind, text, culprit = message.lost
+            self._fail(error_from_name(kind, text), culprit)
+        elif message.signs is not None:
+            self.signs = message.signs
         elif message.leave is not None:
             self._take_leave(message.leave, message.because)
         else:
             raise ProtocolError(f"rank {self.rank} sent a message of no known kind")
 
-    def _take_segment(self, number: int, nbytes: int | None) -> None:
-        if nbytes is None or not self._descriptors or number in self.segments:
+    def _take_segment(self, owner: int, number: int, nbytes: int | None) -> None:
+        if nbytes is None or not self._descriptors or (owner, number) in self.segments:
             raise ProtocolError(f"rank {self.rank} offered segment {number} without its memory, or twice")
-        self.segments[number] = (self._descriptors.popleft(), nbytes)
+        self.segments[owner, number] = (self._descriptors.popleft(), nbytes)
+        self.passing.append((owner, number))
 
     def _take_leave(self, reason: str, because: tuple[str, str, int] | None) -> None:
         self.left = True

@@ -6,7 +6,7 @@ import select
 import time
 
 from collective.membership.liveness import Mesh
-from collective.membership.messages import PIECE_BYTES
+from collective.membership.messages import PIECE_BYTES, Peer
 from common.sync.messenger import Messenger
 
 __all__ = ["MeshMessenger"]
@@ -29,6 +29,7 @@ class MeshMessenger(Messenger):
     def send(self, to: int, channel: int, data: bytes | bytearray | memoryview) -> None:
         self._check("to", to, channel)
         view = memoryview(data).cast("B")
+        self._mesh.way_to(to)  # before the thread that answers may rest
         with self._mesh.attended():
             for start in range(0, max(1, len(view)), PIECE_BYTES):
                 last = start + PIECE_BYTES >= len(view)
@@ -40,28 +41,29 @@ class MeshMessenger(Messenger):
         while True:
             moved, done = self._mesh.push(to)
             if done:
+                self._mesh.stop_waiting()
                 return
             if moved:
                 since = time.monotonic()
             self._mesh.wait_on(to, "sending", since)
-            self._wait_for(to, select.POLLIN | select.POLLOUT)
+            self._wait_for(self._mesh.way_to(to), select.POLLIN | select.POLLOUT)
 
     def receive(self, source: int, channel: int) -> bytearray:
         self._check("source", source, channel)
         doing = "waiting for a message"
-        peer, since = self._mesh.peers[source], time.monotonic()
-        carried = peer.carried
+        carried, since = self._mesh.carried(source), time.monotonic()
         with self._mesh.attended():
             while (message := self._mesh.take(source, channel, doing)) is None:
-                if peer.carried != carried:
-                    carried, since = peer.carried, time.monotonic()
+                if (by_now := self._mesh.carried(source)) != carried:
+                    carried, since = by_now, time.monotonic()
                 self._mesh.wait_on(source, doing, since)
-                self._wait_for(source, select.POLLIN)
+                self._wait_for(self._mesh.way_from(source), select.POLLIN)
+        self._mesh.stop_waiting()
         return message
 
-    def _wait_for(self, rank: int, events: int) -> None:
-        """Until that rank's socket is ready, or another one's can be read, for a moment."""
-        wanted = self._mesh.peers[rank].connection
+    def _wait_for(self, end: Peer | None, events: int) -> None:
+        """Until that socket is ready, or another one can be read, for a moment."""
+        wanted = end and end.connection
         poll = select.poll()
         for each in self._mesh.sockets:
             poll.register(each, events if each is wanted else select.POLLIN)

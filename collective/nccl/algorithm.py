@@ -219,7 +219,7 @@ class NcclAlgorithm(Algorithm):
             return
         self._hears()
         self._mesh.check()
-        gone = [rank for rank in self._mesh.peers if self._mesh.has_left(rank)]
+        gone = [rank for rank in range(self._mesh.nranks) if rank != self.rank and self._mesh.has_left(rank)]
         if gone and waited > EXPLAIN_S:  # one that left after its part was done is missed by nobody
             self._mesh.check(gone[0], f"in {doing}")
         if self._mesh.wait_on(self._left if self._expected else None, f"in {doing}", time.monotonic() - waited):

@@ -1,17 +1,18 @@
 """A barrier in shared memory, between processes of one host: every rank posts a note and some bytes, meets the others,
 and reads theirs.
 
-Each rank owns a control segment that all others map:
+All map one board, which rank 0 has made. Each rank has a part of it:
 
     control   what meetings need (meetings/base.py)
     halves    2 x HALF_BYTES of payload
 
-rank 0's besides, which all write to:
+and all write to the rest:
 
     short     2 x SHORT_BYTES for each rank
     lines     the notes (meetings/base.py)
 
-and as many data segments as `empty` made, mapped by the others when first needed. Nothing has a name.
+Besides, each has as many data segments as `empty` made, mapped by the others when first needed; not by more than
+MOST_MAPPED ranks, which would have a descriptor for each rank. Nothing has a name.
 
 Meetings use the pairs in turn. That one is enough: a rank comes to meeting k+1 only when it has done with what was
 posted for meeting k, and so, after meeting k+1, all may overwrite it and post for meeting k+2.
@@ -34,7 +35,7 @@ from collective.membership.liveness import Mesh
 from collective.shared_memory.meetings.base import CONTROL_BYTES, Control, Lines
 from collective.shared_memory.meetings.compiled import CompiledMeetings, can_be_compiled
 from collective.shared_memory.meetings.semaphores import SemaphoreMeetings
-from collective.shared_memory.segments import CONTROL, SharedSegments
+from collective.shared_memory.segments import SharedSegments
 from common.errors import ProtocolError
 
 __all__ = ["HALF_BYTES", "SHORT_BYTES", "SharedMemoryBarrier"]
@@ -42,7 +43,8 @@ __all__ = ["HALF_BYTES", "SHORT_BYTES", "SharedMemoryBarrier"]
 HALF_BYTES = 1 << 20
 SHORT_BYTES = 1 << 14
 HALVES_AT = 4096
-SHORT_AT = HALVES_AT + 2 * HALF_BYTES
+PART_BYTES = HALVES_AT + 2 * HALF_BYTES
+MOST_MAPPED = 64
 assert CONTROL_BYTES <= HALVES_AT
 
 
@@ -61,23 +63,28 @@ class SharedMemoryBarrier:
         self.rank, self.nranks = ranks.index(mesh.rank), len(ranks)
         self._mesh = mesh
         self.ranks = ranks
-        self._segments = SharedSegments(mesh, [r for r in ranks if r != mesh.rank])
-        short = self.nranks * SHORT_BYTES
-        lines_at = SHORT_AT + 2 * short
-        mine = self._segments.create(SHORT_AT if self.rank else lines_at + Lines.nbytes(self.nranks))
-        Control(mine, create=True).compiled[0] = can_be_compiled()
-        self._segments.offer(CONTROL)
-        segments = [self._segments.of(rank, CONTROL) for rank in ranks]
-        self.short = [segments[0].array(SHORT_AT + i * short, short, np.uint8) for i in range(2)]
+        self._segments = SharedSegments(mesh)
+        parts = [rank * PART_BYTES for rank in range(self.nranks)]
+        short_at, short = self.nranks * PART_BYTES, self.nranks * SHORT_BYTES
+        lines_at = short_at + 2 * short
+        board = self._segments.board(
+            lines_at + Lines.nbytes(self.nranks),
+            ranks[0],
+            lambda made: [Control(made, at, create=True) for at in parts],
+        )
+        self.short = [board.array(short_at + i * short, short, np.uint8) for i in range(2)]
         self.halves = [
-            [each.array(HALVES_AT + i * HALF_BYTES, HALF_BYTES, np.uint8) for each in segments] for i in (0, 1)
+            [board.array(at + HALVES_AT + i * HALF_BYTES, HALF_BYTES, np.uint8) for at in parts] for i in (0, 1)
         ]
-        everyone = [Control(segment, create=False) for segment in segments]
-        lines = Lines(segments[0], lines_at, self.nranks)
+        everyone = [Control(board, at) for at in parts]
+        lines = Lines(board, lines_at, self.nranks)
         self.compiled: CompiledMeetings | None = None
+        everyone[self.rank].compiled[0] = can_be_compiled()
+        by_semaphores = SemaphoreMeetings(mesh, ranks, self.rank, everyone, lines)
+        by_semaphores.meet_first()
         if all(control.compiled[0] for control in everyone):
             self.compiled = CompiledMeetings(mesh, ranks, self.rank, everyone, lines)
-        self.meetings = self.compiled or SemaphoreMeetings(mesh, ranks, self.rank, everyone, lines)
+        self.meetings = self.compiled or by_semaphores
         self.meet, self.exchange = self.meetings.meet, self.meetings.exchange
 
     @property
@@ -89,7 +96,10 @@ class SharedMemoryBarrier:
         return self._segments.empty(count, dtype)
 
     def locate(self, array: Array) -> tuple[int, int] | None:
-        """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`."""
+        """(segment number, offset in bytes) by which `array_of` finds this array; None if it is not from `empty`, or if
+        there are more than MOST_MAPPED ranks."""
+        if self.nranks > MOST_MAPPED:
+            return None
         where = self._segments.locate(array)
         if where is not None:
             self._segments.offer(where[0])

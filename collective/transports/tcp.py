@@ -76,6 +76,7 @@ class TcpTransport(Transport):
                 else:
                     self._mesh.check(rank if self._mesh.has_left(rank) else None, "sending")
                     self._mesh.wait_on(rank, "sending", since)
+        self._mesh.stop_waiting()
 
     def close(self, reason: str = "") -> None:
         """As Transport says; what was sent before a good end still arrives."""
@@ -111,6 +112,8 @@ class TcpTransport(Transport):
                 continue
             if not count:
                 self._peer_is_gone(rank)
+            if since:
+                self._mesh.stop_waiting()
             return count
 
     def _wait(self, source: Link | None, wanted: int) -> bool:

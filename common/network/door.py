@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,9 +63,13 @@ class Door:
     Args:
         listeners: sockets that listen; closed with the door.
         credentials: of this process.
+
+    Attributes:
+        tell: called by the door's thread when somebody has been let in.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], credentials: Credentials) -> None:
+        self.tell: Callable[[], object] = lambda: None
         self._listeners, self._credentials = listeners, credentials
         self._keys: dict[int, bytes] | None = None  # by seat; who comes takes it out. None: not known yet
         self._let_in: dict[int, socket.socket] = {}  # by seat, until they are taken
@@ -95,6 +99,13 @@ class Door:
         with self._changed:
             return self._let_in.pop(seat, None)
 
+    def take_all(self, seats: Container[int]) -> list[tuple[int, socket.socket]]:
+        """All that were opened for these seats and not taken yet, each with its seat."""
+        if not self._let_in:
+            return []
+        with self._changed:
+            return [(seat, self._let_in.pop(seat)) for seat in [*self._let_in] if seat in seats]
+
     def wait(self, seats: Collection[int], deadline: float) -> bool:
         """Until one of these seats can be taken; False if none could before `deadline` (monotonic seconds)."""
         with self._changed:
@@ -122,6 +133,12 @@ class Door:
             connection.close()
         self._refusals.close()
         os.close(self._bell)
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: this process's listeners are the parent's alone."""
+        self._closing = True
+        for each in (*self._listeners, *self._let_in.values()):
+            each.close()
 
     def __enter__(self) -> Door:
         return self
@@ -240,6 +257,7 @@ class Door:
             del self._callers[caller.descriptor], self._keys[seat]
             self._let_in[seat] = caller.connection
             self._changed.notify_all()
+        self.tell()
 
     def _turn_away(self, caller: Caller, why: str) -> None:
         self._refusals.note(caller.home, why)

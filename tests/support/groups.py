@@ -194,7 +194,7 @@ def mesh_groups(backend: str, nranks: int, *, timeout: float = 30.0) -> list[Gro
             topology = topology_of(kind, algorithm or "direct", rank, hosts_of(nranks))
             addresses = [x.local_address if r in topology.local else x.address for r, x in enumerate(listeners)]
             mesh, connections = build_mesh(
-                rank, addresses, listeners[rank], token, data=topology.linked, timeout=timeout
+                rank, addresses, listeners[rank], token, data=topology.linked, near=topology.local, timeout=timeout
             )
             built = build(kind, topology, mesh, connections)
             return Group(built, backend=kind, messenger=MeshMessenger(mesh))

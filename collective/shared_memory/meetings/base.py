@@ -26,17 +26,17 @@ SLICE_S = 0.05  # a sleeping rank looks this often whether somebody died
 
 
 class Control:
-    """What each rank owns and all see; it begins a segment, whose memory is zero at first.
+    """What each rank owns and all see, at byte `at` of a segment, whose memory is zero at first.
 
     arrived    2 semaphores: another rank has come to a meeting (posted by it, waited on by the owner)
     meetings   at how many meetings the owner has posted to all; only to find who is late
-    compiled   1 if the owner has compiled meetings; written before the segment is offered
+    compiled   1 if the owner has compiled meetings; written before the first meeting
     """
 
-    def __init__(self, segment: Segment, *, create: bool) -> None:
-        self.arrived = [Semaphore(segment, i * SEMAPHORE_BYTES, create=create) for i in range(2)]
-        self.meetings = segment.array(MEETINGS_AT, 8, np.uint8).data.cast("Q")
-        self.compiled = segment.array(COMPILED_AT, 8, np.uint8).data.cast("Q")
+    def __init__(self, segment: Segment, at: int, *, create: bool = False) -> None:
+        self.arrived = [Semaphore(segment, at + i * SEMAPHORE_BYTES, create=create) for i in range(2)]
+        self.meetings = segment.array(at + MEETINGS_AT, 8, np.uint8).data.cast("Q")
+        self.compiled = segment.array(at + COMPILED_AT, 8, np.uint8).data.cast("Q")
 
 
 class Lines:
@@ -85,6 +85,10 @@ class Meetings(ABC):
 
     def _wait_longer(self, arrived: Callable[[], bool], sleep: Callable[[float], object]) -> None:
         """Until `arrived`, looking for who died meanwhile."""
+        self._look_until(arrived, sleep)
+        self._mesh.stop_waiting()
+
+    def _look_until(self, arrived: Callable[[], bool], sleep: Callable[[float], object]) -> None:
         since = time.monotonic() - SLICE_S
         while True:
             late = [self._ranks[r] for r in self._late()]

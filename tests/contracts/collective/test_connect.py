@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import collective
+from collective import group
+from collective.build import build
 from collective.choice import ALGORITHMS
 from collective.choice import BACKENDS as CONNECT_BACKENDS
 from common.errors import PeerUnreachable, PortInUse, RendezvousError, UsageError
@@ -162,3 +164,18 @@ def test_a_rendezvous_that_is_taken_is_named():
         (error,) = connected({"rank": 0, "nranks": 2, "rendezvous": address, "timeout": 5.0})
     assert type(error) is PortInUse
     assert address in str(error)
+
+
+def test_a_rank_that_cannot_build_its_group_tells_why(monkeypatch):
+    """Its process may go on: nobody would notice by its end."""
+
+    def build_but_on_rank_1(backend, topology, mesh, *rest, **options):
+        if mesh.rank == 1:
+            raise ValueError("no memory")
+        return build(backend, topology, mesh, *rest, **options)
+
+    monkeypatch.setattr(group, "build", build_but_on_rank_1)
+    place = abstract_address("test")
+    errors = [each.error for each in outcomes_of(2, lambda rank: collective.connect(rank, 2, place, "shm"))]
+    assert str(errors[0]) == "rank 1 left with ValueError: no memory"
+    assert str(errors[1]) == "no memory"

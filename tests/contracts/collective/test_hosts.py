@@ -6,7 +6,7 @@ import pytest
 
 import collective
 from collective.algorithms.by_size import SHORT_BYTES
-from collective.choice import topology_of
+from collective.choice import MOST_DIRECT, topology_of
 from common.errors import PeerError, ProtocolError, UsageError
 from tests.support.collectives import ones
 from tests.support.groups import assert_same_bits, errors_on, opened, reduced, sample
@@ -26,6 +26,16 @@ from tests.support.groups import assert_same_bits, errors_on, opened, reduced, s
 def test_auto_takes_the_hierarchy_where_hosts_are_alike(hosts, algorithm, local, linked):
     topology = topology_of("tcp", "auto", 3, list(hosts))
     assert (topology.algorithm, [*topology.local], [*topology.linked]) == (algorithm, local, linked)
+
+
+def test_many_ranks_have_data_connections_with_two_only():
+    """Unless they are asked for."""
+    hosts = [""] * (MOST_DIRECT + 1)
+    few, many = topology_of("tcp", "auto", 3, hosts[1:]), topology_of("tcp", "auto", 3, hosts)
+    assert (few.algorithm, len(few.linked)) == ("direct", MOST_DIRECT - 1)
+    assert (many.algorithm, [*many.linked]) == ("ring", [2, 4])
+    assert len(topology_of("tcp", "direct", 3, hosts).linked) == MOST_DIRECT
+    assert topology_of("tcp", "ring", 0, [""] * 4).linked == [1, 3]
 
 
 @pytest.mark.parametrize(("hosts", "counts"), [("aaaa", "4"), ("aab", "2, 1"), ("abab", "2, 2")])

@@ -175,9 +175,9 @@ def rank_of(pid):
 
 
 def is_training(pid):
-    """Whether the rank maps its own control, parameter and gradient memory, and its neighbour's control and gradients,
-    which it first does in the first all-reduce."""
-    return Path(f"/proc/{pid}/maps").read_text().count("memfd:gradsync") >= 5
+    """Whether the rank maps the board of all, its own parameters and gradients, and its neighbour's gradients, which it
+    first does in the first all-reduce."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:gradsync") >= 4
 
 
 def assert_no_child_left(process):

@@ -12,41 +12,67 @@ import pytest
 from collective.call_tags import Tag
 from collective.membership.liveness import Mesh
 from common.errors import PeerStalled
+from tests.support.commands import until
 from tests.support.groups import DEADLINE_S, barrier_of, errors_on, limit_waits, on_ranks, opened, transport_of
 
-LIMIT_S = 0.3
+LIMIT_S = 1.0  # less, and on a loaded machine threads are silent for longer
+
+
+ONLY_RANK_2 = re.compile(r"rank [013, ]+ waits? for rank 2, for \d+ s; it is alive")
 
 
 @pytest.fixture
 def said(monkeypatch):
-    """What the lowest rank that waits says."""
-    lines, something = [], threading.Event()
+    """What the lowest rank that waits says; and whether that was that all wait for rank 2 only. On a loaded machine it
+    may see later than it speaks that others have begun to wait, too."""
+    lines, only_rank_2 = [], threading.Event()
 
     def keep(_, line):
         if line:
             lines.append(line)
-            something.set()
+        if ONLY_RANK_2.fullmatch(line):
+            only_rank_2.set()
 
     monkeypatch.setattr(Mesh, "_say", keep)
-    return lines, something
+    return lines, only_rank_2
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp", "tcp-ring", "tcp-hierarchical"])
 def test_a_late_rank_is_waited_for(backend, said):
     """In a hierarchical group ranks wait in shared memory for one that waits for another host."""
-    lines, something = said
+    lines, only_rank_2 = said
     with opened(backend, 4) as groups:
         limit_waits(groups, LIMIT_S, wait_limit=DEADLINE_S)
 
         def body(group):
             if group.rank == 2:
-                assert something.wait(DEADLINE_S)
+                assert only_rank_2.wait(DEADLINE_S / 2), lines
             array = np.full(1000, group.rank, np.float32)
             group.all_reduce(array, "sum")
             return array[-1]
 
         assert on_ranks(groups, body) == [6] * 4
-    assert re.fullmatch(r"rank [013, ]+ waits? for rank 2, for \d s; it is alive", lines[0])
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp", "tcp-ring", "a message"])
+def test_a_rank_whose_wait_is_over_does_not_wait(way):
+    """Else others would take it for one that waits for half a second more, and blame who does."""
+    with opened("tcp" if way == "a message" else way, 2) as groups:
+        waiting = groups[0].messenger._mesh
+
+        def body(group):
+            if group.rank:
+                until(waiting._waited, "the wait")
+            if way != "a message":
+                group.all_reduce(np.full(1000, group.rank, np.float32))
+            elif group.rank:
+                group.messenger.send(0, 1, b"late")
+            else:
+                group.messenger.receive(1, 1)
+            return waiting._waited() if group is groups[0] else 0
+
+        waiting.stop_waiting()  # for joining
+        assert on_ranks(groups, body) == [0, 0]
 
 
 def test_ranks_that_wait_for_one_another_are_told_so(said):
@@ -60,7 +86,7 @@ def test_ranks_that_wait_for_one_another_are_told_so(said):
 
         errors = errors_on(groups, body)
     assert {type(error) for error in errors} == {PeerStalled}
-    pattern = r"rank ([01]) did not take part for 0\.3 s \(rank ([01]) was waiting for data\); every rank waits for "
+    pattern = r"rank ([01]) did not take part for 1 s \(rank ([01]) was waiting for data\); every rank waits for "
     assert re.match(pattern + "another one: their calls differ, or the network between them is cut", str(errors[0]))
     assert said[0] == []
 
