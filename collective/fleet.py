@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from collective.flags import RingSettings, connect_with
@@ -27,8 +28,8 @@ def join(place: Placement, synchronizer: type[RingSynchronizer] = RingSynchroniz
             "(and leave out GRADSYNC_SERVERS, which is for ps)"
         )
     settings = settings_from(RingSettings)
-    group = connect_with(settings, place.rank, place.nranks, place.rendezvous)
-    return synchronizer(group, overlap=settings.overlap)
+    connect = partial(connect_with, settings, place.rank, place.nranks)
+    return synchronizer(connect(place.rendezvous), overlap=settings.overlap, connect=connect)
 
 
 surface = FleetApi("collective", join)

@@ -79,6 +79,10 @@ class KeptParts:
             if kept > step:
                 self._set(slot, NOT_WHOLE, *place)
 
+    def clear(self) -> None:
+        """As if nothing had ever been written."""
+        os.ftruncate(self._descriptor, 0)
+
     def close(self) -> None:
         os.close(self._descriptor)
 

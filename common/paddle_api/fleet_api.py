@@ -102,7 +102,7 @@ class FleetApi(FleetPlaces):
             __doc__ = TrainingState.__doc__
 
             def __init__(self, **state: Any) -> None:
-                super().__init__(**state, joined=api._joined)
+                super().__init__(**state, joined=api._joined, models=api._models)
 
         BoundTrainingState.__name__ = BoundTrainingState.__qualname__ = "TrainingState"
         self.TrainingState = BoundTrainingState

@@ -21,7 +21,9 @@ from common.errors import UsageError
 from common.launch.settings import Settings, settings_from
 from common.paddle_api.arena_binding import trainable
 from common.paddle_api.data_position import DataPosition
-from common.paddle_api.random_states import random_arrays
+from common.paddle_api.random_states import RandomStates, random_arrays
+from common.paddle_api.wrapped_models import WrappedModels
+from common.sync.boundaries import Boundaries
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import sha256_of_parameters
 
@@ -68,6 +70,7 @@ class TrainingState:
         scaler: Any = None,
         elastic: bool = False,
         joined: Callable[[], Synchronizer],
+        models: WrappedModels | None = None,
     ) -> None:
         if commit_every < 1 or keep < 1:
             raise ValueError(f"commit_every and keep must be at least 1 (got {commit_every}, {keep})")
@@ -79,8 +82,13 @@ class TrainingState:
         self._folder = CommitFolder(Path(checkpoint_dir))
         self._name = f"rank-{self._synchronizer.rank}"
         self._writer = Writer(self._folder, self._name)
+        self._random = RandomStates()
+        self._models = models or WrappedModels(joined)
+        self._models.states += 1
+        self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
         self.step = 0  # that were made
-        self._restore()
+        if not self._roll_back():
+            self._restore()
 
     def steps(self, loader: Iterable[Any], *, epochs: int = 1) -> Iterator[tuple[int, Any]]:
         """(epoch, batch) of what is left of so many passes over the loader; the body of the loop is one step.
@@ -89,31 +97,86 @@ class TrainingState:
             CommitFailed: a commit could not be written.
             UsageError: the loader has fewer batches than when the commit was made.
         """
-        while (epoch := self._position.epoch) < epochs:
-            for batch in self._position.batches(loader):
-                yield epoch, batch
-                self.step += 1
-                self._position.done(loader)
-                self._after_step()
-            self._position.end(epoch)
+        if self._boundaries.are_kept:
+            self._models.watch(self._boundaries.leave)
+        try:
+            while (epoch := self._position.epoch) < epochs:
+                for batch in self._position.batches(loader):
+                    yield epoch, batch
+                    if self._models.failed:
+                        break
+                    self.step += 1
+                    self._position.done(loader)
+                    self._after_step()
+                else:
+                    self._position.end(epoch)
+                if self._models.failed:
+                    self._go_on()
+        finally:
+            self._models.watch(None)
+            self._boundaries.forget()
         self._finish()
+
+    def _go_on(self) -> None:
+        """The group has failed, and this rank outlives it: wait until it is whole again, and go back with it."""
+        self._writer.close()
+        self._boundaries.rejoin()
+        self._models.begin_again()
+        self._writer = Writer(self._folder, self._name)
+        self._roll_back()
+
+    def _roll_back(self) -> bool:
+        """Whether this is not the first group, so that all ranks are now at the last step that all still have."""
+        boundary = self._boundaries.agree()
+        if boundary is None:
+            return False
+        self._load(boundary.own, boundary.common)
+        for _, p in trainable(self._model):
+            p.clear_gradient()
+        self.step = boundary.step
+        if self._synchronizer.rank == 0:
+            self._folder.remove_after(self.step)
+            self._folder.remove_unfinished()
+        self._synchronizer.all_gather(np.zeros(1, np.uint8))  # before anybody writes there
+        self._boundaries.gone_back(self.step)
+        if self.step % self._every == 0:
+            self._commit(boundary.own, boundary.common)  # it may have been under way
+        return True
 
     def _after_step(self) -> None:
         self._writer.check()
-        if self.step % self._every == 0:
-            self._commit()
-
-    def _commit(self) -> None:
-        part = Part(self._own_arrays(), {"position": self._position.state(), **self._own_state()})
-        if self._synchronizer.rank > 0:
-            self._writer.write(self.step, part)
+        keep, commit = self._can_go_back_here(), self.step % self._every == 0
+        if not (keep or commit):
             return
+        own = Part(self._own_arrays(), {"position": self._position.state(), **self._own_state()})
+        common = self._common() if keep or self._synchronizer.rank == 0 else Part()
+        if keep:
+            self._boundaries.keep(self.step, own, common)
+        if commit:
+            self._commit(own, common)
+
+    def _can_go_back_here(self) -> bool:
+        """Whether what this object knows is all there is: neither gradients that the next step adds to, nor models of
+        others."""
+        if not self._boundaries.are_kept or self._models.states > 1:
+            return False
+        mine = [p for _, p in trainable(self._model)]
+        return self._models.owned() <= {id(p) for p in mine} and all(map(is_cleared, mine))
+
+    def _common(self) -> Part:
+        """What all ranks have alike."""
         parameters = {name: p.numpy() for name, p in trainable(self._model)}
         optimizer = {key: plain_or_array(value, key) for key, value in self._optimizer.state_dict().items()}
         arrays = {key: value for key, value in optimizer.items() if isinstance(value, np.ndarray)}
-        common = named(PARAMETERS, parameters) | named(ACCUMULATORS, arrays)
-        state = {**part.state, "optimizer": {key: v for key, v in optimizer.items() if key not in arrays}}
-        self._writer.write(self.step, Part({**part.arrays, **common}, state))
+        plain = {key: value for key, value in optimizer.items() if key not in arrays}
+        return Part(named(PARAMETERS, parameters) | named(ACCUMULATORS, arrays), {"optimizer": plain})
+
+    def _commit(self, own: Part, common: Part) -> None:
+        if self._synchronizer.rank > 0:
+            self._writer.write(self.step, own)
+            return
+        self._writer.write(self.step, Part({**own.arrays, **common.arrays}, {**own.state, **common.state}))
+        parameters = common.beginning(PARAMETERS)
         names = participants(self._synchronizer.nranks, 0)
         describe = partial(self._describe, self.step, self._position.epoch, parameters)
         self._writer.complete(self.step, names, describe, keep=self._keep, timeout=settings_from(Settings).timeout)
@@ -134,7 +197,7 @@ class TrainingState:
         """Of this rank: all of the model that is not trained, such as BatchNorm statistics, and random states."""
         shared = {id(p) for _, p in trainable(self._model)}
         buffers = {name: t.numpy() for name, t in self._model.state_dict().items() if id(t) not in shared}
-        random = named(RANDOM, random_arrays()) | named(BEGAN, self._position.began())
+        random = named(RANDOM, self._random.arrays()) | named(BEGAN, self._position.began())
         return named(BUFFERS, buffers) | random
 
     def _own_state(self) -> dict[str, Any]:
@@ -154,6 +217,11 @@ class TrainingState:
         common = self._folder.part(manifest, "rank-0")
         has_own = self._name in manifest.parts
         own = self._folder.part(manifest, self._name) if has_own and rank > 0 else common
+        self._load(own, common, of=manifest.nranks, has_own=has_own)
+        self.step = manifest.step
+
+    def _load(self, own: Part, common: Part, *, of: int | None = None, has_own: bool = True) -> None:
+        """Be where these were kept, by that many ranks; not `has_own`: by none of this number."""
         self._fill_model(common.beginning(PARAMETERS) | own.beginning(BUFFERS))
         accumulators = {key: paddle.to_tensor(array) for key, array in common.beginning(ACCUMULATORS).items()}
         self._optimizer.set_state_dict({**accumulators, **common.state["optimizer"]})
@@ -161,12 +229,10 @@ class TrainingState:
             if each is not None and name in own.state:
                 load = getattr(each, "set_state_dict", None) or each.load_state_dict
                 load({key: np.array(v) if isinstance(v, list) else v for key, v in own.state[name].items()})
-        position = own.state["position"]
-        if manifest.nranks != self._synchronizer.nranks:
-            position["batch"] = position["batch"] * manifest.nranks // self._synchronizer.nranks
+        position, nranks = dict(own.state["position"]), self._synchronizer.nranks
+        position["batch"] = position["batch"] * (of or nranks) // nranks
         began, now = (own.beginning(BEGAN), own.beginning(RANDOM)) if has_own else ({}, random_arrays())
         self._position.load(position, began, now)
-        self.step = manifest.step
 
     def _find(self) -> Manifest | None:
         self._folder.make()
@@ -199,6 +265,12 @@ class TrainingState:
             self._writer.finish()
         self._synchronizer.all_gather(np.zeros(1, np.uint8))  # who could not write its part has said so
         self._writer.finish()
+
+
+def is_cleared(parameter: Any) -> bool:
+    """Whether it has no gradient, or zero."""
+    grad = parameter.grad
+    return grad is None or grad.data_ptr() is None or not grad.numpy().any()
 
 
 def named(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

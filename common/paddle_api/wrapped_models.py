@@ -10,6 +10,7 @@ from weakref import ref
 import numpy as np
 import paddle
 
+from common.errors import GradSyncError, PeerError, PeerUnreachable
 from common.paddle_api.arena_binding import is_trained, statistics_of, trainable
 from common.paddle_api.backward import forget, listen_to_backward
 from common.paddle_api.gradient_average import GradientAverage
@@ -19,6 +20,8 @@ from common.paddle_api.sparse_gradients import SparseGradients, sparse_parameter
 from common.sync.synchronizer import Synchronizer
 
 __all__ = ["WrappedModel", "WrappedModels", "share_buffers"]
+
+OnFailure = Callable[[GradSyncError], None]
 
 
 class WrappedModels:
@@ -31,6 +34,9 @@ class WrappedModels:
         self._joined = joined
         self._models: list[WrappedModel] = []
         self._first: Synchronizer | None = None  # the group's own, once a model has it
+        self.states = 0  # how many a program has made of TrainingState
+        self._on_failure: OnFailure | None = None
+        self.failed = False  # the group, and somebody will see to it
 
     @property
     def nranks(self) -> int:
@@ -83,15 +89,39 @@ class WrappedModels:
         """The `id` of every parameter that some model averages."""
         return {id(p) for each in self._models for p in each.parameters}
 
+    def watch(self, on_failure: OnFailure | None) -> None:
+        """Call this instead of raising that the group has failed in a backward, unless it raises. Backward is this
+        rank's alone from then on, until `begin_again`."""
+        self._on_failure = on_failure
+
+    def begin_again(self) -> None:
+        """In a new group of the same ranks, where all wrap their models anew."""
+        self._first, self.failed = None, False
+        self._drop_dead()
+        for each in self._models:
+            each.begin_again()
+
     def before_backward(self) -> None:
+        if self.failed:
+            return
         self._drop_dead()
         for each in self._models:
             each.before_backward()
 
     def after_backward(self) -> None:
+        if self.failed:
+            return
         first = self._first
-        for each in sorted(self._models, key=lambda each: each.group is not first):  # of some ranks: not within a step
-            each.after_backward()
+        try:
+            for each in sorted(self._models, key=lambda each: each.group is not first):  # of some: not within a step
+                each.after_backward()
+        except (PeerError, PeerUnreachable) as exc:
+            if self._on_failure is None or any(each.group is not first for each in self._models):
+                raise
+            self._on_failure(exc)
+            self.failed = True
+            for each in self._models:
+                each.stop()
 
     def stop(self) -> None:
         """Backward and optimizers are Paddle's own from now on."""
@@ -173,6 +203,14 @@ class WrappedModel:
             self._average.stop()
         if self._hook:
             forget_steps(self._hook)
+
+    def begin_again(self) -> None:
+        """After `stop`, in a new group: as when it was wrapped."""
+        model = self._model()
+        if model is not None:
+            self.close()
+            self._build(model)
+            share_buffers(model, self.group, self._elsewhere | {id(p) for _, p in self._dense(model)})
 
     def close(self) -> None:
         """End the synchronisation of a model that is gone."""

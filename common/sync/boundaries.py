@@ -78,6 +78,13 @@ class Boundaries:
         self._kept.write(step, to_bytes(own))
         self._made = step
 
+    def forget(self) -> None:
+        """Keep none any more: whoever dies from now on is not replaced while this rank goes on."""
+        if self._kept:
+            self._kept.clear()
+            self._kept.close()
+        self._kept, self._common = None, {}
+
     def leave(self, error: GradSyncError) -> None:
         """Close the group that has failed so, and let the launcher know that this rank can go on in another one.
 

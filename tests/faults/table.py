@@ -37,6 +37,11 @@ TABLE = [
     ),
     both(
         1,
+        "in a program of one's own, with a TrainingState",
+        "test_own_programs.py::test_a_program_of_ones_own_survives_a_kill",
+    ),
+    both(
+        1,
         "without restarts: all others name it, a server too",
         "test_named_kills.py::test_all_others_name_who_was_killed",
     ),

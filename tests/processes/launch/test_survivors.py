@@ -1,5 +1,5 @@
 """Rings with `--max-restarts` of which a rank is killed or frozen: the others keep their processes, and the bits are
-those of the undisturbed run."""
+those of the undisturbed run, of the built-in training and of a program with a `TrainingState`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytest.importorskip("paddle")
 
 from common.system.fault_points import FAULT_VARIABLE
 from tests.support.commands import JOB, Started, digest_in
+from tests.support.groups import ROOT
 
 pytestmark = pytest.mark.processes
 STEPS = 40  # more than there are calls between ranks before the first one
@@ -32,14 +33,42 @@ def train(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.Mon
         monkeypatch.setenv(FAULT_VARIABLE, fault)
         record = tmp_path / "record.json"
         given = [*JOB, "--steps", STEPS, "--nranks", nranks, "--json", record, *flags]
-        started, seen, deadline = start("collective.run", *given), set[int](), time.monotonic() + LIMIT_S
-        while started.process.poll() is None and time.monotonic() < deadline:
-            seen |= children(started.process.pid)
-            time.sleep(0.002)  # between two looks
+        started = start("collective.run", *given)
+        processes = watched(started)
         assert started.code == 0, started.err
-        return digest_in(record), started, len(seen)
+        return digest_in(record), started, processes
 
     return train
+
+
+Program = Callable[..., tuple[list[str], Started, int]]
+
+
+@pytest.fixture
+def program(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> Program:
+    """As `train`, of tests/programs/resumed.py, two epochs of 12 / nranks batches: what each rank says of the end."""
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+
+    def run(fault: str, *flags: object, nranks: int = 2, workers: int = 2) -> tuple[list[str], Started, int]:
+        monkeypatch.setenv(FAULT_VARIABLE, fault)
+        logs = tmp_path / f"logs of {fault}"
+        script = [ROOT / "tests" / "programs" / "resumed.py", tmp_path / f"commits of {fault}", workers, 2]
+        job = start("collective.run", "--nranks", nranks, "--max-restarts", 3, "--log-dir", logs, *flags, *script)
+        processes = watched(job)
+        assert job.code == 0, job.err
+        said = "".join(log.read_text(errors="replace") for log in sorted(logs.glob("workerlog.*")))
+        return re.findall(r"^RESULT (.*)$", said, re.MULTILINE), job, processes
+
+    return run
+
+
+def watched(job: Started) -> int:
+    """How many processes a launcher has had, once it has ended."""
+    seen, deadline = set[int](), time.monotonic() + LIMIT_S
+    while job.process.poll() is None and time.monotonic() < deadline:
+        seen |= children(job.process.pid)
+        time.sleep(0.002)  # between two looks
+    return len(seen)
 
 
 def children(pid: int) -> set[int]:
@@ -95,3 +124,26 @@ def test_who_takes_the_place_of_the_dead_and_freezes_is_replaced_too(train: Trai
     assert "complete after 2 restarts (2 of a part, " in started.err
     assert processes == 1 + 2 + 2
     assert digest == undisturbed(train, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "nranks", "workers", "flags"),
+    [
+        ("before-reduce:1:7", 2, 2, ()),
+        pytest.param("before-reduce:0:8", 2, 2, (), marks=long),
+        pytest.param("before-reduce:2:3", 3, 0, (), marks=long),
+        pytest.param("before-reduce:1:5", 2, 2, ("--no-overlap",), marks=longest),
+        pytest.param("before-reduce:0:7", 2, 2, ("--backend", "tcp"), marks=longest),
+    ],
+)
+def test_a_program_with_a_training_state_goes_on_too(
+    fault: str, nranks: int, workers: int, flags: tuple[object, ...], program: Program
+) -> None:
+    results, job, processes = program(fault, *flags, nranks=nranks, workers=workers)
+    name = f"rank {fault.split(':')[1]}"
+    assert f"{name} was killed by SIGKILL, " in job.err
+    assert f"; {name} is started again (restart 1 of 3), the others go on" in job.err
+    assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, .* \(epoch 1\)", job.err), job.err
+    assert processes == 1 + nranks + 1
+    assert len(results) == nranks
+    assert results == program("", nranks=nranks, workers=workers)[0]

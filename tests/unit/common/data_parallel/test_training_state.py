@@ -15,13 +15,21 @@ from paddle import nn  # noqa: E402
 
 import collective  # noqa: E402
 import ps  # noqa: E402
+from collective.algorithms.ring import RingAlgorithm  # noqa: E402
+from collective.group import Group  # noqa: E402
+from collective.synchronizer import RingSynchronizer  # noqa: E402
+from collective.transports.threads import connect_threads  # noqa: E402
 from common.commit.__main__ import main  # noqa: E402
 from common.commit.folder import CommitFolder  # noqa: E402
-from common.errors import CommitCorrupt, UsageError  # noqa: E402
+from common.commit.kept_parts import has_kept, make_kept, path_of  # noqa: E402
+from common.errors import CommitCorrupt, PeerLost, UsageError  # noqa: E402
 from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
 from common.paddle_api.random_states import random_arrays, set_random  # noqa: E402
 from common.paddle_api.training_state import TrainingState, plain_or_array  # noqa: E402
+from common.paddle_api.wrapped_models import WrappedModels  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
+from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE, Word  # noqa: E402
+from common.system.process import JOB_SECRET_VARIABLE, JOINED_VARIABLE, RESTARTS_VARIABLE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")  # of BatchNorm
 BATCHES = list(np.random.default_rng(1).random((4, 8, 6), np.float32))
@@ -97,6 +105,112 @@ def test_left_after_any_step_it_ends_as_if_it_had_not_been(tmp_path: Path, last:
     assert again.state.step == last // 3 * 3
     assert again.run() == whole
     assert Program(tmp_path / "left").run() == whole, "at its end it ends"
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
+    """That a launcher holds for this rank."""
+    descriptor = make_kept()
+    monkeypatch.setenv(KEPT_VARIABLE, path_of(descriptor))
+    monkeypatch.setenv(JOINED_VARIABLE, str(tmp_path / "joined"))
+    yield descriptor
+    os.close(descriptor)
+
+
+class Replaceable:
+    """A program of one rank whose launcher could replace it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.alone = RingSynchronizer(self.join(""), connect=self.join)
+        self.models = WrappedModels(lambda: self.alone)
+        self.model = nn.Linear(6, 2)
+        self.optimizer = paddle.optimizer.Adam(0.1, parameters=self.model.parameters())
+        self.wrap(self.model)
+        self.state = self.make(folder)
+
+    def join(self, _: str) -> Group:
+        return Group(RingAlgorithm(connect_threads(1)[0]), backend="threads")
+
+    def wrap(self, model: Any) -> None:
+        self.models.wrap(model, first_bytes=64, bucket_bytes=64)
+
+    def make(self, folder: Path) -> TrainingState:
+        objects = {"model": self.model, "optimizer": self.optimizer, "checkpoint_dir": folder}
+        return TrainingState(**objects, joined=lambda: self.alone, models=self.models)
+
+    def loss(self, batch: Any) -> Any:
+        return self.model(paddle.to_tensor(batch)).square().mean()
+
+    def step(self, batch: Any) -> str:
+        self.loss(batch).backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        return digest_of_model(self.model)
+
+
+@pytest.fixture
+def program(tmp_path: Path, memory: int) -> Iterator[Replaceable]:
+    made = Replaceable(tmp_path / "commits")
+    yield made
+    made.models.stop()
+
+
+@pytest.mark.parametrize("how", ["as it should", "gradients are left", "another model", "another state"])
+def test_a_step_is_kept_in_memory_only_if_all_is_known_of_it(
+    how: str, program: Replaceable, memory: int, tmp_path: Path
+) -> None:
+    if how == "another model":
+        other = nn.Linear(2, 2)
+        program.wrap(other)
+    elif how == "another state":
+        program.make(tmp_path / "others")
+    for _, batch in program.state.steps(BATCHES):
+        assert has_kept(memory) == (how == "as it should" and program.state.step > 0)
+        program.step(batch)
+        if how == "gradients are left":
+            program.loss(batch).backward()
+    assert not has_kept(memory), "who dies after the last step is not replaced alone"
+
+
+def test_the_failure_of_a_group_without_a_step_in_memory_is_raised(program: Replaceable) -> None:
+    def fails(_: float) -> None:
+        raise PeerLost("rank 1 died")
+
+    program.alone.finish = fails  # type: ignore[method-assign]
+    _, batch = next(program.state.steps(BATCHES))
+    with pytest.raises(PeerLost, match="rank 1 died"):
+        program.step(batch)
+
+
+def test_a_body_whose_group_fails_goes_on_alone_and_its_batch_comes_again(
+    program: Replaceable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RESTARTS_VARIABLE, "0")
+    monkeypatch.setenv(JOB_SECRET_VARIABLE, "")
+    monkeypatch.setenv(WORD_VARIABLE, str(tmp_path / "word"))
+    Word(1, "unix-abstract:there", "").give(tmp_path / "word")
+    finish, seen = program.alone.finish, 0
+
+    def fails(_: float) -> None:
+        program.alone.finish = finish  # type: ignore[method-assign]
+        raise PeerLost("rank 1 died")
+
+    for _, batch in program.state.steps(BATCHES):
+        if seen == 2:
+            program.alone.finish = fails  # type: ignore[method-assign]
+            before = digest_of_model(program.model)
+        elif seen == 3:
+            assert (program.state.step, program.models.failed) == (2, False)
+            assert digest_of_model(program.model) == before
+            assert (batch == BATCHES[2]).all()
+        program.step(batch)
+        if seen == 2:
+            assert program.models.failed
+            assert program.step(batch) != before  # whatever it does is undone
+        seen += 1
+    assert seen == len(BATCHES) + 1
+    assert "waits 1 PeerLost: rank 1 died" in (tmp_path / "joined").read_text()
+    assert "goes on 1 2 2" in (tmp_path / "joined").read_text()
 
 
 def test_a_commit_is_exported_with_what_paddle_needs(tmp_path: Path) -> None:
