@@ -1,4 +1,5 @@
-"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, faults, programs, report, diff, results, doctor."""
+"""`python -m benchmarks VERB`: compare, sweep, crossover, accuracy, faults, scale, programs, report, diff, results and
+doctor."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ VERBS = {  # flags and function; compare has several, see `compare`
     "crossover": ("benchmarks.flags.crossover:CrossoverConfig", "benchmarks.verbs.crossover:run_crossover"),
     "accuracy": ("benchmarks.flags.accuracy:AccuracyConfig", "benchmarks.verbs.accuracy:accuracy"),
     "faults": ("benchmarks.verbs.faults:FaultsConfig", "benchmarks.verbs.faults:faults"),
+    "scale": ("benchmarks.verbs.scale:ScaleConfig", "benchmarks.verbs.scale:scale"),
     "programs": ("benchmarks.verbs.programs:ProgramsConfig", "benchmarks.verbs.programs:programs"),
     "report": ("benchmarks.verbs.report:ReportConfig", "benchmarks.verbs.report:report_again"),
     "diff": ("benchmarks.verbs.diff:DiffConfig", "benchmarks.verbs.diff:diff"),
@@ -33,6 +35,7 @@ USAGE = """usage: python -m benchmarks compare [OPTIONS]                    the 
        python -m benchmarks accuracy [OPTIONS]                   wall time to a target accuracy, with stragglers
        python -m benchmarks programs --programs DIR [OPTIONS]    others' programs under Paddle and both schemes
        python -m benchmarks faults [OPTIONS]                     what goes wrong on purpose, and what comes of it
+       python -m benchmarks scale [OPTIONS]                      groups of hundreds of ranks on this machine
        python -m benchmarks report RESULTS.json [--lang zh]      the report of a result file once more
        python -m benchmarks diff BEFORE AFTER                    two result files of one kind
        python -m benchmarks results                              write out/results.md from the committed results
@@ -43,6 +46,7 @@ crossover: a step through parameter servers against a step by a ring, on emulate
 accuracy: train to a target under every mode of the parameter server and the ring, with and without a slow rank.
 programs: which of the public programs that lie in DIR work unmodified, and whether they train Paddle's bits.
 faults: kill, freeze and cut off processes, and see whether each scheme keeps its promises.
+scale: how long a large group takes to meet, what each rank holds, and how soon all name a killed one.
 diff: what got faster or slower beyond noise. doctor: what is missing, and the command that mends it.
 --help after the verb lists the options: compare --help for the built-in training, compare --help script.py for your
 own program, compare --preset NAME --help for a preset. --version says which this is.

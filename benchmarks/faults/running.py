@@ -41,6 +41,10 @@ class Process:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def lines(self) -> list[str]:
         return self._out.read_text(errors="replace").splitlines()
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.records.faults import FaultsResults
+from benchmarks.records.scale import ScaleResults
 from benchmarks.records.suite import PartResults, SuiteResults
 from common.errors import DataError, GradSyncError, UsageError
 from common.system.atomic_file import write_file
@@ -21,7 +22,7 @@ __all__ += ["write_results"]
 
 MOST_BYTES = 1 << 28  # of a file of results
 SCHEMA = 1  # the version that every kind has so far
-AnyResults = PartResults | SuiteResults | FaultsResults
+AnyResults = PartResults | SuiteResults | FaultsResults | ScaleResults
 # Written and parsed by json: a training that diverged has losses of NaN, for which msgspec writes null.
 
 

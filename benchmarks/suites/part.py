@@ -24,6 +24,7 @@ from benchmarks.records.environment import cpu_name
 from benchmarks.records.faults import FaultsResults
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.records.result_files import read
+from benchmarks.records.scale import ScaleResults
 from benchmarks.records.suite import PartRecord, PartResults, Status, SuiteResults
 from benchmarks.suites.job_file import Part
 from common.errors import CertificateFailed, DataError
@@ -221,7 +222,7 @@ def load_results(folder: Path) -> PartResults | None:
             found = read(folder / name)
         except DataError:
             continue
-        if not isinstance(found, (SuiteResults, FaultsResults)):
+        if not isinstance(found, (SuiteResults, FaultsResults, ScaleResults)):
             return found
     return None
 

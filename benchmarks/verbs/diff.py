@@ -22,6 +22,7 @@ from benchmarks.records.environment import machine_of
 from benchmarks.records.faults import FaultsResults
 from benchmarks.records.result_files import read
 from benchmarks.records.results import Cluster
+from benchmarks.records.scale import ScaleResults
 from benchmarks.records.script import ScriptResults
 from benchmarks.records.suite import PartResults, SuiteResults
 from benchmarks.records.sweep import SweepResults
@@ -113,6 +114,8 @@ def load(path: Path) -> TimedResults:
     results = read(path)
     if isinstance(results, FaultsResults):
         raise UsageError(f"{path} tells of promises kept, not of speed; give two results of something that was timed")
+    if isinstance(results, ScaleResults):
+        raise UsageError(f"{path} tells of sockets and threads, not of speed; give two results of something timed")
     for each in parts_of(results).values():
         check(each, path)
     return results

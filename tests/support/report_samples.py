@@ -14,6 +14,7 @@ from tests.support import sweep_samples as sweep
 from tests.support.compare_samples import a_run
 from tests.support.crossover_samples import MB, made
 from tests.support.sweep_samples import row_of
+from tests.support.typed_results import completed
 from tests.unit.benchmarks import test_accuracy_report as accuracy
 from tests.unit.benchmarks import test_suite_report as suite
 
@@ -59,7 +60,14 @@ def every_sample() -> Iterator[tuple[str, Results]]:
 
 
 def mishaps() -> Iterator[Results]:
-    yield from (faults.matrix(), faults.kills(), faults.soak())
+    yield from (faults.matrix(), faults.kills(), faults.soak(), large_groups())
+
+
+def large_groups() -> Results:
+    held = {"sockets": [3, 4, 5], "descriptors": [6, 7, 8], "threads": [3, 4, 9]}
+    groups = [{"nranks": 20, "backend": "shm", "complete_s": 1.5, "named": 19, "named_s": 0.5, **held}]
+    fields = ("nranks", "joins", "reply_bytes", "connections_shm", "connections_tcp", "all_with_all", "steps")
+    return completed({"kind": "scale", "groups": groups, "at_start": [{**dict.fromkeys(fields, 7), "passed_on": 2}]})
 
 
 def every_job() -> Iterator[Results]:

@@ -13,6 +13,7 @@ from benchmarks.records.compare import CompareResults, RankRecord
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.faults import FaultsResults
 from benchmarks.records.result_files import AnyResults, plain
+from benchmarks.records.scale import ScaleResults
 from benchmarks.records.script import ProgramRecord, ScriptResults
 from benchmarks.records.suite import SuiteResults
 from benchmarks.records.sweep import SweepResults
@@ -27,6 +28,7 @@ STRUCTS: dict[str, type] = {
     "crossover": CrossoverResults,
     "accuracy": AccuracyResults,
     "faults": FaultsResults,
+    "scale": ScaleResults,
     "suite": SuiteResults,
 }
 NAMED = {"mode": "sync"}
