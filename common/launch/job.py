@@ -28,6 +28,7 @@ from common.launch.restarts import Life
 from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
+from common.system.leftovers import Session, clear_away, is_anothers
 from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
@@ -43,6 +44,7 @@ from common.system.process import (
 __all__ = ["FOLDER", "Job"]
 
 FOLDER = "gradsync-"  # and the launcher's process id
+SESSIONS = "sessions"  # the file in it of what was started: leader, and when
 POLL_S = 0.02
 SHOW_CURSOR = "\x1b[?25h"
 LOOK_S = 0.5  # between two looks at how much memory each has
@@ -198,11 +200,18 @@ class Job:
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, self._guard.watch(process.pid), path, words, joined))
+        self.children.append(Child(name, process, self._watch(process.pid), path, words, joined))
         self._not_now = False
         if self._terminated:
             self._on_sigterm()
         return process
+
+    def _watch(self, leader: int) -> Session:
+        """The session of a process that was started; whoever has to clear away knows of it from now on."""
+        session = self._guard.watch(leader)
+        with (self.scratch / SESSIONS).open("a") as out:
+            out.write(f"{session.leader} {session.started or 0}\n")
+        return session
 
     def _keeping(self, name: str) -> dict[str, str]:
         if name not in self.kept:
@@ -320,7 +329,18 @@ def leave_the_terminal_in_order() -> None:
 
 
 def remove_folders_of_the_dead() -> None:
-    """Temporary folders of launchers that were killed before they could remove them."""
+    """Temporary folders of launchers that were killed before they could remove them, guards and all, and what else they
+    have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
         if not Path("/proc", folder.name.removeprefix(FOLDER).partition("-")[0]).exists():
+            clear_away(sessions_in(folder))
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def sessions_in(folder: Path) -> list[Session]:
+    """That a launcher has noted there, and whose numbers are no other processes' by now."""
+    with suppress(OSError, ValueError):
+        lines = (folder / SESSIONS).read_text().splitlines()
+        noted = [Session(int(leader), int(started)) for leader, started in map(str.split, lines)]
+        return [each for each in noted if each.started and not is_anothers(each)]
+    return []

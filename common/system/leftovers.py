@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Session", "clear_away", "members_of", "session_of"]
+__all__ = ["Session", "clear_away", "is_anothers", "members_of", "session_of"]
 
 SHARED_MEMORY = Path("/dev/shm")
 OF_PADDLE = re.compile(r"paddle_(\d+)_")  # its maker's process id

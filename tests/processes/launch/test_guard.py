@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,19 @@ def test_nothing_is_left_of_a_rank_that_is_killed(job: Loading) -> None:
     job.ranks[-1].kill()
     assert job.started.code == 128 + signal.SIGKILL
     assert job.left() == []
+
+
+def test_the_next_start_clears_away_after_a_launcher_whose_guard_was_killed_too(
+    job: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.guard.kill()
+    job.launcher.kill()
+    until(lambda: not any(is_running(rank) for rank in job.ranks), "the end of the ranks")
+    assert len([worker for worker in job.workers if is_running(worker)]) == 2 * WORKERS
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Job():
+        assert job.left() == []
+    assert job.started.code == -signal.SIGKILL
 
 
 def test_a_guard_that_was_killed_is_not_missed() -> None:

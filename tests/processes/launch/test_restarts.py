@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,9 +33,13 @@ def run(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.Monke
     return run
 
 
-@cache
+_undisturbed: list[str] = []
+
+
 def undisturbed(run: Run) -> str:
-    return run("collective.run", "")[0]
+    if not _undisturbed:
+        _undisturbed.append(run("collective.run", "")[0])
+    return _undisturbed[0]
 
 
 long = pytest.mark.long

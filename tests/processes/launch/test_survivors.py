@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,9 +77,19 @@ def children(pid: int) -> set[int]:
         return set()
 
 
-@cache
+_undisturbed: dict[tuple[int, ...], object] = {}  # by ranks, and of a program also workers
+
+
 def undisturbed(train: Train, nranks: int) -> str:
-    return train("", nranks=nranks)[0]
+    if (nranks,) not in _undisturbed:
+        _undisturbed[nranks,] = train("", nranks=nranks)[0]
+    return str(_undisturbed[nranks,])
+
+
+def undisturbed_program(program: Program, nranks: int, workers: int) -> object:
+    if (nranks, workers) not in _undisturbed:
+        _undisturbed[nranks, workers] = program("", nranks=nranks, workers=workers)[0]
+    return _undisturbed[nranks, workers]
 
 
 @pytest.mark.parametrize(
@@ -146,4 +155,4 @@ def test_a_program_with_a_training_state_goes_on_too(
     assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, .* \(epoch 1\)", job.err), job.err
     assert processes == 1 + nranks + 1
     assert len(results) == nranks
-    assert results == program("", nranks=nranks, workers=workers)[0]
+    assert results == undisturbed_program(program, nranks, workers)
