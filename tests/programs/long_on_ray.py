@@ -1,4 +1,4 @@
-"""Trains until it is killed; says who each rank is, once all have joined: `long_on_ray.py FOLDER`."""
+"""Trains so many steps, or until it is killed; says who its ranks are: `long_on_ray.py FOLDER [STEPS]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     model = paddle.DataParallel(paddle.nn.Linear(4, 3))
     optimizer = paddle.optimizer.SGD(0.01, parameters=model.parameters())
     folder = Path(sys.argv[1])
-    for step in range(10_000):
+    for step in range(int((sys.argv[2:] or ["10000"])[0])):
         model(paddle.ones([1, 4])).sum().backward()
         optimizer.step()
         optimizer.clear_grad()

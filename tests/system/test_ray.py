@@ -121,6 +121,21 @@ def test_a_killed_rank_and_a_killed_node_are_named_and_nothing_is_left(
         wait_until(lambda ranks=ranks: not any(map(psutil.pid_exists, ranks)))
 
 
+def test_a_job_that_loses_a_node_is_started_again_on_the_others(
+    cluster: RayCluster, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    on_ray = ("--engine", "ray", "--address", cluster.address, "--strategy", "SPREAD", "--nranks", 3)
+    with start("-m", *RING, *on_ray, "--max-restarts", 1, f"{PROGRAMS}/long_on_ray.py", tmp_path, 200) as process:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)), 120)
+        cluster.lose_a_node()
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    lost, recovered, complete = err.splitlines()
+    assert re.search(r"rank \d was lost on node [\d.]+: Ray no longer .*; starting all again \(restart 1 of 1\)", lost)
+    assert "recovered: the group is complete again" in recovered
+    assert "complete after 1 restart" in complete
+
+
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
 def test_three_hosts_with_rays_token_end_with_the_bits_of_one(tmp_path: Path) -> None:
     job = ("--address", f"10.77.0.1:{PORT}", "--strategy", "SPREAD", "--nranks", "3", *BUILT_IN)
