@@ -58,7 +58,7 @@ check: setup         ## formatting, lint, types, which way imports point, figure
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_lengths.py tests/unit/docs/test_architecture.py
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_lengths.py tests/unit/docs
 	$(BIN)/python -m docs.tools.figures
 	$(BIN)/python -m docs.tools.charts --check
 	$(BIN)/python -m docs.tools.names --check

@@ -6,6 +6,7 @@ row 1    a rank is killed                       PeerLost, within K of all others
                                                 for shorter: the bits of an undisturbed run
     5    a link is cut                          for longer: PeerUnreachable, within S, at both ends
                                                 for shorter: the bits of an undisturbed run
+    6    a link loses packets, brings them twice, or late: the bits of an undisturbed run, or an error that says so
     21   simulated trainers, servers, network   see simulator.py
 """
 
@@ -21,6 +22,7 @@ from benchmarks.faults.running import Process, Running
 from benchmarks.faults.simulator import PromiseBroken, simulate
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.netlab.hosts import OneHost
+from benchmarks.netlab.mishaps import Mishaps
 
 __all__ = ["CASES", "K_S", "TIMEOUT_S", "Case", "NotKept", "simulation"]
 
@@ -31,6 +33,15 @@ TRAINERS_S = 1.0  # which a trainer waits longer for its server, so that the ser
 SHORT_S = TIMEOUT_S / 4
 AT, MORE, STEPS, LIMIT_S = 5, 5, 60, 40.0
 HOSTS = 2
+ROUGH_TIMEOUT_S, ROUGH_WAIT_S, LONG_S = 5.0, 30.0, 120.0  # where TCP sends packets again, after ever longer pauses
+MENDED = 0.01  # so many losses cost no process its patience
+SHARES = {  # of packets: lost, twice, late
+    "1 % of the packets lost": (0.01, 0.0, 0.0),
+    "5 % of the packets lost": (0.05, 0.0, 0.0),
+    "20 % of the packets lost": (0.2, 0.0, 0.0),
+    "10 % of the packets twice": (0.0, 0.1, 0.0),
+    "10 % of the packets late, behind later ones": (0.0, 0.0, 0.1),
+}
 
 
 class NotKept(Exception):
@@ -151,6 +162,22 @@ def healed(scheme: str, backend: str) -> Sequence[float]:
     return []
 
 
+def rough(scheme: str, backend: str, lost: float, twice: float, late: float) -> Sequence[float]:
+    """The second host's link loses and doubles these shares of the packets, and brings them late. TCP mends that; where
+    many are lost it may take so long that a process gives up, and says so."""
+    with (
+        Cluster([0] * HOSTS) as cluster,
+        Mishaps(cluster, 1, lost=lost, twice=twice, late=late),
+        Running(cluster, scheme, backend, timeout=ROUGH_TIMEOUT_S, wait_limit=ROUGH_WAIT_S, steps=STEPS) as running,
+    ):
+        running.until(lambda: all(rank.over for rank in running.ranks), LONG_S, "end of all ranks")
+        if lost <= MENDED or all(rank.digest for rank in running.ranks):
+            ends_in_the_same_bits(running)
+        elif not all(rank.digest == undisturbed(running.nranks) or rank.gave_up for rank in running.ranks):
+            raise NotKept(f"the ranks ended with {[rank.lines[-1:] for rank in running.ranks]}")
+    return []
+
+
 def simulation(first: int, count: int) -> Sequence[float]:
     """So many seeds from the first on."""
     for seed in range(first, first + count):
@@ -196,6 +223,9 @@ def table() -> list[Case]:
             Case(5, "a link cut", *way, within, partial(cut, *way), needs_hosts=True),
             Case(5, f"a link cut for {SHORT_S:g} s", *way, SAME_BITS, partial(healed, *way), needs_hosts=True),
         ]
+        for name, shares in SHARES.items():
+            promise = SAME_BITS if shares[0] <= MENDED else f"{SAME_BITS}, or a named error"
+            found.append(Case(6, name, *way, promise, partial(rough, *way, *shares), needs_hosts=True))
     return sorted(found, key=lambda case: case.row)
 
 

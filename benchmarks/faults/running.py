@@ -17,6 +17,7 @@ from common.credentials.credentials import TOKEN_VARIABLE, environment_of, find
 from common.credentials.token import new_token
 from common.errors import GradSyncError
 from common.launch.ranks import abstract_address
+from common.network.patience import WAIT_LIMIT_S
 
 __all__ = ["Failed", "Process", "Running"]
 
@@ -68,6 +69,11 @@ class Process:
         return None
 
     @property
+    def gave_up(self) -> bool:
+        """Whether it ended with an error of ours, in one line."""
+        return any(line.startswith("ended by ") for line in self.lines[-1:])
+
+    @property
     def over(self) -> bool:
         return self._process.poll() is not None
 
@@ -86,15 +92,23 @@ class Running:
     Args:
         hosts: where they run: rank r on host r, a server on host 0.
         scheme, backend: "ring" over shm or tcp, "ps" over shm, tcp or grpc.
-        timeout: of all its processes, seconds.
+        timeout, wait_limit: of all its processes, seconds.
         steps: after which a rank ends.
     """
 
     def __init__(
-        self, hosts: Hosts, scheme: str, backend: str, *, nranks: int = 2, timeout: float = 2.0, steps: int = 10_000
+        self,
+        hosts: Hosts,
+        scheme: str,
+        backend: str,
+        *,
+        nranks: int = 2,
+        timeout: float = 2.0,
+        wait_limit: float = WAIT_LIMIT_S,
+        steps: int = 10_000,
     ) -> None:
         self._hosts, self._scheme, self._backend = hosts, scheme, backend
-        self.nranks, self.timeout, self._steps = nranks, timeout, steps
+        self.nranks, self.timeout, self._wait_limit, self._steps = nranks, timeout, wait_limit, steps
         self.ranks: list[Process] = []
         self.server: Process | None = None
 
@@ -105,7 +119,9 @@ class Running:
             place = self._serve() if self._scheme == "ps" else self._meeting_place()
             for rank in range(self.nranks):
                 worker = ["benchmarks.faults.worker", self._scheme, rank, self.nranks, place, self._backend]
-                self.ranks.append(self._start(f"rank {rank}", rank, [*worker, self.timeout, self._steps]))
+                self.ranks.append(
+                    self._start(f"rank {rank}", rank, [*worker, self.timeout, self._wait_limit, self._steps])
+                )
         except BaseException:
             self.__exit__()
             raise
@@ -144,6 +160,7 @@ class Running:
     def _serve(self) -> str:
         host = self._hosts.address(0)
         where = ["--host", host, "--port", 0, "--nranks", self.nranks, "--timeout", self.timeout]
+        where += ["--wait-limit", self._wait_limit]
         self.server = self._start("server 0", 0, ["ps.server", *where])
         server = self.server
         self.until(lambda: any("listens on" in line for line in server.lines), START_S, "server")

@@ -1,6 +1,6 @@
 """A rank of a case: averages NumPy arrays step by step, and writes what becomes of it, a line at a time.
 
-python -m benchmarks.faults.worker ring|ps RANK NRANKS PLACE BACKEND TIMEOUT STEPS
+python -m benchmarks.faults.worker ring|ps RANK NRANKS PLACE BACKEND TIMEOUT WAIT_LIMIT STEPS
 
 step N              it has made so many
 digest SHA256       of its parameters, at the end
@@ -33,11 +33,11 @@ PACE_S = 0.01  # a step; so that a fault has a step to fall into
 
 @contextmanager
 def averaging(
-    scheme: str, rank: int, nranks: int, place: str, backend: str, timeout: float
+    scheme: str, rank: int, nranks: int, place: str, backend: str, timeout: float, wait_limit: float
 ) -> Iterator[tuple[FloatArray, Callable[[], object]]]:
     """An array, and what replaces it by its mean over ranks."""
     if scheme == "ring":
-        with collective.connect(rank, nranks, place, backend, timeout=timeout) as group:
+        with collective.connect(rank, nranks, place, backend, timeout=timeout, wait_limit=wait_limit) as group:
             array = group.empty(WORDS)
             yield array, lambda: group.all_reduce(array, "mean")
     else:
@@ -58,11 +58,12 @@ def train(rank: int, steps: int, array: FloatArray, average: Callable[[], object
 
 
 def main(arguments: list[str]) -> int:
-    scheme, rank, nranks, place, backend, timeout, steps = arguments
+    scheme, rank, nranks, place, backend, timeout, wait_limit, steps = arguments
     prepare_process()
     parameters = np.zeros(WORDS, np.float32)
     try:
-        with averaging(scheme, int(rank), int(nranks), place, backend, float(timeout)) as (array, average):
+        limits = float(timeout), float(wait_limit)
+        with averaging(scheme, int(rank), int(nranks), place, backend, *limits) as (array, average):
             try:
                 train(int(rank), int(steps), array, average, parameters)
             except GradSyncError as exc:  # before it takes leave

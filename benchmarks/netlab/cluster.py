@@ -26,7 +26,7 @@ from benchmarks.netlab.hosts import FIRST_PORT, PORTS_EACH
 from common.errors import UsageError
 from common.system.process import Terminated
 
-__all__ = ["Cluster", "why_no_cluster"]
+__all__ = ["Cluster", "run", "why_no_cluster"]
 
 NETWORK = "10.77.0"
 COMMAND_S = 20.0
@@ -55,7 +55,7 @@ class Cluster:
     ) -> None:
         self.links, self.delay, self.cores = list(links), delay, cores
         self.names = [f"gs{os.getpid()}h{host}" for host in range(len(links))]
-        self._switch = f"gs{os.getpid()}sw"
+        self.switch = f"gs{os.getpid()}sw"
         self._ports = [itertools.count(FIRST_PORT, PORTS_EACH) for _ in links]
 
     def __enter__(self) -> Cluster:
@@ -67,7 +67,7 @@ class Cluster:
         self._previous = signal.signal(signal.SIGTERM, _exit_on_sigterm)
         try:
             for command in self.commands():
-                _run(command)
+                run(command)
         except BaseException:
             self.__exit__()
             raise
@@ -76,7 +76,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for name in [*self.names, self._switch]:
+            for name in [*self.names, self.switch]:
                 _remove(name)
         finally:
             signal.signal(signal.SIGINT, handlers[signal.SIGINT])
@@ -85,36 +85,36 @@ class Cluster:
     def commands(self) -> list[list[str]]:
         """What builds it."""
         found = []
-        for name in [self._switch, *self.names]:
+        for name in [self.switch, *self.names]:
             found += [f"ip netns add {name}", f"ip -n {name} link set lo up"]
-        found += [f"ip -n {self._switch} link add switch type bridge", f"ip -n {self._switch} link set switch up"]
+        found += [f"ip -n {self.switch} link add switch type bridge", f"ip -n {self.switch} link set switch up"]
         for host, (name, rate) in enumerate(zip(self.names, self.links, strict=True)):
             port = f"port{host}"
             found += [
-                f"ip link add eth0 netns {name} type veth peer name {port} netns {self._switch}",
-                f"ip -n {self._switch} link set {port} master switch up",
+                f"ip link add eth0 netns {name} type veth peer name {port} netns {self.switch}",
+                f"ip -n {self.switch} link set {port} master switch up",
                 f"ip -n {name} addr add {self.address(host)}/24 dev eth0",
                 f"ip -n {name} link set eth0 up",
                 *_limits(name, "eth0", rate, self.delay),
-                *_limits(self._switch, port, rate, 0.0),
+                *_limits(self.switch, port, rate, 0.0),
             ]
         return [command.split() for command in found]
 
     def unplug(self, host: int) -> None:
         """Cut a host's link at the switch, which its own end does not notice."""
-        _run(f"ip -n {self._switch} link set port{host} nomaster".split())
+        run(f"ip -n {self.switch} link set port{host} nomaster".split())
 
     def plug(self, host: int) -> None:
         """Put it together again."""
-        _run(f"ip -n {self._switch} link set port{host} master switch".split())
+        run(f"ip -n {self.switch} link set port{host} master switch".split())
 
     def limit(self, links: Sequence[float]) -> None:
         """Change the rates of the links, bytes/s and none of them 0, of a cluster that was entered with limits."""
         self.links = list(links)
         for host, (name, rate) in enumerate(zip(self.names, self.links, strict=True)):
-            ends = [*_limits(name, "eth0", rate, self.delay), *_limits(self._switch, f"port{host}", rate, 0.0)]
+            ends = [*_limits(name, "eth0", rate, self.delay), *_limits(self.switch, f"port{host}", rate, 0.0)]
             for command in ends:
-                _run(command.replace(" add ", " change ").split())
+                run(command.replace(" add ", " change ").split())
 
     def within(self, host: int) -> list[str]:
         number = host % len(self.names)
@@ -152,7 +152,11 @@ def _limits(namespace: str, device: str, rate: float, delay: float) -> list[str]
     return found
 
 
-def _run(command: Sequence[str]) -> None:
+def run(command: Sequence[str]) -> None:
+    """
+    Raises:
+        UsageError: it failed, and what this machine lacks.
+    """
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
     if done.returncode:
         kind = next((word for word in ("netem", "tbf", "bridge", "veth") if word in command), "namespaces")

@@ -11,12 +11,14 @@ import pytest
 
 from benchmarks.faults.cases import CASES, Case, NotKept
 from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.verbs.faults import FaultsConfig, chosen, faults
 from common.errors import UsageError
 from ps.store.contributions import Contributions
 from ps.store.step_state import StepState
 
 SEEDS = 200
+needs_cluster = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster())
 
 
 def test_seeds_keep_all_promises() -> None:
@@ -125,7 +127,7 @@ def test_a_seed_can_be_watched(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"rows": "3"}, "there is no row 3; there are 1, 2, 4, 5, 21"),
+        ({"rows": "3"}, "there is no row 3; there are 1, 2, 4, 5, 6, 21"),
         ({"schemes": "ps,tcp"}, "must be of ps and ring"),
         ({"times": 0}, "must be at least 1"),
     ],
@@ -142,6 +144,7 @@ def test_flags_that_cannot_be(flags: dict[str, Any], told: str) -> None:
         ("ps", "shm", "kill -9 of a rank"),
         pytest.param("ring", "tcp", "a rank frozen for 0.5 s", marks=pytest.mark.long),
         pytest.param("ps", "tcp", "the server frozen", marks=pytest.mark.long),
+        pytest.param("ring", "tcp", "10 % of the packets twice", marks=[pytest.mark.long, needs_cluster]),
     ],
 )
 def test_real_cases(scheme: str, backend: str, name: str) -> None:
