@@ -56,6 +56,7 @@ class Boundaries:
         self._kept = opened(path) if path else None
         self._common: dict[int, Part] = {}
         self._made = 0  # steps, when last seen
+        self._why = ""  # the group has failed
 
     @property
     def are_kept(self) -> bool:
@@ -86,22 +87,24 @@ class Boundaries:
         self._kept, self._common = None, {}
 
     def leave(self, error: GradSyncError) -> None:
-        """Close the group that has failed so, and let the launcher know that this rank can go on in another one.
+        """Close the group that has failed so; this rank can go on in another one.
 
         Raises:
             GradSyncError: that error, where it cannot.
         """
         if not self._common:
             raise error
-        self._synchronizer.leave(f"{type(error).__name__}: {error}")
-        note_waiting(error)
+        self._why = f"{type(error).__name__}: {error}"
+        self._synchronizer.leave(self._why)
 
     def rejoin(self) -> None:
-        """After `leave`: block until the launcher has replaced who is missing, and join the group of the next epoch.
+        """After `leave`, when nothing else can fail any more: let the launcher know, block until it has replaced who
+        is missing, and join the group of the next epoch.
 
         Raises:
             RecoveryFailed: the launcher said nothing, or the group did not come together.
         """
+        note_waiting(self._why)
         word = begin_epoch(self._synchronizer.rank, self._wait_limit)
         if word is None:
             raise RecoveryFailed(f"the launcher gave no word to go on within {self._wait_limit:g} s (--wait-limit)")

@@ -42,10 +42,9 @@ class Word:
         draft.replace(path)
 
 
-def note_waiting(why: BaseException) -> None:
+def note_waiting(why: str) -> None:
     """Let the launcher know that this process, whose group is broken, can go on in the next epoch."""
-    words = " ".join(f"{type(why).__name__}: {why}".split())
-    note(f"{WAITS} {restarts() + 1} {words}")
+    note(f"{WAITS} {restarts() + 1} {' '.join(why.split())}")
 
 
 def begin_epoch(rank: int, seconds: float) -> Word | None:
