@@ -26,6 +26,7 @@ CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 KILLS = ["epyc-2026-11-25/kills-ring/faults.json", "epyc-2026-11-25/kills-ps/faults.json"]
 SOAKS = ["epyc-2026-11-25/soak-ring/faults.json", "epyc-2026-11-25/soak-ps/faults.json"]
 PROGRAMS = "epyc-2026-11-25/programs/programs.json"
+SCALE = "epyc-2026-11-25/scale/scale.json"
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
@@ -238,6 +239,15 @@ def _waiting(backend: str, nranks: int) -> float:
     return float(next(row["core"] for row in rows if (row["backend"], row["nranks"]) == (backend, nranks)))
 
 
+def _scale() -> list[list[str]]:
+    """Of each group: seconds until complete, the most of a rank besides rank 0, how many named a killed one."""
+    rows = []
+    for each in read(SCALE)["groups"]:
+        most = [str(each[what][1]) for what in ("sockets", "descriptors", "threads")]
+        rows.append([f"{each['complete_s']:.1f}", *most, str(each["named"]), f"{each['named_s']:.2f}"])
+    return rows
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "which-scheme": _which_scheme,
     "tutorials": _tutorials,
@@ -254,6 +264,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "server-memory": _server_memory,
     "random-kills": lambda: random_kills(*KILLS),
     "soak": lambda: soak(*SOAKS),
+    "scale": _scale,
     "programs": lambda: ends(PROGRAMS),
     "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
 }
