@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.records.results import Environment
+from benchmarks.records.results import Results
 
 __all__ = ["Outcome", "ProgramOutcome", "ProgramsResults"]
 
@@ -59,15 +59,12 @@ class ProgramOutcome(Struct, frozen=True, kw_only=True):
         return not self.paddle.works or (self.collective.works and self.ps.works)
 
 
-class ProgramsResults(Struct, frozen=True, kw_only=True):
+class ProgramsResults(Results, frozen=True, kw_only=True, tag="programs"):
     """
     Args:
         skipped: why, by name.
     """
 
-    created: str
-    command: str
-    environment: Environment
     nranks: int
     programs: list[ProgramOutcome]
     skipped: dict[str, str]

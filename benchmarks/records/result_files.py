@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.records.faults import FaultsResults
+from benchmarks.records.programs import ProgramsResults
 from benchmarks.records.scale import ScaleResults
 from benchmarks.records.suite import PartResults, SuiteResults
 from common.errors import DataError, GradSyncError, UsageError
@@ -22,7 +23,7 @@ __all__ += ["write_results"]
 
 MOST_BYTES = 1 << 28  # of a file of results
 SCHEMA = 1  # the version that every kind has so far
-AnyResults = PartResults | SuiteResults | FaultsResults | ScaleResults
+AnyResults = PartResults | SuiteResults | FaultsResults | ProgramsResults | ScaleResults
 # Written and parsed by json: a training that diverged has losses of NaN, for which msgspec writes null.
 
 

@@ -28,7 +28,7 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Interval = tuple[Positive, Positive]  # of a median, from low to high
 Sha256 = str  # of all parameters
-Kind = Literal["compare", "script", "sweep", "crossover", "accuracy", "faults", "scale", "suite"]
+Kind = Literal["compare", "script", "sweep", "crossover", "accuracy", "faults", "programs", "scale", "suite"]
 
 
 class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):

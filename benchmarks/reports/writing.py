@@ -7,13 +7,13 @@ from pathlib import Path
 from benchmarks.page import html, markdown
 from benchmarks.page.language import speaking
 from benchmarks.records.result_files import AnyResults
-from benchmarks.reports import faults, scale, suite
+from benchmarks.reports import faults, programs, scale, suite
 from benchmarks.reports.kinds import KINDS, Kind
 from common.system.atomic_file import write_file
 
 __all__ = ["REPORTS", "to_html", "to_markdown", "write_report"]
 
-REPORTS: dict[str, Kind] = {**KINDS, "faults": faults, "scale": scale, "suite": suite}
+REPORTS: dict[str, Kind] = {**KINDS, "faults": faults, "programs": programs, "scale": scale, "suite": suite}
 
 
 def to_html(results: AnyResults) -> str:

@@ -43,7 +43,7 @@ def measure(nranks: int, backend: str) -> GroupScale:
         os.mkfifo(gate)
         try:
             for rank in range(nranks):
-                words = [gate, rank, nranks, place, backend, JOIN_S]
+                words = [gate, rank, nranks, place, backend, JOIN_S, nranks // 2]
                 command = [sys.executable, "-m", "benchmarks.scale.worker", *map(str, words)]
                 ranks.append(Process(f"rank {rank}", folder / str(rank), command, environment))
             until_all(ranks, "imported", 10 + IMPORTS_S * nranks)
@@ -62,7 +62,7 @@ def of_group(ranks: Sequence[Process], gate: Path, backend: str) -> GroupScale:
     until_all(ranks, "step 1", NAME_S)
     time.sleep(SETTLE_S)
     held = [holding(each.pid) for each in ranks]
-    killed = len(ranks) // 2
+    killed = len(ranks) // 2  # for which all others wait
     began = time.monotonic()
     ranks[killed].send(signal.SIGKILL)
     others = [each for rank, each in enumerate(ranks) if rank != killed]

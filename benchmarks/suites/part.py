@@ -22,6 +22,7 @@ import msgspec
 from benchmarks.measuring.rounds import ROUNDS_FILE, TURN, TURNS_VARIABLE
 from benchmarks.records.environment import cpu_name
 from benchmarks.records.faults import FaultsResults
+from benchmarks.records.programs import ProgramsResults
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from benchmarks.records.result_files import read
 from benchmarks.records.scale import ScaleResults
@@ -222,7 +223,7 @@ def load_results(folder: Path) -> PartResults | None:
             found = read(folder / name)
         except DataError:
             continue
-        if not isinstance(found, (SuiteResults, FaultsResults, ScaleResults)):
+        if not isinstance(found, (SuiteResults, FaultsResults, ScaleResults, ProgramsResults)):
             return found
     return None
 

@@ -20,6 +20,7 @@ from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults
 from benchmarks.records.environment import machine_of
 from benchmarks.records.faults import FaultsResults
+from benchmarks.records.programs import ProgramsResults
 from benchmarks.records.result_files import read
 from benchmarks.records.results import Cluster
 from benchmarks.records.scale import ScaleResults
@@ -112,7 +113,7 @@ def load(path: Path) -> TimedResults:
         latest = [f", the latest is {name}" for name in sorted(file.name for file in path.glob("*Z-*.json"))[-1:]]
         raise DataError(f"{path} is a folder; give one of its files{''.join(latest)}")
     results = read(path)
-    if isinstance(results, FaultsResults):
+    if isinstance(results, (FaultsResults, ProgramsResults)):
         raise UsageError(f"{path} tells of promises kept, not of speed; give two results of something that was timed")
     if isinstance(results, ScaleResults):
         raise UsageError(f"{path} tells of sockets and threads, not of speed; give two results of something timed")

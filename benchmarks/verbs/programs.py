@@ -15,11 +15,12 @@ from rich.markup import escape
 from benchmarks.programs.kept import Kept
 from benchmarks.programs.manifest import MANIFEST, Program, missing, read_manifest
 from benchmarks.programs.records import Recorded, compared
-from benchmarks.programs.table import page, row_of, summary
 from benchmarks.programs.variants import run_variant
 from benchmarks.records.environment import head
 from benchmarks.records.programs import Outcome, ProgramOutcome, ProgramsResults
 from benchmarks.records.result_files import plain
+from benchmarks.reports.programs import row_of, verdict
+from benchmarks.reports.writing import write_report
 from common.errors import UsageError, choose
 from common.launch.cli import check_writable
 from common.launch.settings import check_rank
@@ -80,9 +81,9 @@ def programs(config: ProgramsConfig, run: Run = run_variant) -> int:
         write(results, config.out)  # the rest may be interrupted
     if not results.programs:
         raise UsageError(f"--programs {config.programs} holds none of the programs: {next(iter(skipped.values()))}")
-    for line in summary(results):
+    for line in verdict(results):
         console.print(line, style="bold", soft_wrap=True)
-    console.print(f"\nreport: {config.out / 'programs.md'}", soft_wrap=True)
+    console.print(f"\nreport: {config.out / 'programs.html'}", soft_wrap=True)
     return int(not all(each.works for each in results.programs))
 
 
@@ -139,4 +140,4 @@ def judged(program: Program, outcome: Outcome, ours: Recorded, paddle: Recorded,
 
 def write(results: ProgramsResults, folder: Path) -> None:
     write_file(folder / FILE, json.dumps(plain(results), indent=1) + "\n")
-    write_file(folder / "programs.md", page(results))
+    write_report(results, folder, "programs", "en")

@@ -71,6 +71,7 @@ class Mesh(Ends):
         self._signs = Signs(rank, self.nranks, min(PERIOD_S, timeout / PERIODS))
         self.step: Callable[[], int | None] = lambda: None  # the one that is under way, for who asks
         self._failure: GradSyncError | None = None
+        self._alarm: Callable[[], object] | None = None
         self._culprit = -1
         self._closed = threading.Event()
         self._wait = (0.0, 0.0)  # the last wait: since when, and when this rank last looked (monotonic seconds)
@@ -274,6 +275,17 @@ class Mesh(Ends):
         finally:
             self._attended = False
 
+    @contextmanager
+    def alarming(self, alarm: Callable[[], object]) -> Iterator[None]:
+        """For who sleeps without looking at sockets: the thread calls `alarm` when the group cannot go on any more."""
+        with self._lock:
+            self._alarm = alarm
+        try:
+            yield
+        finally:
+            with self._lock:  # it is not under way then
+                self._alarm = None
+
     def _check_open(self) -> None:
         if self._closed.is_set():  # also in a forked child, where another thread may hold the lock for ever
             raise RuntimeError("the group is closed")
@@ -379,6 +391,8 @@ class Mesh(Ends):
         """Keep the first failure, and return it: later ones follow from it."""
         if self._failure is None:
             self._failure, self._culprit = error, culprit
+            if self._alarm:
+                self._alarm()
             if self.nranks > FEW:
                 lost = frame({"lost": [type(error).__name__, str(error), culprit]})
                 for peer in self._present():

@@ -8,8 +8,8 @@ from functools import cache, partial
 import msgspec
 
 from benchmarks.page.markdown import escape
-from benchmarks.programs.table import row_of
 from benchmarks.records.programs import Outcome, ProgramsResults
+from benchmarks.reports.programs import row_of
 from docs.tools.results import RESULTS
 
 __all__ = ["ends", "sums"]

@@ -60,7 +60,15 @@ def every_sample() -> Iterator[tuple[str, Results]]:
 
 
 def mishaps() -> Iterator[Results]:
-    yield from (faults.matrix(), faults.kills(), faults.soak(), large_groups())
+    yield from (faults.matrix(), faults.kills(), faults.soak(), large_groups(), public_programs())
+
+
+def public_programs() -> Results:
+    """One of each end."""
+    ends = [{"how": how} for how in ("same bits", "same output", "ok", "other output", "not run")]
+    ends += [{"how": "differs", "distance": 0.5}, {"how": "failed", "error": "x"}]
+    made = [{"name": "x", "settings": "", "paddle": {"how": "ok"}, "collective": end, "ps": end} for end in ends]
+    return completed({"kind": "programs", "nranks": 2, "programs": made, "skipped": {"x": "x"}})
 
 
 def large_groups() -> Results:

@@ -12,6 +12,7 @@ from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, RankRecord
 from benchmarks.records.crossover import CrossoverResults
 from benchmarks.records.faults import FaultsResults
+from benchmarks.records.programs import ProgramsResults
 from benchmarks.records.result_files import AnyResults, plain
 from benchmarks.records.scale import ScaleResults
 from benchmarks.records.script import ProgramRecord, ScriptResults
@@ -29,6 +30,7 @@ STRUCTS: dict[str, type] = {
     "accuracy": AccuracyResults,
     "faults": FaultsResults,
     "scale": ScaleResults,
+    "programs": ProgramsResults,
     "suite": SuiteResults,
 }
 NAMED = {"mode": "sync"}

@@ -79,7 +79,8 @@ class CompiledMeetings(Meetings):
             if not arrived():
                 self._semaphore.sleep(SLICE_S)
             if not arrived():
-                self._wait_longer(arrived, self._semaphore.sleep)
+                with self._mesh.alarming(self._semaphore.post):
+                    self._wait_longer(arrived, self._semaphore.sleep)
         finally:
             self._awake()
 

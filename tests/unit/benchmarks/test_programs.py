@@ -231,7 +231,7 @@ def test_what_works_under_paddle_must_work_under_both(tmp_path: Path) -> None:
     assert ran(tmp_path, {**same, "ps": (OK, other)})[0] == 1
     assert ran(tmp_path, {**same, "collective": (Outcome(how="failed", error="exit code 2: x"), {})})[0] == 1
     page = (tmp_path / "out/programs.md").read_text()
-    assert "| [tiny](https://github.com/own/tiny/blob/1/tools/run.py) |  | ok | exit code 2: x | same bits |" in page
+    assert "| tiny |  | ok | exit code 2: x | same bits | own/tiny 1 tools/run.py |" in page
     assert "0 of these work under collective. Of 0 whose parameters" in page
     assert "1 of these work under ps. Of 1 whose parameters can be compared, 1 end in Paddle's bits." in page
     assert ran(tmp_path, {"paddle": (Outcome(how="failed", error="no GPU"), {})})[0] == 0
