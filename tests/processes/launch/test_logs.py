@@ -55,7 +55,7 @@ def test_without_a_log_folder_nothing_is_kept() -> None:
         start(job, 0, "print(1)")
         job.wait()
         scratch = job.scratch
-        assert [path.name for path in scratch.iterdir()] == ["workerlog.0"]
+        assert sorted(path.name for path in scratch.iterdir()) == ["sessions", "workerlog.0"]
     assert not scratch.exists()
 
 

@@ -14,10 +14,11 @@ pytest.importorskip("paddle")
 import ps
 from common.credentials.credentials import TOKEN_VARIABLE
 from common.errors import PeerUnreachable, UsageError
+from common.system.addresses import host_identity
 from tests.support.fake_ray import Cluster, Workers, ray_train_on
 from tests.support.groups import on_threads
 
-THREE = [("10.0.0.1", 7001), ("10.0.0.2", 7002), ("10.0.0.1", 7003)]  # ranks 0 and 2 on one host
+THREE = [("10.0.0.1", 7001, "a"), ("10.0.0.2", 7002, "b"), ("10.0.0.1", 7003, "a")]  # ranks 0 and 2 on one host
 
 
 @pytest.fixture
@@ -61,6 +62,13 @@ def test_ranks_of_the_ring_meet_at_the_first_worker(ray_train: Any, cluster: Clu
     assert not cluster.groups
     backend.on_shutdown(workers, ray_train.PaddleConfig())
     assert workers.left == ["collective"]
+
+
+def test_workers_that_share_memory_meet_there(ray_train: Any) -> None:
+    workers = Workers([THREE[0], THREE[2]])
+    started(ray_train, workers)
+    (place,) = {variables["GRADSYNC_RENDEZVOUS"] for variables in variables_told(workers, ray_train, "collective")}
+    assert place.startswith("unix-abstract:")
 
 
 def test_servers_are_actors_in_a_placement_group_and_serve_the_workers(ray_train: Any, cluster: Cluster) -> None:
@@ -156,7 +164,7 @@ def test_a_worker_becomes_a_rank_and_leaves(ray_train: Any, monkeypatch: pytest.
     installed: list[str] = []
     monkeypatch.setattr(ray_train, "install", installed.append)
     monkeypatch.setenv("PADDLE_TRAINER_ID", "")
-    assert ray_train.where() == ("127.0.0.1", 7000)
+    assert ray_train.where() == ("127.0.0.1", 7000, host_identity("127.0.0.1"))
     ray_train.become("collective", {"PADDLE_TRAINER_ID": "3"})
     assert (installed, os.environ["PADDLE_TRAINER_ID"]) == (["collective"], "3")
     ray_train.leave("collective")  # it has trained nothing
