@@ -68,5 +68,5 @@ def scale(config: ScaleConfig) -> int:
     for row in rows(results):
         table.add_row(*row)
     console.print(table)
-    console.print(f"results: {config.out / FILE}")
+    console.print(f"\nreport: {(config.out / FILE).with_suffix('.html')}")
     return int(any(each.named < each.nranks - 1 for each in results.groups))

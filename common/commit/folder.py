@@ -3,6 +3,7 @@
     DIR/step-00000200/rank-0.safetensors         a participant's part
     DIR/step-00000200/rank-0.safetensors.sha256  its digest, as sha256sum writes it: the part is there
     DIR/step-00000200/manifest.json              written last, when all parts are there
+    DIR/.writer                                  locked by rank 0 of the job that writes here
 
 Every file is there whole or not at all (common/system/atomic_file.py). A commit is whole when its manifest is there and
 every part has the digest that it names. What was torn later, by whatever, is found by that and never loaded.
@@ -10,9 +11,14 @@ every part has the digest that it names. What was torn later, by whatever, is fo
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +36,8 @@ MANIFEST = "manifest.json"
 SUFFIX, NOTE = ".safetensors", ".sha256"
 PREFIX = "step-"
 CHUNK = 1 << 22  # bytes that are hashed at a time
+WRITER = ".writer"
+ENDING_S, POLL_S = 5.0, 0.05  # a job that was just killed may take so long to end
 
 
 def say(line: str) -> None:
@@ -45,6 +53,7 @@ class CommitFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: int | None = None  # descriptor of the locked file
 
     def __str__(self) -> str:
         return str(self.path)
@@ -67,6 +76,40 @@ class CommitFolder:
             why = reason(exc)
         if why:
             raise UsageError(f"cannot write to --checkpoint-dir {self.path}: {why}")
+
+    def hold(self, seconds: float = ENDING_S) -> None:
+        """Keep the jobs of others out until `release`, or the end of this process; forked children have no part in it.
+
+        Args:
+            seconds: to wait for another job to end.
+
+        Raises:
+            UsageError: another job writes here.
+        """
+        descriptor = os.open(self.path / WRITER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + seconds
+        while (error := locked(descriptor)) in (errno.EACCES, errno.EAGAIN):
+            if time.monotonic() > deadline:
+                who = os.pread(descriptor, 999, 0).decode(errors="replace") or "another process"
+                os.close(descriptor)
+                raise UsageError(
+                    f"another job writes its commits to --checkpoint-dir {self.path}: {who}; wait for its end, or name "
+                    "another folder"
+                )
+            time.sleep(POLL_S)
+        if error:  # a file system without locks
+            os.close(descriptor)
+            return
+        self.release()
+        self._held = descriptor
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def begun(self) -> list[int]:
         """Steps of which there is something, ascending."""
@@ -206,6 +249,15 @@ class CommitFolder:
             (folder / MANIFEST).unlink()  # first: what is half removed is no commit
             sync_folder(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def locked(descriptor: int) -> int:
+    """0 once this process has locked the file, else why not: a code of errno."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno or errno.ENOLCK
+    return 0
 
 
 def note_of(file: Path) -> Path:

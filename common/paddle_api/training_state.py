@@ -236,6 +236,7 @@ class TrainingState:
 
     def _find(self) -> Manifest | None:
         self._folder.make()
+        self._folder.hold()
         found = self._folder.newest()
         if found is not None:
             elastic = None if self._elastic else "elastic=True"

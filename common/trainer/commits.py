@@ -126,6 +126,7 @@ class KeptCommits(Commits):
         self._arena, self._names, self._at, self.first = arena, names, at, at or 0
         self._folder.make()
         if self._synchronizer.rank == 0:
+            self._folder.hold()
             manifest = self._find() if at is None else self._before(at)
             if manifest:
                 self.ahead = steps_ahead(manifest, self._synchronizer.nranks, self._steps_per_epoch)
@@ -222,6 +223,7 @@ class KeptCommits(Commits):
     def close(self) -> None:
         self._synchronizer.commits = NO_COMMITS
         self._writer.close()
+        self._folder.release()
 
 
 def commits_of(config: TrainingConfig, synchronizer: Synchronizer, steps_per_epoch: Callable[[int], int]) -> Commits:

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional
 
+from common.commit.folder import say
 from common.errors import LayoutMismatch, PeerError, PeerUnreachable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
@@ -113,6 +114,8 @@ def train_in_one_group(
         copies.begin(rolled_back, commits.first)
         ahead = commits.ahead
         total = config.total_steps(steps_per_epoch, ahead)
+        if commits.first >= total and synchronizer.rank == 0:
+            say(f"nothing is left to train: {commits.first:,} steps are made, {total:,} were asked for")
         if rolled_back and rolled_back.step:
             commits.after(rolled_back.step, (rolled_back.step - ahead) // steps_per_epoch)  # it may have been under way
         del rolled_back

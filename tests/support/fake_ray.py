@@ -112,7 +112,7 @@ def results_of(calls: Sequence[Future[Any]]) -> list[Any]:
 class Workers:
     """Ray's group of workers: each has an address, and notes what it is to run."""
 
-    places: Sequence[tuple[str, int]]
+    places: Sequence[tuple[str, int, str]]
     gone: bool = False
     told: list[tuple[int, Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)

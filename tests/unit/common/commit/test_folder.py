@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,3 +233,34 @@ def test_where_no_part_can_be_there_is_none(tmp_path: Path) -> None:
     assert folder.entry(20, "rank-0") is not None
     assert folder.entry(30, "rank-0") is None
     assert folder.entry(40, "rank-0") is None
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from common.commit.folder import CommitFolder
+folder = CommitFolder(Path(sys.argv[1]))
+folder.hold()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_job_writes_at_a_time_and_who_is_dead_writes_no_more(tmp_path: Path) -> None:
+    folder = CommitFolder(tmp_path)
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout
+            assert other.stdout.readline() == "held\n"
+            words = (
+                rf"another job writes its commits to --checkpoint-dir {tmp_path}: process {other.pid} on \S+; wait for"
+            )
+            with pytest.raises(UsageError, match=words):
+                folder.hold(0.0)
+        finally:
+            other.kill()
+    folder.hold(5.0)
+    folder.hold(0.0)  # the next group of the same process
+    folder.release()
+    folder.release()

@@ -45,11 +45,13 @@ def test_the_manifest_says_what_it_is_of(tmp_path: Path) -> None:
     assert manifest.parameters_sha256 == digest(replace(SMALL, steps=4))
 
 
-def test_a_training_that_was_at_its_end_ends(tmp_path: Path) -> None:
+def test_a_training_that_was_at_its_end_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = kept(tmp_path, steps=4)
     whole = digest(config)
     again = run(replace(config, resume=True)).record
     assert (again.parameters_sha256, again.steps, again.samples_per_s) == (whole, 0, 0.0)
+    told = "gradsync: nothing is left to train: 4 steps are made, 4 were asked for\n"
+    assert capsys.readouterr().err.endswith(told)
 
 
 def test_only_the_last_ones_stay(tmp_path: Path) -> None:
