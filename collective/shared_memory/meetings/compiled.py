@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from collective.membership.liveness import Mesh
 from collective.shared_memory.meetings.base import LINE_BYTES, NOTE_BYTES, SLICE_S, Control, Lines, Meetings
-from common.kernels.layout import DIFFERENT, LATE, NOTE, NUMBER, RESULT, SEMAPHORES, SEQUENCE, WORD
+from common.kernels.layout import DIFFERENT, LATE, NOTE, NUMBER, RESULT, SEMAPHORES, SEQUENCE, SPINS, WORD, YIELDS
 from common.kernels.loader import meeting_kernels
 
 __all__ = ["CompiledMeetings", "can_be_compiled"]
 
-SPINS, YIELDS = 200, 40  # some 10 us and 30 us, about what sleeping and waking costs
-CROWDED_SPINS = 10  # with more ranks than cores: the one waited for may need this core
+SPIN, YIELD = 200, 40  # how often: some 10 us and 30 us, about what sleeping and waking costs
+CROWDED_SPIN = 10  # with more ranks than cores: the one waited for may need this core
 
 libc = ctypes.CDLL(None)
 
@@ -41,7 +41,7 @@ class CompiledMeetings(Meetings):
         self._lines, self._everyone = lines, everyone  # the frame has addresses in their memory
         self._semaphore = everyone[rank].arrived[0]
         crowded = len(ranks) > len(os.sched_getaffinity(0))
-        words = [0, 0, CROWDED_SPINS if crowded else SPINS, YIELDS, rank, len(ranks)]
+        words = [0, 0, CROWDED_SPIN if crowded else SPIN, YIELD, rank, len(ranks)]
         words += [lines.halves[0].ctypes.data, lines.sleepers.ctypes.data]
         words += map(address_of, (libc.sched_yield, libc.sem_post, libc.memcpy))
         words += [0] * (SEMAPHORES - NOTE) + [control.arrived[0].address for control in everyone]
@@ -79,8 +79,13 @@ class CompiledMeetings(Meetings):
             if not arrived():
                 self._semaphore.sleep(SLICE_S)
             if not arrived():
-                with self._mesh.alarming(self._semaphore.post):
-                    self._wait_longer(arrived, self._semaphore.sleep)
+                spins, yields = self.frame[SPINS], self.frame[YIELDS]
+                self.frame[SPINS] = self.frame[YIELDS] = 0  # it has slept: others may need the core
+                try:
+                    with self._mesh.alarming(self._semaphore.post):
+                        self._wait_longer(arrived, self._semaphore.sleep)
+                finally:
+                    self.frame[SPINS], self.frame[YIELDS] = spins, yields
         finally:
             self._awake()
 
