@@ -28,14 +28,14 @@ def serve(
     *,
     shard: tuple[int, int],
     limits: Settings,
-    once_it_listens: Callable[[str], object] = lambda _: None,
+    once_it_listens: Callable[[ParameterServer], object] = lambda _: None,
 ) -> None:
     """Serve one training at HOST:PORT; returns when all trainers have stopped. On SIGTERM, in the main thread, the step
     under way is completed and the trainers hear why, as with `python -m ps.server`.
 
     Args:
         shard: (I, S): this is server I of S.
-        once_it_listens: told the address, with the port that was chosen for 0.
+        once_it_listens: given the server; its address has the port that was chosen for 0.
 
     Raises:
         PeerLost, PeerStalled, ...: why the training failed.
@@ -43,7 +43,7 @@ def serve(
     check_bind_host(host_of(address), current())
     limit_malloc_arenas(1)
     with ParameterServer(address, nranks, shard=shard, timeout=limits.timeout, wait_limit=limits.wait_limit) as server:
-        once_it_listens(server.address)
+        once_it_listens(server)
         before = signal.getsignal(signal.SIGTERM)
         here = threading.current_thread() is threading.main_thread()
         if here:
@@ -78,6 +78,6 @@ def find_servers(task: Task, servers: int, limits: Settings) -> tuple[str, ...]:
         task.count - servers,
         shard=(task.index, servers),
         limits=limits,
-        once_it_listens=lambda address: meet_tasks(task, address, timeout=limits.timeout),
+        once_it_listens=lambda server: meet_tasks(task, server.address, timeout=limits.timeout),
     )
     return ()

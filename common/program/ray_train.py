@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -33,6 +33,7 @@ from common.errors import PeerUnreachable, UsageError, choose
 from common.launch.ranks import FIRST_PORT, abstract_address, paddle_environment
 from common.launch.settings import Placement, Settings, variables_of
 from common.program.install import install
+from common.program.ray_gauges import shown
 from common.system.addresses import address_of, host_identity
 from common.system.process import prepare_process
 from common.system.sigterm import ENGINE_VARIABLE
@@ -120,7 +121,16 @@ class Server:
         """Returns when all trainers have left."""
         address = address_of(get_node_ip_address(), 0)
         serving: Any = import_module("ps.serving")  # ps stands on common, not the other way round
-        serving.serve(address, nranks, shard=shard, limits=limits, once_it_listens=self._tell)
+        metrics: Any = import_module("ps.coordinator.metrics")
+        job = ray.get_runtime_context().get_job_id()
+        with ExitStack() as stack:
+
+            def listens(server: Any) -> None:
+                figures = metrics.StatusCollector(server.status)
+                stack.enter_context(shown(figures.collect, {"server": str(shard[0]), "job": job}))
+                self._tell(server.address)
+
+            serving.serve(address, nranks, shard=shard, limits=limits, once_it_listens=listens)
 
     def address(self, seconds: float) -> str:
         """HOST:PORT, once it listens; "" after so many seconds."""

@@ -14,7 +14,7 @@ from common.errors import PortInUse
 from common.network.gradsync_pb2 import StatusReply
 from common.network.rpc import is_loopback
 
-__all__ = ["metrics_host", "serve_metrics"]
+__all__ = ["StatusCollector", "metrics_host", "serve_metrics"]
 
 THIS_HOST = "127.0.0.1"
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 __all__ = ["Actor", "Cluster", "Workers", "ray_train_on"]
 
 OURS = "common.program.ray_train"
+ITS_GAUGES = "common.program.ray_gauges"
 GET_S = 30.0
 
 
@@ -65,6 +66,18 @@ class Cluster:
     removed: list[Group] = field(default_factory=list)
     actors: list[Actor] = field(default_factory=list)
     killed: list[Actor] = field(default_factory=list)
+    figures: dict[tuple[str, ...], float] = field(
+        default_factory=dict
+    )  # by name, and values of tags by order of theirs
+
+    def gauge(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Any:
+        assert description
+
+        def set_it(value: float, tags: dict[str, str]) -> None:
+            assert tags.keys() == {*tag_keys}
+            self.figures[(name, *(tags[key] for key in sorted(tag_keys)))] = value
+
+        return SimpleNamespace(set=set_it)
 
     def placement_group(self, bundles: Sequence[dict[str, float]], strategy: str) -> Group:
         self.groups.append(Group(bundles, strategy, self.has_room))
@@ -82,13 +95,15 @@ class Cluster:
 
     def modules(self) -> dict[str, ModuleType]:
         placing = {"PlacementGroup": Group, "placement_group": self.placement_group}
+        here = {"get_runtime_context": lambda: SimpleNamespace(get_job_id=lambda: "job 1")}
         held = {
-            "ray": {"remote": self.remote, "get": results_of, "kill": self.killed.append},
+            "ray": {"remote": self.remote, "get": results_of, "kill": self.killed.append, **here},
             "ray.train": {"ScalingConfig": SimpleNamespace},
             "ray.train.backend": {"Backend": object, "BackendConfig": object},
             "ray.train.v2.api.data_parallel_trainer": {"DataParallelTrainer": Trainer},
             "ray.train._internal.utils": {"get_address_and_port": lambda: ("127.0.0.1", 7000)},
             "ray.util": {"get_node_ip_address": lambda: "127.0.0.1"},
+            "ray.util.metrics": {"Gauge": self.gauge},
             "ray.util.placement_group": {**placing, "remove_placement_group": self.removed.append},
             "ray.util.scheduling_strategies": {
                 "PlacementGroupSchedulingStrategy": lambda group, placement_group_bundle_index: (
@@ -139,7 +154,8 @@ class Workers:
 def ray_train_on(cluster: Cluster) -> Iterator[Any]:
     """The module, imported with this cluster as its Ray."""
     with patch.dict(sys.modules, cluster.modules()):
-        sys.modules.pop(OURS, None)
+        for name in (OURS, ITS_GAUGES):
+            sys.modules.pop(name, None)
         yield import_module(OURS)
     for actor in cluster.actors:
         actor.calls.shutdown()

@@ -68,6 +68,14 @@ def test_a_trainer_of_rays_ends_with_the_bits_of_our_launcher_also_after_losses(
     assert json.loads(out.splitlines()[-1]) == dict.fromkeys(("ring", "ps", "after a kill", "after a lost node"), ours)
 
 
+def test_shards_of_ray_data_checkpoints_and_a_servers_figures_are_rays() -> None:
+    out, _ = run(f"{PROGRAMS}/on_ray_data.py")
+    told = json.loads(out.splitlines()[-1])
+    assert told["seen"] == {"ps": 64, "ring": 64}  # 2 epochs of 64 rows on 2 ranks
+    assert told["kept"] == {"ps": ["model.pdparams"], "ring": ["model.pdparams"]}
+    assert told["figures"]["ray_gradsync_steps_total"] == 8
+
+
 def test_launchers_on_a_cluster_end_with_the_bits_of_one_host(cluster: RayCluster) -> None:
     on_ray = ("--engine", "ray", "--address", cluster.address, "--strategy", "SPREAD", "--nranks", 3)
     for what in (CNN, BUILT_IN):

@@ -95,6 +95,11 @@ def test_servers_are_actors_in_a_placement_group_and_serve_the_workers(ray_train
             return float(parameters[0])
 
     assert on_threads(2, body) == [-1.5, -1.5]
+    for actor in cluster.actors:
+        actor.calls.shutdown()  # it has served
+    for server in "01":
+        assert cluster.figures["gradsync_steps_total", "job 1", server] == 1
+        assert cluster.figures["gradsync_trainer_steps_total", "job 1", "1", server] == 1
     backend.on_shutdown(workers, ray_train.PaddleConfig(scheme="ps"))
     assert (cluster.killed, cluster.removed) == (cluster.actors, [group])
     backend.on_shutdown(workers, ray_train.PaddleConfig(scheme="ps"))
