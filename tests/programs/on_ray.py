@@ -1,4 +1,5 @@
-"""MNIST's network on a cluster of three nodes of Ray's: under each scheme, and with a lost worker and node."""
+"""MNIST's network on a cluster of three nodes of Ray's: under each scheme, and with a lost worker and node; with the
+address of a cluster only the former, there."""
 
 from __future__ import annotations
 
@@ -64,8 +65,21 @@ def lose_node(cluster: Cluster, file: Path) -> None:
     cluster.remove_node(next(each for each in cluster.worker_nodes if each.node_id == node), allow_graceful=False)
 
 
+def fit_on(address: str) -> None:
+    """Under each scheme, on a cluster that is there."""
+    ray.init(address=address, log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as storage:
+            print(json.dumps({scheme: fit(scheme, storage) for scheme in ("ring", "ps")}))
+    finally:
+        ray.shutdown()
+
+
 def main() -> None:
     os.environ |= ANY_MEMORY
+    if sys.argv[1:]:
+        fit_on(sys.argv[1])
+        return
     node = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:

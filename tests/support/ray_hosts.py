@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.netlab.cluster import Cluster
 from tests.support.ray_cluster import ANY_MEMORY, CORES, STORE_BYTES
 
@@ -19,7 +21,7 @@ __all__ = ["PORT", "ray_on_hosts", "started"]
 PORT = 6379
 STARTED = "Ray runtime started."
 LIMIT_S = 60.0
-END_S = 20.0
+END_S = 10.0
 
 
 @contextmanager
@@ -56,5 +58,9 @@ def started(hosts: Cluster, host: int, log: Path, variables: Mapping[str, str]) 
             time.sleep(0.1)
         yield
     finally:
+        node = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
         process.terminate()
+        _, slow = psutil.wait_procs(node, END_S)
+        for each in slow:  # agents of the dashboard's take long at times
+            each.kill()
         process.wait(END_S)

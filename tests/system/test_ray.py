@@ -146,11 +146,15 @@ def test_a_job_that_loses_a_node_is_started_again_on_the_others(
 
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
 def test_three_hosts_with_rays_token_end_with_the_bits_of_one(tmp_path: Path) -> None:
-    job = ("--address", f"10.77.0.1:{PORT}", "--strategy", "SPREAD", "--nranks", "3", *BUILT_IN)
+    head = f"10.77.0.1:{PORT}"
+    job = ("--engine", "ray", "--address", head, "--strategy", "SPREAD", "--nranks", "3", *BUILT_IN)
     with Cluster([125e6] * 3) as hosts, ray_on_hosts(hosts, tmp_path) as token:
         digests = {digest_on(hosts, token, *scheme, *job) for scheme in (RING, SERVED)}
-        refused = on_head(hosts, {"RAY_AUTH_MODE": "disabled"}, *RING, *job)
+        fitted = on_head(hosts, token, f"{PROGRAMS}/on_ray.py", head)
+        refused = on_head(hosts, {"RAY_AUTH_MODE": "disabled"}, "-m", *RING, *job)
     assert digests == {digest_of(*RING, "--nranks", 3, *BUILT_IN)}
+    assert fitted.returncode == 0, fitted.stdout + fitted.stderr
+    assert json.loads(fitted.stdout.splitlines()[-1]) == dict.fromkeys(("ring", "ps"), digest_of(*RING, *CNN))
     assert refused.returncode == 2
     assert re.search(
         r"collective.run: PeerUnreachable: no cluster of Ray's can be used .* set RAY_AUTH_MODE", refused.stderr
@@ -158,14 +162,14 @@ def test_three_hosts_with_rays_token_end_with_the_bits_of_one(tmp_path: Path) ->
 
 
 def on_head(hosts: Cluster, variables: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
-    """A launcher on the first host."""
+    """A program of Python's on the first host."""
     told = {**environment(), "PYTHONWARNINGS": "ignore", **variables}
-    line = [*hosts.within(0), sys.executable, "-m", *command, "--engine", "ray"]
+    line = [*hosts.within(0), sys.executable, *command]
     return subprocess.run(line, env=told, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
 def digest_on(hosts: Cluster, token: dict[str, str], *command: str) -> str:
-    done = on_head(hosts, token, *command)
+    done = on_head(hosts, token, "-m", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.findall("sha256 ([0-9a-f]{64})", done.stdout)[0]
 
