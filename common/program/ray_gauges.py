@@ -1,4 +1,4 @@
-"""A server's figures among Ray's own, for those who look at Ray's dashboard or have Prometheus read Ray's nodes."""
+"""A server's figures among those that Prometheus reads from Ray's nodes."""
 
 from __future__ import annotations
 

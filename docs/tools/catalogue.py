@@ -27,6 +27,7 @@ KILLS = ["epyc-2026-11-25/kills-ring/faults.json", "epyc-2026-11-25/kills-ps/fau
 SOAKS = ["epyc-2026-11-25/soak-ring/faults.json", "epyc-2026-11-25/soak-ps/faults.json"]
 PROGRAMS = "epyc-2026-11-25/programs/programs.json"
 SCALE = "epyc-2026-11-25/scale/scale.json"
+SCALE_BEFORE = "epyc-2026-11-25/scale-before/scale.json"  # each rank connected with each
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
@@ -241,11 +242,21 @@ def _waiting(backend: str, nranks: int) -> float:
 
 def _scale() -> list[list[str]]:
     """Of each group: seconds until complete, the most of a rank besides rank 0, how many named a killed one."""
-    rows = []
-    for each in read(SCALE)["groups"]:
-        most = [str(each[what][1]) for what in ("sockets", "descriptors", "threads")]
-        rows.append([f"{each['complete_s']:.1f}", *most, str(each["named"]), f"{each['named_s']:.2f}"])
-    return rows
+    return [[*_group(each)[:-1], str(each["named"]), _group(each)[-1]] for each in read(SCALE)["groups"]]
+
+
+def _scale_before() -> list[list[str]]:
+    """The same of 64 ranks, before and now, over shm and tcp."""
+    files = [
+        {each["backend"]: each for each in read(file)["groups"] if each["nranks"] == 64}
+        for file in (SCALE_BEFORE, SCALE)
+    ]
+    return [_group(file[backend]) for backend in ("shm", "tcp") for file in files]
+
+
+def _group(each: dict[str, Any]) -> list[str]:
+    most = [str(each[what][1]) for what in ("sockets", "descriptors", "threads")]
+    return [f"{each['complete_s']:.1f}", *most, f"{each['named_s']:.2f}"]
 
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
@@ -265,6 +276,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "random-kills": lambda: random_kills(*KILLS),
     "soak": lambda: soak(*SOAKS),
     "scale": _scale,
+    "scale-before": _scale_before,
     "programs": lambda: ends(PROGRAMS),
     "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
 }

@@ -68,7 +68,7 @@ class Cluster:
     killed: list[Actor] = field(default_factory=list)
     figures: dict[tuple[str, ...], float] = field(
         default_factory=dict
-    )  # by name, and values of tags by order of theirs
+    )  # by name, then values of tags, sorted by theirs
 
     def gauge(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Any:
         assert description

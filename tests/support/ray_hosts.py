@@ -58,9 +58,9 @@ def started(hosts: Cluster, host: int, log: Path, variables: Mapping[str, str]) 
             time.sleep(0.1)
         yield
     finally:
-        node = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        parts = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
         process.terminate()
-        _, slow = psutil.wait_procs(node, END_S)
-        for each in slow:  # agents of the dashboard's take long at times
+        _, slow = psutil.wait_procs(parts, END_S)
+        for each in slow:  # the dashboard's agents take long at times, and `ray start` waits for them
             each.kill()
         process.wait(END_S)
