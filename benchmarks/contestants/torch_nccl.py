@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from collective.nccl.seat import SHARING
+from collective.nccl.binding import words
+from collective.nccl.seat import SHARING, SHARING_VERSION
 
 __all__ = ["Rank", "uses_ports", "why_absent"]
 
@@ -23,9 +25,16 @@ def why_absent(name: str) -> str:  # noqa: ARG001 - one backend
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU (install one built for CUDA)"
-    if torch.cuda.device_count() == 1 and torch.cuda.nccl.version() < (2, 30):
-        return f"one GPU, which NCCL {torch.cuda.nccl.version()} lets no ranks share (install NCCL >= 2.30)"
+    if torch.cuda.device_count() == 1 and (version := loaded_version()) < SHARING_VERSION:
+        return f"one GPU, which PyTorch's NCCL {words(version)} lets no ranks share (LD_PRELOAD one >= 2.30)"
     return ""
+
+
+def loaded_version() -> int:
+    """Of the NCCL that PyTorch, which is imported, calls. `torch.cuda.nccl.version` is the one it was built with."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    return version.value
 
 
 class Rank:

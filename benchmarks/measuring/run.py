@@ -15,11 +15,12 @@ from benchmarks.records.result_files import AnyResults, check_history, plain, wi
 from benchmarks.reports.writing import write_report
 from common.errors import CertificateFailed
 from common.launch.cli import check_writable
+from common.system.process import Terminated
 
 __all__ = ["Output", "check_output", "run"]
 
 R = TypeVar("R", bound=AnyResults)
-INTERRUPTED = 130
+INTERRUPTED = 130  # by SIGINT, as a shell has it
 
 
 class Output(Protocol):
@@ -46,33 +47,33 @@ def check_output(file: str, output: Output) -> None:
 
 
 def run(measurement: Measurement[R], output: Output, console: Console) -> int:
-    """Measure, show, and write results and report; after Ctrl-C of the whole rounds that there are, then not into the
-    history. Returns the exit code.
+    """Measure, show, and write results and report; after Ctrl-C or SIGTERM of the whole rounds that there are, then not
+    into the history. Returns the exit code.
 
     Raises:
         CertificateFailed: something computed the wrong thing; if no results can be made of it, nothing is left there.
         GradSyncError: a contestant of ours failed.
-        KeyboardInterrupt: there was no whole round yet.
+        KeyboardInterrupt, Terminated: there was no whole round yet.
     """
     if (output.out / measurement.file).exists():
         words = f"{output.out} has results of an earlier run, which this one replaces; --out FOLDER keeps both"
         console.print(Text(words, style="dim"), soft_wrap=True)
     reports = [f"{measurement.report}.{end}" for end in ("md", "html")]
     try:
-        results, interrupted = measure(measurement, output.out, console)
+        results, code = measure(measurement, output.out, console)
     except CertificateFailed:
         withdraw(output.out, measurement.file, *reports)
         raise
     measurement.show(results, console)  # first: the disk may be full
-    write_results(results, output.out / measurement.file, None if interrupted else output.history)
+    write_results(results, output.out / measurement.file, None if code else output.history)
     write_report(results, output.out, measurement.report, output.lang)
     console.print(f"\nreport: {output.out / reports[-1]}", soft_wrap=True)
     measurement.judge(results)
-    return INTERRUPTED if interrupted else 0
+    return code
 
 
-def measure(measurement: Measurement[R], folder: Path, console: Console) -> tuple[R, bool]:
-    """(the results, whether it was interrupted)."""
+def measure(measurement: Measurement[R], folder: Path, console: Console) -> tuple[R, int]:
+    """(the results, the exit code: 0 unless it was interrupted)."""
 
     def so_far() -> object:
         found = measurement.results()
@@ -87,8 +88,10 @@ def measure(measurement: Measurement[R], folder: Path, console: Console) -> tupl
                 for number in left:
                     measurement.make_round(number, on_run)
                 measurement.finish(on_run)
-            return measurement.results(), False
-    except KeyboardInterrupt:
+            return measurement.results(), 0
+    except (KeyboardInterrupt, Terminated) as exc:
         if not measurement.keep_whole_rounds():
             raise
-        return measurement.results(interrupted=True), True
+        return measurement.results(interrupted=True), Terminated.EXIT_CODE if isinstance(
+            exc, Terminated
+        ) else INTERRUPTED

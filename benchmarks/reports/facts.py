@@ -72,6 +72,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     return [
         ("CPU", say("{cpu}, {cores} cores", cpu=facts.cpu, cores=facts.cores)),
         *([(CPU_TYPE, str(facts.mkl_cpu_type))] if facts.mkl_cpu_type is not None else []),
+        *((name, value) for name, value in (("GPU", facts.gpus), ("NCCL", facts.nccl)) if value),
         (say("Frequency governor"), str(facts.governor or say("unknown"))),
         (say("Memory"), f"{facts.memory_bytes / 1e9:.1f} GB"),
         (

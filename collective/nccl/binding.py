@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from common.errors import NcclFailed, UsageError, choose
@@ -18,6 +21,7 @@ BINDINGS = ("cupy", "pynccl")
 ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES of nccl.h, as are the numbers below
 DTYPES = {"uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8}
 OPS = {"sum": 0, "max": 2}
+LIBRARY_VARIABLE = "NUMBA_NCCLLIB"  # of pynccl: the folder of libnccl.so.2
 INSTALL = "pip install cupy-cuda12x nvidia-nccl-cu12 pynccl (for CUDA 13: cupy-cuda13x nvidia-nccl-cu13 pynccl)"
 
 
@@ -241,16 +245,28 @@ def load_binding(name: str = "cupy") -> NcclBinding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a library is missing is said below, in one line
             if name == "pynccl":
+                show_pynccl_the_library()
                 return PyncclBinding(importlib.import_module("pynccl.binding"))
             cupy, nccl = importlib.import_module("cupy"), importlib.import_module("cupy.cuda.nccl")
     except ImportError as exc:
         raise UsageError(f"NCCL through {name} needs {exc.name or name}, which is not installed; {INSTALL}") from exc
     except Exception as exc:  # what pynccl raises where it finds no libnccl
         why = str(exc).splitlines()[0]
-        raise UsageError(f"{name} cannot load NCCL ({why}); NUMBA_NCCLLIB names the folder of libnccl.so") from exc
+        names = f"{LIBRARY_VARIABLE} names the folder of libnccl.so.2"
+        raise UsageError(f"{name} cannot load NCCL ({why}); {names}") from exc
     if not nccl.available:
         raise UsageError(f"CuPy finds no NCCL library (libnccl.so.2); {INSTALL}")
     return CupyBinding(nccl, ids_are_bytes=int(cupy.__version__.partition(".")[0]) >= 14)
+
+
+def show_pynccl_the_library() -> None:
+    """pynccl looks for libnccl.so.2 in one folder only, and not where pip puts NCCL."""
+    with suppress(ModuleNotFoundError):  # no package named nvidia
+        if found := importlib.util.find_spec("nvidia.nccl"):
+            folders = [Path(each) / "lib" for each in found.submodule_search_locations or ()]
+            for folder in folders:
+                if (folder / "libnccl.so.2").exists():
+                    os.environ.setdefault(LIBRARY_VARIABLE, str(folder))
 
 
 def words(version: int) -> str:

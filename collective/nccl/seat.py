@@ -16,7 +16,7 @@ from collective.nccl.binding import load_binding, words
 from collective.nccl.cuda import Gpu, count_gpus, pick_gpu
 from common.errors import ProtocolError, UsageError
 
-__all__ = ["DEVICES", "SHARING", "NcclSeat", "check_device", "gpus_for", "require_nccl"]
+__all__ = ["DEVICES", "SHARING", "SHARING_VERSION", "NcclSeat", "check_device", "gpus_for", "require_nccl"]
 
 DEVICES = "auto, cpu or gpu:K, as in gpu:0"
 SHARING_VERSION = 23000  # NCCL 2.30.0 is the first that lets ranks share a GPU

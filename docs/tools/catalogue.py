@@ -29,6 +29,7 @@ PROGRAMS = "epyc-2026-11-25/programs/programs.json"
 SCALE = "epyc-2026-11-25/scale/scale.json"
 SCALE_BEFORE = "epyc-2026-11-25/scale-before/scale.json"  # each rank connected with each
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
+NCCL = "h200-2026-11-26/all-reduce-nccl/sweep.json"
 EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
 
@@ -220,6 +221,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "memory-of-limit-2-16mib": _of_memory("16 MiB", 2),
     "memory-of-limit-4-16mib": _of_memory("16 MiB", 4),
     "round-of-limit": lambda: _of_limit(PUSH_PULL, "ps-shm", 100_000_000).removesuffix(" %"),
+    "nccl-of-limit": lambda: _of_limit(NCCL, "nccl", 16_000_000, 2).removesuffix(" %"),
+    "nccl-ring-of-limit": lambda: _of_limit(NCCL, "nccl-ring", 16_000_000, 2).removesuffix(" %"),
     "sync-ring": lambda: f"{_sync_ms('ring/shm N=4'):.0f}",
     "sync-sharded": lambda: f"{_sync_ms('ring/shm N=4 sharded'):.0f}",
     "sync-ratio": lambda: f"{_sync_ms('ring/shm N=4') / _sync_ms('ring/shm N=4 sharded'):.1f}",

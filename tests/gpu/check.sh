@@ -15,7 +15,7 @@ fi
 
 {
   nvidia-smi
-  "$python" -c 'from benchmarks.records.environment import describe_environment; import json; print(json.dumps(describe_environment(), indent=1))'
+  "$python" -c 'from benchmarks.records.environment import describe_environment; import msgspec; print(msgspec.json.format(msgspec.json.encode(describe_environment())).decode())'
 } 2>&1 | tee "$out/environment.txt"
 
 timeout "${TESTS_S:-330}" "$python" -m pytest -m gpu tests/gpu -rA -q --durations=10 2>&1 | tee "$out/tests.txt"

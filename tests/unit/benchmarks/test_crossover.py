@@ -23,6 +23,7 @@ from benchmarks.operations.link_settings import RING, Scheme, Setting
 from benchmarks.records.result_files import plain
 from benchmarks.verbs.crossover import Contestants, Crossover, cost, run_crossover
 from common.errors import CertificateFailed, UsageError
+from common.system.process import Terminated
 from tests.support.crossover_samples import MB, results_of
 from tests.support.groups import LEAST_OF_LINK
 from tests.support.reporting import verdict
@@ -73,20 +74,23 @@ def test_without_root_one_line_says_so_before_anything_is_done(monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
-def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_what_was_measured_before_ctrl_c_or_sigterm_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: type[BaseException], code: int
+) -> None:
     def prepared(self: Crossover, on_run: Any) -> Any:
         for nranks in self._config.counts():
             self._pairs.append((Setting(nranks, self._config.clusters(nranks)[0], MB, fresh=True), Any))  # type: ignore[arg-type]
         if 2 in self._config.counts():
             self._pairs[0][0].restore({"rates": [1e8] * 3, "times": [[RING, [1.0] * 3], [[1, False], [2.0] * 3]]})
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda tool: f"/sbin/{tool}")
     monkeypatch.setattr(Crossover, "prepared", prepared)
     monkeypatch.setattr("benchmarks.records.environment.describe_environment", lambda: typed(results_of()).environment)
     folders = {"out": tmp_path / "out", "history": tmp_path / "history"}
-    assert run_crossover(CrossoverConfig(**folders)) == 130
+    assert run_crossover(CrossoverConfig(**folders)) == code
     text = (tmp_path / "out" / "crossover.md").read_text()
     assert (
         "- Interrupted: only a part of what was asked for was measured.\n- N=2, 1 server: the ring is 2.00 times"
@@ -94,7 +98,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(monkeypatch: pytest.MonkeyP
     )
     assert json.loads((tmp_path / "out" / "crossover.json").read_text())["repetitions"] == 3  # of the 5 asked for
     assert not list((tmp_path / "history").iterdir())
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         run_crossover(CrossoverConfig(**folders, nranks="4"))
 
 

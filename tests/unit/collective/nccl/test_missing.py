@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import collective
 from collective.flags import RingSettings
 from collective.nccl import cuda
-from collective.nccl.binding import INSTALL, load_binding
+from collective.nccl.binding import INSTALL, load_binding, show_pynccl_the_library
 from common.errors import UsageError
 from tests.support.groups import ROOT
 
@@ -46,10 +47,22 @@ def test_pynccl_without_a_library_says_which_variable_helps(monkeypatch):
         raise Exception("Cannot open library for nccl:\nlibrary nccl not found")
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(libnccl=libnccl))
-    with pytest.raises(
-        UsageError, match=r"pynccl cannot load NCCL \(Cannot open library for nccl:\); NUMBA_NCCLLIB names"
-    ):
+    text = r"pynccl cannot load NCCL \(Cannot open library for nccl:\); NUMBA_NCCLLIB names the folder of libnccl.so.2"
+    with pytest.raises(UsageError, match=text):
         load_binding("pynccl")
+
+
+def test_pynccl_is_shown_the_library_that_pip_installed(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnccl.so.2").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "nvidia.nccl" else None)
+    for told, expected in ((None, str(tmp_path / "lib")), ("/theirs", "/theirs")):
+        monkeypatch.delenv("NUMBA_NCCLLIB", raising=False)
+        if told:
+            monkeypatch.setenv("NUMBA_NCCLLIB", told)
+        show_pynccl_the_library()
+        assert os.environ["NUMBA_NCCLLIB"] == expected
 
 
 @pytest.mark.parametrize(
