@@ -92,6 +92,5 @@ def measure(measurement: Measurement[R], folder: Path, console: Console) -> tupl
     except (KeyboardInterrupt, Terminated) as exc:
         if not measurement.keep_whole_rounds():
             raise
-        return measurement.results(interrupted=True), Terminated.EXIT_CODE if isinstance(
-            exc, Terminated
-        ) else INTERRUPTED
+        code = Terminated.EXIT_CODE if isinstance(exc, Terminated) else INTERRUPTED
+        return measurement.results(interrupted=True), code
