@@ -13,7 +13,7 @@ from collective.nccl.seat import gpus_for, require_nccl
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, agree_on_epoch, find_node, start_rank
+from common.launch.hosts import Node, Place, find_place, start_rank
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import abstract_address, flags_of
@@ -47,19 +47,22 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     refused = {"log-dir": config.log_dir, "trace": config.trace if script else None, **config.restarts.asked_for}
     if task := task_here(config.hosts, config.nranks, refused=refused):
         become_one(task, config, script)
-    node = find_node(config.hosts, config.nranks, ports=1, timeout=config.timeout)
-    config = replace(config, backend=choose_backend(config, node))
-    check_one_host(config.trace, script, node)
+    restarts = config.restarts.max_restarts > 0
+    place = find_place(config.hosts, config.nranks, ports=1, timeout=config.timeout, restarts=restarts)
+    config = replace(config, backend=choose_backend(config, place.node))
+    check_one_host(config.trace, script, place.node)
     supervise(
         config.restarts,
-        partial(run_once, config, script, node),
+        partial(run_once, config, script, place),
         prog="collective.run",
-        agree=partial(agree_on_epoch, node, timeout=config.timeout),
+        agree=place.agree,
+        epoch=place.node.epoch,
     )
 
 
-def run_once(config: CollectiveRunConfig, script: list[str], node: Node, life: Life) -> None:
+def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life: Life) -> None:
     """Start the ranks of this host, and wait until they have ended well."""
+    node = hosts.node
     joining = Joining(script, "collective", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if node.nnodes == 1 else None) as traced,

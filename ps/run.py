@@ -11,7 +11,7 @@ from common.errors import UsageError
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, agree_on_epoch, find_node, start_ranks
+from common.launch.hosts import Node, Place, find_place, start_ranks
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import flags_of
@@ -46,18 +46,21 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     if task := task_here(config.hosts, config.nranks, servers=servers, refused=refused):
         become_one(task, servers, addresses, config, script)
         return
-    node = find_node(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout)
-    check_one_host(config.trace, script, node)
+    restarts = config.restarts.max_restarts > 0
+    place = find_place(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout, restarts=restarts)
+    check_one_host(config.trace, script, place.node)
     supervise(
         config.restarts,
-        partial(run_once, config, script, node),
+        partial(run_once, config, script, place),
         prog="ps.run",
-        agree=partial(agree_on_epoch, node, timeout=config.timeout),
+        agree=place.agree,
+        epoch=place.node.epoch,
     )
 
 
-def run_once(config: RunConfig, script: list[str], node: Node, life: Life) -> None:
+def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> None:
     """Start the trainers of this host and, on the first, the servers, and wait until they have ended well."""
+    node = hosts.node
     alone = node.nnodes == 1
     joining = Joining(script, "ps", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (

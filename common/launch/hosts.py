@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,7 @@ from common.system.addresses import address_after, address_of, is_ours, own_host
 if TYPE_CHECKING:
     from common.network.rendezvous import Membership
 
-__all__ = ["HostsConfig", "Node", "agree_on_epoch", "command_of", "find_node", "start_rank", "start_ranks"]
+__all__ = ["HostsConfig", "Node", "Place", "command_of", "find_place", "start_rank", "start_ranks"]
 
 START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
@@ -45,8 +46,15 @@ class HostsConfig(CredentialFlags):
     """Number of hosts. (default: as many as --ips, else 1)"""
     node_rank: int | None = None
     """Which host this is, 0..nnodes-1. (default: the one of --ips that is an address of this machine)"""
+    host_wait: float = 0.0
+    """With --max-restarts: how many seconds longer than else to wait for a host that is gone, at which, or at another
+    in its place, the same command with its --node-rank is to be started."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.host_wait < float("inf"):
+            raise UsageError(f"--host-wait must be a number of seconds, at least 0 (got {self.host_wait})")
+        if self.host_wait and self.count == 1:
+            raise UsageError("--host-wait is of several hosts (--nnodes or --ips)")
         for flag, value in (("nproc-per-node", self.nproc_per_node), ("nnodes", self.nnodes)):
             if value is not None and value < 1:
                 raise UsageError(f"--{flag} must be at least 1 (got {value})")
@@ -141,6 +149,8 @@ class Node:
     endpoints: tuple[str, ...]  # of all ranks
     devices: tuple[str, ...] = ()  # one for each rank of this host; or none
     launchers_meet: str = ""  # HOST:PORT on the first host, if there are others
+    named: bool = False  # the hosts' names were given, so that no other can take the place of one
+    epoch: int = 0  # that the job had when the launchers met last
 
     @property
     def nranks(self) -> int:
@@ -160,48 +170,98 @@ class Node:
         return environment
 
 
-def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float) -> Node:
+@dataclass
+class Place:
+    """This host's part in a job that is started again after a failure, when another host may have taken the place of
+    one that was lost.
+
+    Args:
+        timeout: how long to wait for the launchers of the others, in seconds.
+        waits: whether one that is gone is waited for, which is said then.
+    """
+
+    node: Node
+    timeout: float
+    waits: bool = False
+
+    def agree(self, epoch: int) -> int:
+        """See `meet_again`."""
+        if self.waits:
+            print(
+                f"the launchers of all {self.node.nnodes} hosts meet, for which this one waits {self.timeout:g} s; in "
+                "the place of one that is gone start the same command, with its --node-rank",
+                file=sys.stderr,
+            )
+        self.node = meet_again(self.node, epoch, timeout=self.timeout)
+        return self.node.epoch
+
+
+def find_place(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float, restarts: bool) -> Place:
+    """As `find_node`; arguments too.
+
+    Args:
+        timeout: after which a process that gives no sign of life has stalled, in seconds. The ranks of a host may see
+            so much later than those of another that somebody is gone, so launchers wait twice as long for each other
+            after a failure, and longer still with --host-wait.
+        restarts: whether the job is started again after a failure. This may be a host that was away meanwhile; then its
+            launcher learns the epoch from the others.
+    """
+    if hosts.host_wait and not restarts:
+        raise UsageError("--host-wait needs --max-restarts: without it a job that loses a host has failed")
+    patience = 2 * timeout + hosts.host_wait
+    node = find_node(hosts, nranks, ports=ports, timeout=patience if hosts.host_wait else timeout, meets=restarts)
+    return Place(node, patience, waits=hosts.host_wait > 0)
+
+
+def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float, meets: bool = False) -> Node:
     """This host's part. Without --ips, blocks until the launchers of all hosts have told each other where they are.
 
     Args:
         nranks: of the whole job; None: not said.
         ports: how many from --master's on the job needs itself; the launchers meet at the one after.
         timeout: how long to wait for the other launchers, in seconds.
+        meets: wait for them in any case, and learn the job's epoch.
 
     Raises:
         UsageError, RendezvousError, PeerUnreachable: the flags cannot work, or the other launchers did not come.
     """
     ranks_each, index, devices = hosts.ranks_each(nranks), hosts.position(), hosts.selected_devices()
-    names, launchers_meet = listed(hosts.ips) or ["127.0.0.1"], ""
+    names, launchers_meet, epoch = listed(hosts.ips) or ["127.0.0.1"], "", 0
     if hosts.meeting_place:
         from common.network.rpc import check_bind_host, host_of
 
         check_bind_host(host_of(hosts.meeting_place), current())
         launchers_meet = address_after(hosts.meeting_place, ports)
-        if not hosts.ips:
-            names = [*meet(launchers_meet, index, hosts.count, timeout=timeout).addresses]
-    return Node(index, hosts.count, hosts.meeting_place, endpoints_of(names, ranks_each), devices, launchers_meet)
+        if meets or not hosts.ips:
+            met = meet(launchers_meet, index, hosts.count, timeout=timeout)
+            names, epoch = listed(hosts.ips) or [*met.addresses], greatest(met)
+    endpoints = endpoints_of(names, ranks_each)
+    return Node(
+        index, hosts.count, hosts.meeting_place, endpoints, devices, launchers_meet, bool(hosts.ips), epoch=epoch
+    )
 
 
-def agree_on_epoch(node: Node, epoch: int, *, timeout: float) -> int:
-    """The greatest that a launcher of this job's hosts proposes; blocks until all have proposed theirs.
-
-    Args:
-        timeout: after which a process that gives no sign of life has stalled, in seconds. The ranks of a host may see
-            so much later than those of another that somebody is gone, so twice as long is waited.
+def meet_again(node: Node, epoch: int, *, timeout: float) -> Node:
+    """This host's part in the greatest epoch that a launcher of this job's hosts proposes; blocks until all have
+    proposed theirs, at most `timeout` seconds.
 
     Raises:
         UsageError: not all have by then.
     """
     if not node.launchers_meet:
-        return epoch
-    met = meet(node.launchers_meet, node.index, node.nnodes, timeout=2 * timeout, note=str(epoch).encode())
+        return replace(node, epoch=epoch)
+    met = meet(node.launchers_meet, node.index, node.nnodes, timeout=timeout, note=str(epoch).encode())
+    endpoints = node.endpoints if node.named else endpoints_of(met.addresses, len(node.ranks))
+    return replace(node, epoch=greatest(met), endpoints=endpoints)
+
+
+def greatest(met: Membership) -> int:
     return max(int(note) for note in met.notes)
 
 
-def meet(address: str, index: int, count: int, *, timeout: float, note: bytes = b"") -> Membership:
-    """What the launchers of all hosts tell each other, their addresses and notes; they meet at `address`, where the
-    first one listens."""
+def meet(address: str, index: int, count: int, *, timeout: float, note: bytes = b"0") -> Membership:
+    """What the launchers of all hosts tell each other, their addresses and notes, which say the epoch that each
+    proposes; they meet at `address`, where the first one listens."""
     from common.network.rendezvous import RendezvousServer, join
     from common.network.rpc import host_of
 

@@ -99,6 +99,7 @@ def supervise(
     *,
     prog: str,
     agree: Callable[[int], int] = no_other_host,
+    epoch: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Call `live` until it returns: its processes have ended well.
@@ -107,12 +108,13 @@ def supervise(
         live: starts a job's processes and waits for them; leaves none of them, whatever it raises.
         agree: with the launchers of other hosts; given the next epoch as this one sees it, blocks until all know the
             greatest.
+        epoch: of the job when this launcher came; more than 0 where it comes to a job that is under way on other hosts.
 
     Raises:
         ProcessFailed: a process failed in a way that a restart cannot cure, or none was asked for.
         RecoveryFailed: the restarts are used up, or other hosts did not restart too.
     """
-    Supervisor(flags, prog, agree, clock).run(live)
+    Supervisor(flags, prog, agree, clock, epoch).run(live)
 
 
 @dataclass
@@ -134,6 +136,8 @@ class Supervisor:
     _mends: bool = False  # a failure that nothing has recovered from yet
 
     def run(self, live: Callable[[Life], None]) -> None:
+        if self.epoch:
+            self._say(f"this host joins a job that has lost one, in epoch {self.epoch}")
         while True:
             self._begun = self.clock()
             try:
@@ -213,8 +217,8 @@ class Supervisor:
         )
 
     def _tell_recovery(self) -> None:
-        lost = self._recovered()
-        self._say(f"recovered: the group is complete again, {lost:.1f} s after that (epoch {self.epoch})")
+        since = f", {self._recovered():.1f} s after that" if self._mends else ""
+        self._say(f"recovered: the group is complete again{since} (epoch {self.epoch})")
 
     def _recovered(self) -> float:
         """How many seconds after the last failure."""

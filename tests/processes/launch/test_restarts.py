@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("paddle")
@@ -81,6 +82,42 @@ def test_two_hosts_go_on_together(
         assert launcher.code == 0, launcher.err
         assert "recovered: the group is complete again" in launcher.err
     assert digest_in(record) == expected
+
+
+@long
+@pytest.mark.parametrize(("command", "lost"), [("collective.run", 1), ("collective.run", 0), ("ps.run", 1)])
+def test_a_host_that_is_lost_is_waited_for(
+    command: str,
+    lost: int,
+    tmp_path: Path,
+    run: Run,
+    start: Callable[..., Started],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., None],
+) -> None:
+    """Its launcher and its ranks are killed; a launcher with its number takes its place."""
+    expected, record = undisturbed(run), tmp_path / "of two.json"
+    monkeypatch.setenv(COLD_VARIABLE, "1")
+    hosts = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", 1]
+    commits = tmp_path / "commits"
+    flags = [*JOB, "--steps", STEPS, "--json", record, *hosts, "--max-restarts", 1, "--host-wait", 60]
+    flags += ["--timeout", 5, "--checkpoint-dir", commits, "--commit-every", 2]
+    monkeypatch.setenv(FAULT_VARIABLE, f"backward:{lost}:4:stop")
+    launchers = [start(command, *flags, "--node-rank", index) for index in (0, 1)]
+    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launchers[lost].process.pid).children()), 60)
+    launchers[lost].process.kill()
+    monkeypatch.setenv(FAULT_VARIABLE, "")
+    another = start(command, *flags, "--node-rank", lost)
+    assert another.code == 0, another.err
+    assert "this host joins a job that has lost one, in epoch 1" in another.err
+    assert launchers[1 - lost].code == 0, launchers[1 - lost].err
+    assert "recovered: the group is complete again" in launchers[1 - lost].err
+    assert "in the place of one that is gone start the same command, with its --node-rank" in launchers[1 - lost].err
+    assert digest_in(record) == expected
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
 
 
 def test_a_trainer_that_is_killed_and_the_logs_of_both_lives(tmp_path: Path, run: Run) -> None:

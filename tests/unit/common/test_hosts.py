@@ -16,7 +16,7 @@ from common.credentials.credentials import using
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
-from common.launch.hosts import HostsConfig, Node, agree_on_epoch, find_node, start_ranks
+from common.launch.hosts import HostsConfig, Node, find_node, find_place, meet_again, start_ranks
 from common.launch.ranks import endpoints_of
 from common.network.rendezvous import Membership
 from ps.command_flags import RunConfig
@@ -67,6 +67,8 @@ REFUSED = {
     "--nranks 0": "--nranks must be at least 1 (got 0)",
     "--nproc-per-node 0": "--nproc-per-node must be at least 1 (got 0)",
     f"--nproc-per-node 513 --ips {TWO}": "--nranks can be at most 1024 (got 1026)",
+    "--host-wait -1 --nnodes 2": "--host-wait must be a number of seconds, at least 0 (got -1.0)",
+    "--host-wait 5": "--host-wait is of several hosts (--nnodes or --ips)",
     "--nnodes 0": "--nnodes must be at least 1 (got 0)",
     "--devices 0,x": "--devices must be numbers separated by commas, as in 0,1 (got '0,x')",
     "--ips 10.0.0.1,": "--ips must be addresses separated by commas, as in 10.0.0.1,10.0.0.2 (got '10.0.0.1,')",
@@ -179,7 +181,7 @@ def test_the_second_of_two_hosts() -> None:
     with using(OTHERS):
         node = find_node(config, 4, ports=1, timeout=LIMIT_S)
     endpoints = (f"{ANOTHERS}:6170", f"{ANOTHERS}:6171", f"{OURS}:6170", f"{OURS}:6171")
-    assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"), f"{ANOTHERS}:8601")
+    assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"), f"{ANOTHERS}:8601", named=True)
     assert (node.nranks, list(node.ranks)) == (4, [2, 3])
     assert node.environment(3) == {
         "PADDLE_TRAINER_ID": "3",
@@ -196,6 +198,13 @@ def test_the_second_of_two_hosts() -> None:
 def test_other_hosts_need_credentials() -> None:
     with pytest.raises(UsageError, match=r"refusing to listen on 10\.0\.0\.1.*token FILE.*--insecure"):
         find_node(HostsConfig(ips=TWO, node_rank=0), None, ports=1, timeout=LIMIT_S)
+
+
+def test_a_host_is_waited_for_only_where_the_job_is_started_again() -> None:
+    with pytest.raises(
+        UsageError, match=r"^--host-wait needs --max-restarts: without it a job that loses a host has fa"
+    ):
+        find_place(HostsConfig(ips=TWO, host_wait=9), None, ports=1, timeout=LIMIT_S, restarts=False)
 
 
 def find_all(configs: list[HostsConfig], *, timeout: float = LIMIT_S) -> list[Any]:
@@ -224,19 +233,35 @@ def test_launchers_tell_each_other_where_they_are(monkeypatch: pytest.MonkeyPatc
 def test_launchers_meet_after_the_ports_that_the_job_needs(
     ports: int, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "meet", lambda address, _, count, timeout: Membership((address,) * count, b""))
+    monkeypatch.setattr(hosts, "meet", lambda address, _, count, timeout: Membership((address,) * count, b"", (b"0",)))
     config = HostsConfig(master="127.0.0.1:8600", nnodes=2, node_rank=1)
     node = find_node(config, 2, ports=ports, timeout=LIMIT_S)
     assert node.endpoints == endpoints_of([where] * 2, 1)
 
 
 def test_launchers_agree_on_the_greatest_epoch() -> None:
-    node = Node(0, 2, "", (), launchers_meet=f"127.0.0.1:{free_port()}")
+    node = Node(0, 2, "", ("a:6170", "b:6170"), launchers_meet=f"127.0.0.1:{free_port()}", named=True)
     with ThreadPoolExecutor(2) as pool:
         proposals = [(node, 2), (replace(node, index=1), 5)]
-        found = [pool.submit(agree_on_epoch, each, epoch, timeout=LIMIT_S) for each, epoch in proposals]
-        assert [future.result() for future in found] == [5, 5]
-    assert agree_on_epoch(Node(0, 1, "", ()), 3, timeout=LIMIT_S) == 3
+        found = [pool.submit(meet_again, each, epoch, timeout=LIMIT_S) for each, epoch in proposals]
+        assert [future.result() for future in found] == [replace(node, epoch=5), replace(node, index=1, epoch=5)]
+    assert meet_again(Node(0, 1, "", ()), 3, timeout=LIMIT_S).epoch == 3
+
+
+def test_a_host_that_comes_to_a_job_under_way_learns_its_epoch_and_is_known_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "own_host", lambda first: "127.0.0.9")
+    master = f"127.0.0.1:{free_port()}"
+    config = HostsConfig(master=master, nnodes=2, node_rank=1, nproc_per_node=1)
+    meeting = f"127.0.0.1:{int(master.rpartition(':')[2]) + 1}"
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(
+            meet_again, Node(0, 2, master, ("127.0.0.1:6170", "lost:6170"), (), meeting), 4, timeout=LIMIT_S
+        )
+        place = find_place(config, None, ports=1, timeout=LIMIT_S, restarts=True)
+    assert place.node.epoch == 4
+    assert other.result().endpoints == place.node.endpoints == ("127.0.0.1:6170", "127.0.0.9:6170")
 
 
 def test_launchers_that_disagree_are_all_told() -> None:
