@@ -20,6 +20,7 @@
     │   ├── PeerLost                     it died, or left with an error
     │   └── PeerStalled                  it is there but did not take part within the limit
     ├── ProtocolError                5   a message that cannot be right (wrong step, bucket, size): a bug
+    │   ├── ChunkCorrupt                 data were damaged on their way
     │   └── StaleEpoch                   a message of an earlier incarnation of the group
     └── RecoveryFailed               6   restarts were asked for, and did not help
 
@@ -36,6 +37,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CertificateFailed",
+    "ChunkCorrupt",
     "CommitCorrupt",
     "CommitFailed",
     "CredentialsRefused",
@@ -143,6 +145,10 @@ class PeerStalled(PeerError):
 
 class ProtocolError(GradSyncError):
     exit_code = 5
+
+
+class ChunkCorrupt(ProtocolError):
+    pass
 
 
 class StaleEpoch(ProtocolError):

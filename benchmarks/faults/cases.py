@@ -7,6 +7,8 @@ row 1    a rank is killed                       PeerLost, within K of all others
     5    a link is cut                          for longer: PeerUnreachable, within S, at both ends
                                                 for shorter: the bits of an undisturbed run
     6    a link loses packets, brings them twice, or late: the bits of an undisturbed run, or an error that says so
+    7    a message is lost, comes twice, after the next one, late, or from an epoch before: likewise
+    8    a bit flips above TCP, with TLS and with --insecure: likewise
     21   simulated trainers, servers, network   see simulator.py
 """
 
@@ -17,7 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
+from benchmarks.faults.interceptor import FATES, STRUCK, Interception
 from benchmarks.faults.running import Process, Running
 from benchmarks.faults.simulator import PromiseBroken, simulate
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
@@ -178,6 +182,38 @@ def rough(scheme: str, backend: str, lost: float, twice: float, late: float) -> 
     return []
 
 
+def intercepted(scheme: str, backend: str, what: Interception) -> Sequence[float]:
+    """One message does not come as it was sent."""
+    with Running(
+        OneHost(), scheme, backend, timeout=TIMEOUT_S, wait_limit=TIMEOUT_S, steps=STEPS, interception=what
+    ) as running:
+        running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
+        lines = [line for process in running.all() for line in process.lines]
+        if not any(line.startswith(STRUCK) for line in lines):
+            raise NotKept(f"there was no {what.kind} number {what.number}")
+        right_or_named(running)
+    return []
+
+
+def right_or_named(running: Running) -> None:
+    if all(rank.gave_up for rank in running.ranks):
+        return
+    ends_in_the_same_bits(running)
+
+
+def flipped(scheme: str, backend: str, *, secure: bool) -> Sequence[float]:
+    """Bits of what goes over the second host's link flip."""
+    with (
+        Cluster([0] * HOSTS) as cluster,
+        Mishaps(cluster, 1, flipped=FLIPPED),
+        Running(cluster, scheme, backend, timeout=TIMEOUT_S, wait_limit=TIMEOUT_S, secure=secure) as running,
+    ):
+        running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
+        if not all(rank.gave_up for rank in running.ranks):
+            raise NotKept(f"the ranks ended with {[rank.lines[-1:] for rank in running.ranks]}")
+    return []
+
+
 def simulation(first: int, count: int) -> Sequence[float]:
     """So many seeds from the first on."""
     for seed in range(first, first + count):
@@ -188,6 +224,12 @@ def simulation(first: int, count: int) -> Sequence[float]:
     return []
 
 
+FLIPPED = 0.005  # of the packets with data
+MISSED = (  # by servers
+    Interception("gradients", "doubled", 5, 1),
+    Interception("gradients", "of an old epoch", 5, 1),
+    Interception("server's served", "lost", 5, -1),
+)
 WAYS = (("ring", "shm"), ("ring", "tcp"), ("ps", "shm"), ("ps", "tcp"), ("ps", "grpc"))
 BETWEEN = (("ring", "tcp"), ("ps", "tcp"), ("ps", "grpc"))
 SAME_BITS = "the bits of an undisturbed run"
@@ -226,6 +268,16 @@ def table() -> list[Case]:
         for name, shares in SHARES.items():
             promise = SAME_BITS if shares[0] <= MENDED else f"{SAME_BITS}, or a named error"
             found.append(Case(6, name, *way, promise, partial(rough, *way, *shares), needs_hosts=True))
+    right_or_error = f"{SAME_BITS}, or a named error"
+    for scheme, backend in WAYS[1:]:
+        chunk = [Interception("all_reduce", fate, 5, 1) for fate in FATES]
+        for what in MISSED if scheme == "ps" else chunk:
+            run = partial(intercepted, scheme, backend, what)
+            found.append(Case(7, f"a message {what.fate}", scheme, backend, right_or_error, run))
+    for (scheme, backend), secure in product(BETWEEN, (True, False)):
+        name, run = f"bits flip, {'over TLS' if secure else 'with --insecure'}", partial(flipped, scheme, backend)
+        error = "a named error"
+        found.append(Case(8, name, scheme, backend, error, partial(run, secure=secure), needs_hosts=True))
     return sorted(found, key=lambda case: case.row)
 
 

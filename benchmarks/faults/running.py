@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.faults.interceptor import Interception
 from benchmarks.netlab.hosts import Hosts
-from common.credentials.credentials import TOKEN_VARIABLE, environment_of, find
+from common.credentials.credentials import TOKEN_VARIABLE, environment_of, find, variable_of
 from common.credentials.token import new_token
 from common.errors import GradSyncError
 from common.launch.ranks import abstract_address
 from common.network.patience import WAIT_LIMIT_S
+from common.system.process import RESTARTS_VARIABLE
 
 __all__ = ["Failed", "Process", "Running"]
 
@@ -94,6 +96,8 @@ class Running:
         scheme, backend: "ring" over shm or tcp, "ps" over shm, tcp or grpc.
         timeout, wait_limit: of all its processes, seconds.
         steps: after which a rank ends.
+        secure: whether they have credentials; else --insecure.
+        interception: of one of its messages.
     """
 
     def __init__(
@@ -106,7 +110,10 @@ class Running:
         timeout: float = 2.0,
         wait_limit: float = WAIT_LIMIT_S,
         steps: int = 10_000,
+        secure: bool = True,
+        interception: Interception | None = None,
     ) -> None:
+        self._secure, self._interception = secure, interception
         self._hosts, self._scheme, self._backend = hosts, scheme, backend
         self.nranks, self.timeout, self._wait_limit, self._steps = nranks, timeout, wait_limit, steps
         self.ranks: list[Process] = []
@@ -114,7 +121,8 @@ class Running:
 
     def __enter__(self) -> Running:
         self._folder = tempfile.TemporaryDirectory(prefix="gradsync-faults-")
-        self._credentials = environment_of(find(environment={TOKEN_VARIABLE: new_token()}))
+        given = {TOKEN_VARIABLE: new_token()} if self._secure else {variable_of("insecure"): "1"}
+        self._credentials = environment_of(find(environment=given))
         try:
             place = self._serve() if self._scheme == "ps" else self._meeting_place()
             for rank in range(self.nranks):
@@ -128,7 +136,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._all():
+        for process in self.all():
             process.end()
         self._folder.cleanup()
 
@@ -145,11 +153,11 @@ class Running:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                last = {process.name: process.lines[-1:] for process in self._all()}
+                last = {process.name: process.lines[-1:] for process in self.all()}
                 raise GradSyncError(f"no {what} within {seconds:g} s: {last}")
             time.sleep(POLL_S)
 
-    def _all(self) -> list[Process]:
+    def all(self) -> list[Process]:
         return [*([self.server] if self.server else []), *self.ranks]
 
     def _meeting_place(self) -> str:
@@ -168,6 +176,10 @@ class Running:
         return line.split(" listens on ")[1].split()[0]
 
     def _start(self, name: str, host: int, command: Sequence[object]) -> Process:
+        what = self._interception
+        if what and name == (f"rank {what.who}" if what.who >= 0 else "server 0"):
+            command = ["benchmarks.faults.interceptor", what.kind, what.fate, what.number, *command]
         full = [*self._hosts.within(host), sys.executable, "-m", *map(str, command)]
-        environment = {**os.environ, **self._hosts.environment, **self._credentials}
+        epoch = {RESTARTS_VARIABLE: "1"} if what else {}  # so that there is an old one
+        environment = {**os.environ, **self._hosts.environment, **self._credentials, **epoch}
         return Process(name, Path(self._folder.name) / name, full, environment)

@@ -1,4 +1,5 @@
-"""What a bad network does to packets: it loses them, brings them twice, or late, behind those that were sent later.
+"""What a bad network does to packets: it loses them, brings them twice, late, behind those that were sent later, or
+with a bit of their data flipped, of which TCP learns nothing.
 
     eth0 of a host ---- port --[ relay ]-- wire ==== relayed ---- the switch
 
@@ -13,6 +14,7 @@ import itertools
 import random
 import selectors
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -29,20 +31,30 @@ EVERYTHING = 0x0003  # ETH_P_ALL
 LARGEST = 1 << 17  # a packet with its headers
 LATE_S = 0.02  # longer than a round trip, shorter than a TCP's patience
 READY = b"ready\n"
+VIRTUAL = struct.Struct("<BBHHHH")  # before every packet: flags, ...; linux/virtio_net.h
+NEEDS_CHECKSUM, ETHERNET_BYTES, IPV4, TCP = 1, 14, 4, 6
 
 
 class Mishaps:
     """A context manager: on the link of a host of an entered cluster.
 
     Args:
-        lost, twice, late: of which share of the packets, each way, 0 to 1.
+        lost, twice, late, flipped: of which share of the packets, each way, 0 to 1; flipped: of those with data of TCP.
         seed: of the choice.
     """
 
     def __init__(
-        self, cluster: Cluster, host: int, *, lost: float = 0.0, twice: float = 0.0, late: float = 0.0, seed: int = 1
+        self,
+        cluster: Cluster,
+        host: int,
+        *,
+        lost: float = 0.0,
+        twice: float = 0.0,
+        late: float = 0.0,
+        flipped: float = 0.0,
+        seed: int = 1,
     ) -> None:
-        self._cluster, self._host, self._shares = cluster, host, (lost, twice, late, seed)
+        self._cluster, self._host, self._shares = cluster, host, (lost, twice, late, flipped, seed)
 
     def __enter__(self) -> Mishaps:
         switch, port = self._cluster.switch, f"port{self._host}"
@@ -69,11 +81,11 @@ class Mishaps:
 
 def main(arguments: Sequence[str]) -> None:
     """Until it is killed."""
-    *devices, lost, twice, late, seed = arguments
+    *devices, lost, twice, late, flipped, seed = arguments
     ends = [opened(device) for device in devices]
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
-    relay(ends, (float(lost), float(twice), float(late)), random.Random(int(seed)))
+    relay(ends, (float(lost), float(twice), float(late), float(flipped)), random.Random(int(seed)))
 
 
 def opened(device: str) -> socket.socket:
@@ -85,8 +97,8 @@ def opened(device: str) -> socket.socket:
     return end
 
 
-def relay(ends: Sequence[socket.socket], shares: tuple[float, float, float], chance: random.Random) -> None:
-    lost, twice, late = shares
+def relay(ends: Sequence[socket.socket], shares: tuple[float, float, float, float], chance: random.Random) -> None:
+    lost, twice, late, flipped = shares
     waiting: list[tuple[float, int, socket.socket, bytes]] = []
     number = itertools.count()
     with selectors.DefaultSelector() as selector:
@@ -101,11 +113,28 @@ def relay(ends: Sequence[socket.socket], shares: tuple[float, float, float], cha
                 packet = key.fileobj.recv(LARGEST)  # type: ignore[union-attr]
                 if chance.random() < lost:
                     continue
+                if flipped and chance.random() < flipped:
+                    packet = with_a_flip(packet, chance)
                 for _ in range(2 if chance.random() < twice else 1):
                     if chance.random() < late:
                         heapq.heappush(waiting, (time.monotonic() + LATE_S, next(number), key.data, packet))
                     else:
                         send(key.data, packet)
+
+
+def with_a_flip(packet: bytes, chance: random.Random) -> bytes:
+    """One bit of TCP's data is another; its checksum is right, for the kernel has not made it yet."""
+    ip = VIRTUAL.size + ETHERNET_BYTES
+    flags = packet[0]
+    if len(packet) < ip + 40 or packet[ip] >> 4 != IPV4 or packet[ip + 9] != TCP or not flags & NEEDS_CHECKSUM:
+        return packet
+    tcp = ip + 4 * (packet[ip] & 15)
+    data, end = tcp + 4 * (packet[tcp + 12] >> 4), ip + int.from_bytes(packet[ip + 2 : ip + 4], "big")
+    if data >= end:
+        return packet
+    found = bytearray(packet)
+    found[chance.randrange(data, end)] ^= 1 << chance.randrange(8)
+    return bytes(found)
 
 
 def send(end: socket.socket, packet: bytes) -> None:

@@ -39,7 +39,7 @@ class FaultsConfig:
     """Kill, freeze and cut off processes of small jobs, and see whether each scheme keeps its promises."""
 
     rows: str = ""
-    """Rows of the table of faults, separated by commas: 1, 2, 4, 5, 6, 21. (default: all)"""
+    """Rows of the table of faults, separated by commas: 1, 2, 4, 5, 6, 7, 8, 21. (default: all)"""
     schemes: str = "ps,ring"
     """ps, ring."""
     times: int = 1

@@ -16,7 +16,7 @@ import numpy as np
 from collective.call_tags import FORMAT, Array, Tag
 from collective.membership.liveness import Mesh
 from collective.transports.base import Transport
-from common.errors import ProtocolError
+from common.errors import ChunkCorrupt, ProtocolError
 from common.network.links import MAGIC, Link
 from common.network.sockets import poll_readable
 from common.system.fault_points import reach
@@ -61,8 +61,8 @@ class TcpTransport(Transport):
         got -= link.header_bytes
         while got < len(payload):
             got += self._receive_some(rank, [payload[got:]], len(payload) - got)
-        if (found := link.checksum(out)) != sent:
-            raise ProtocolError(
+        if (found := link.checksum(out, link.tag)) != sent:
+            raise ChunkCorrupt(
                 f"data from rank {rank} was damaged on its way to rank {self._mesh.rank} at step {tag.step}, bucket "
                 f"{tag.bucket}: checksum {found:08x}, sent with {sent:08x}; look for a faulty network card or memory"
             )

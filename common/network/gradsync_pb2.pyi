@@ -326,18 +326,20 @@ class Gather(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Parcel(_message.Message):
-    __slots__ = ("epoch", "rank", "channel", "size", "data")
+    __slots__ = ("epoch", "rank", "channel", "size", "data", "number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     channel: int
     size: int
     data: bytes
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., channel: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    number: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., channel: _Optional[int] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Taken(_message.Message):
     __slots__ = ("epoch", "rank", "bytes")

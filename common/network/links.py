@@ -2,7 +2,7 @@
 
 A message is a header and its payload:
 
-    magic, payload bytes, checksum, reserved    FRAME: 16 bytes; checksum: low half of the payload's XXH3, or 0
+    magic, payload bytes, checksum, reserved    FRAME: 16 bytes; checksum: low half of XXH3 of tag and payload, or 0
     tag                                         as many bytes as the two ends have agreed on: what the payload is
 
 `put` takes arrays as they are, without a copy; `push` gives the kernel what its buffer takes and keeps the rest. What
@@ -57,7 +57,7 @@ class Link:
 
     def put(self, array: Array, tag: bytes) -> None:
         """Send this contiguous array after all that was put before. It must keep its contents until it is sent."""
-        self.unsent.append(memoryview(FRAME.pack(MAGIC, array.nbytes, self.checksum(array), 0) + tag))
+        self.unsent.append(memoryview(FRAME.pack(MAGIC, array.nbytes, self.checksum(array, tag), 0) + tag))
         if array.nbytes:
             self.unsent.append(memoryview(array.view(np.uint8).data))
 
@@ -116,10 +116,13 @@ class Link:
         return bytes(self.header[FRAME.size :])
 
 
-def checksum_of(connection: socket.socket, choice: str) -> Callable[[Array], int]:
-    """What a payload's checksum is on this connection: 0 where there is none."""
+def checksum_of(connection: socket.socket, choice: str) -> Callable[[Array, bytes], int]:
+    """What the checksum of a payload and its tag is on this connection: 0 where there is none."""
     if choice == "off" or (choice == "auto" and (on_loopback(connection) or is_encrypted(connection))):
-        return lambda array: 0  # noqa: ARG005
+        return lambda array, tag: 0  # noqa: ARG005
     from xxhash import xxh3_64_intdigest  # ten times as fast as zlib.crc32
 
-    return lambda array: xxh3_64_intdigest(array.view(np.uint8).data) & 0xFFFFFFFF
+    def of(array: Array, tag: bytes) -> int:
+        return xxh3_64_intdigest(array.view(np.uint8).data, xxh3_64_intdigest(tag)) & 0xFFFFFFFF
+
+    return of

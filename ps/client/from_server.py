@@ -18,6 +18,7 @@ class FromServer:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+        inbox.words_come = True
         self._bytes: memoryview | None = None  # of a message without words
 
     def place(self, tag: bytes, nbytes: int) -> memoryview | None:

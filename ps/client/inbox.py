@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.errors import GradSyncError, PeerLost, ProtocolError, error_from_name
+from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, error_from_name
 from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
 from common.tensors.arena import FloatArray
 from ps.client.mail import Mail
@@ -27,19 +27,22 @@ class Inbox:
 
     Args:
         name: the server's.
+        epoch: of the group; what is of another one is refused.
         mail: takes what other trainers send.
     """
 
-    def __init__(self, name: str, changed: threading.Condition, mail: Mail | None = None) -> None:
-        self.name, self._changed, self._mail = name, changed, mail
+    def __init__(self, name: str, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None) -> None:
+        self.name, self._changed, self._epoch, self._mail = name, changed, epoch, mail
         self.heard_at = time.monotonic()
         self.unanswered = True  # something was sent over gRPC, and nothing has come back since
         self.error: GradSyncError | None = None
         self.terms = Plane()  # how data travel; known when the first parameters have arrived
         self.shard = Shard(0, 0)
+        self.words_come = False  # over a data connection
         self._target: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.served = Served()  # what told so
+        self._came: list[tuple[int, int]] = []  # of the words of the next version: where each run begins and ends
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
         self._state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
@@ -117,10 +120,12 @@ class Inbox:
             return
         with self._changed:
             if kind == "served":
+                self._check_complete(message.served)
                 self.version, self.served = message.served.step, message.served
             elif kind == "plane":
                 self.terms = message.plane
             elif kind == "gathered":
+                self._check_epoch(message.gathered.epoch)
                 self._gathering += message.gathered.data
                 if len(self._gathering) > message.gathered.size:
                     raise ProtocolError(f"{self.name} sent more of a gather than its {message.gathered.size:,} bytes")
@@ -141,8 +146,10 @@ class Inbox:
         """
         self.heard_at = time.monotonic()
         self._check(chunk, size)
-        welcome = self._welcome.is_set() and not self._closed
-        return self._target[chunk.start : chunk.start + size] if welcome else None
+        if self._closed or not self._welcome.is_set():
+            return None
+        self._came.append((chunk.start, chunk.start + size))
+        return self._target[chunk.start : chunk.start + size]
 
     def took_words(self) -> None:
         """Some have been written there."""
@@ -162,7 +169,28 @@ class Inbox:
                 self.error = self.error or error
             self._changed.notify_all()
 
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"{self.name} sent a message of epoch {epoch}, this is epoch {self._epoch}")
+
+    def _check_complete(self, served: Served) -> None:
+        """All words that were to come for it have, each once; in shared memory none do."""
+        self._check_epoch(served.epoch)
+        if served.step != self.version + 1:
+            raise ProtocolError(f"{self.name} served step {served.step}, expected {self.version + 1}")
+        came, self._came = sorted(self._came), []
+        if not (came or self.words_come or self.terms.kind == "grpc"):
+            return
+        upto = self.shard.start
+        for start, stop in [*came, (self.shard.stop, self.shard.stop)]:
+            if start != upto:
+                gap = f"{upto}..{start} of step {served.step} never"
+                what = gap if start > upto else f"{start}..{upto} of step {served.step} twice"
+                raise ProtocolError(f"{self.name} sent elements {what}")
+            upto = stop
+
     def _check(self, chunk: Chunk, size: int) -> None:
+        self._check_epoch(chunk.epoch)
         if not self.shard.start <= chunk.start <= chunk.start + size <= self.shard.stop:
             raise ProtocolError(f"{self.name} sent elements {chunk.start}..{chunk.start + size} outside {self.shard}")
         if chunk.step != self.version + 1:
@@ -173,4 +201,5 @@ class Inbox:
         while not self._welcome.wait(SIGN_S):  # for the commit, or for the end of the session
             self.answer()  # unasked: nobody is heard meanwhile
         if not self._closed:
+            self._came.append((chunk.start, chunk.start + data.size))
             self._target[chunk.start : chunk.start + data.size] = data

@@ -6,7 +6,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
-from common.errors import ProtocolError
+from common.errors import ProtocolError, StaleEpoch
 from common.network.gradsync_pb2 import Parcel, ServerMessage, Taken, TrainerMessage
 from ps.planes.parcels import HELD_BYTES, ROOM_BYTES, cost_of
 
@@ -30,6 +30,7 @@ class Mail:
         self.parcels: Counter[int] = Counter()
         self.on_the_way: Counter[int] = Counter()
         self._whole: dict[Channel, deque[bytearray]] = {}  # messages that nobody has asked for yet
+        self._sent: Counter[int] = Counter()  # parcels, by receiver
         self._begun: dict[Channel, bytearray] = {}  # what has come of the next one
         self._held = 0  # bytes of both
         self._untold: Counter[int] = Counter()  # bytes that were taken, by sender, of which it has not been told
@@ -50,6 +51,12 @@ class Mail:
 
     def _add(self, parcel: Parcel, server: str) -> None:
         source, channel = parcel.rank, (parcel.rank, parcel.channel)
+        if parcel.epoch != self._epoch:
+            raise StaleEpoch(f"{server} passed on a parcel of epoch {parcel.epoch}, this is epoch {self._epoch}")
+        if parcel.number != self.parcels[source]:
+            raise ProtocolError(
+                f"{server} passed on parcel {parcel.number} of rank {source}, expected {self.parcels[source]}"
+            )
         begun = self._begun.setdefault(channel, bytearray())
         begun += parcel.data
         if len(begun) > parcel.size:
@@ -90,6 +97,8 @@ class Mail:
         """There is room for it."""
         with self._changed:
             self.on_the_way[parcel.rank] += cost_of(parcel)
+            parcel.number = self._sent[parcel.rank]
+            self._sent[parcel.rank] += 1
         self.say(TrainerMessage(parcel=parcel))
 
     def _tell(self) -> None:

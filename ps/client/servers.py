@@ -39,7 +39,7 @@ class Servers:
 
     def open(self, joined: Joined) -> None:
         """Begin the session with one more server."""
-        self.sessions.append(Session(joined, self._changed, None if self.sessions else self.mail))
+        self.sessions.append(Session(joined, self._changed, self._epoch, None if self.sessions else self.mail))
         hello = Hello(epoch=self._epoch, rank=self.rank, token=joined.token, model=joined.model)
         self.sessions[-1].send([TrainerMessage(hello=hello)])
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from common.errors import GradSyncError, ProtocolError
 from common.network import rpc
@@ -20,6 +21,7 @@ from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.grpc_plane import GrpcTrainerPlane
 from ps.planes.methods import SESSION, TRACE
 from ps.planes.plane import TrainerPlane
+from ps.planes.sealing import sealing
 from ps.planes.send_queue import SendQueue
 from ps.store.shards import Shard
 
@@ -30,12 +32,14 @@ class Session:
     """
     Args:
         changed: is notified when something has come.
+        epoch: of the group; what is of another one is refused.
         mail: takes what other trainers send, if it comes by this session.
     """
 
-    def __init__(self, joined: Joined, changed: threading.Condition, mail: Mail | None = None) -> None:
+    def __init__(self, joined: Joined, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None) -> None:
         self.name, self.joined = joined.name, joined
-        self.inbox = Inbox(joined.name, changed, mail)
+        self.inbox = Inbox(joined.name, changed, epoch, mail)
+        self._sealing = sealing()
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()
         self.inbox.answer = lambda: self._queue.put([TrainerMessage(alive=Alive())])
@@ -44,11 +48,12 @@ class Session:
         self._trace_of = joined.channel.unary_stream(
             TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
         )
-        self._call: Any = joined.channel.stream_stream(
-            SESSION, request_serializer=to_bytes, response_deserializer=read_server
-        )(iter(self._queue))
+        self._call: Any = joined.channel.stream_stream(SESSION, request_serializer=self._to_bytes)(iter(self._queue))
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
+
+    def _to_bytes(self, message: TrainerMessage | Outgoing) -> bytes:
+        return self._sealing.seal(to_bytes(message))
 
     @property
     def shard(self) -> Shard:
@@ -103,11 +108,15 @@ class Session:
 
     def _listen(self) -> None:
         try:
-            for frame in self._call:
+            for data in self._call:
+                frame = read_server(self._sealing.unseal(data, self.name))
                 self.inbox.take(frame.message, frame.words)
             self.inbox.fail(ProtocolError(f"{self.name} ended the session without a reason"))
         except grpc.RpcError as exc:
             self.inbox.fail(rpc.translate(exc, self.name, "training"))
+        except DecodeError:
+            self.inbox.fail(ProtocolError(f"{self.name} sent a message that cannot be decoded ({len(data):,} bytes)"))
+            self._call.cancel()
         except GradSyncError as exc:
             self.inbox.fail(exc)
             self._call.cancel()

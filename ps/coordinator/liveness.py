@@ -91,6 +91,7 @@ class Members:
     def leave(self, rank: int, goodbye: Goodbye, *, missed: bool) -> None:
         """A trainer says that it leaves; `missed`: others wait for it."""
         self.gone.add(rank)
+        self.check_epoch(goodbye.epoch, rank)
         if goodbye.HasField("because"):
             self.fail(error_from_name(goodbye.because.kind, goodbye.because.message))
         elif goodbye.reason:

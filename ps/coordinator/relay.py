@@ -56,6 +56,8 @@ class Relay:
         if to in members.gone:
             self._give_room(rank, to, cost)
             return
+        if parcel.number != (expected := self._passed_on[rank, to]):
+            raise ProtocolError(f"rank {rank} sent parcel {parcel.number} to rank {to}, expected {expected}")
         if sum(self._on_the_way[rank, other] for other in range(members.nranks)) + cost > ROOM_BYTES:
             raise ProtocolError(f"rank {rank} sent more parcels than there is room for ({ROOM_BYTES:,} bytes)")
         self._on_the_way[rank, to] += cost

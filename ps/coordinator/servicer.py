@@ -38,6 +38,7 @@ from ps.coordinator.liveness import ServerQueue, tell
 from ps.planes.data_port import DataPort
 from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.planes.methods import SERVICE
+from ps.planes.sealing import sealing
 
 __all__ = ["ParameterServer"]
 
@@ -74,6 +75,7 @@ class ParameterServer:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks, epoch=restarts())
         port = make_data_port(address, data_port)
+        self._sealing = sealing()
         self._groups = Groups(
             nranks,
             shard=shard,
@@ -87,7 +89,9 @@ class ParameterServer:
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
             # as a stream: before its message is taken, a caller has to pass the door
             "Join": grpc.stream_stream_rpc_method_handler(self._join, None, JoinReply.SerializeToString),
-            "Session": grpc.stream_stream_rpc_method_handler(self._session, None, to_bytes),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self._session, None, lambda message: self._sealing.seal(to_bytes(message))
+            ),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
@@ -227,11 +231,11 @@ class ParameterServer:
                 first = next(received)
             if len(first) > MOST_HELLO:
                 raise ProtocolError(f"a caller's first message has {len(first):,} bytes, more than {MOST_HELLO:,}")
-            rank, group = self._take_seat(decoded(first, "a caller").message, queue)
+            rank, group = self._take_seat(decoded(self._sealing.unseal(first, "a caller"), "a caller").message, queue)
             group.coordinator.lives.hosts[rank] = host
             del first
             for data in received:
-                frame = decoded(data, f"rank {rank}")
+                frame = decoded(self._sealing.unseal(data, f"rank {rank}"), f"rank {rank}")
                 group.coordinator.handle(rank, frame.message, frame.words)
                 del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:

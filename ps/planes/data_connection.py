@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from common.errors import GradSyncError, ProtocolError
+from common.errors import ChunkCorrupt, GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import ServerMessage, TrainerMessage
 from common.network.links import MAGIC, Link
 from common.network.rpc import CHUNK_BYTES
@@ -66,7 +66,7 @@ class DataConnection:
         self._begun: Iterator[Message] = iter(())
         self._sending = threading.Lock()  # held by whoever sends
         self._payload: memoryview | None = None  # of what is being received
-        self._checksum = 0  # its checksum
+        self._checksum, self._tag = 0, b""  # its checksum and tag
         self._got = 0  # bytes of it, or of the header if there is no payload yet
         self._drawn = True  # everything that was put has been made into parts
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
@@ -184,15 +184,15 @@ class DataConnection:
         place = self._receiver.place(self._link.tag, nbytes)
         if place is None:
             return False
-        self._checksum, self._payload, self._got = checksum, place, 0
+        self._checksum, self._tag, self._payload, self._got = checksum, self._link.tag, place, 0
         if not nbytes:
             self._end(place)
         return True
 
     def _end(self, payload: memoryview) -> None:
-        found = self._link.checksum(np.frombuffer(payload, np.uint8)) if self._checksum else 0
+        found = self._link.checksum(np.frombuffer(payload, np.uint8), self._tag) if self._checksum else 0
         if found and found != self._checksum:
-            raise ProtocolError(
+            raise ChunkCorrupt(
                 f"data from {self._peer} were damaged on their way: checksum {found:08x}, sent with "
                 f"{self._checksum:08x}; look for a faulty network card or memory"
             )

@@ -1,4 +1,4 @@
-"""The matrix of faults, of kills, wrong ranks, strangers and hostile bytes: which test shows which case."""
+"""The matrix of faults: kills, wrong messages, wrong ranks, strangers, hostile bytes: which test shows which case."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def both(row: int, case: str, test: str) -> Fault:
 
 
 KILLS, LEFT = "test_kills.py", "test_leftovers.py"
+MESSAGES, FLIPS = "test_messages.py", "test_flips.py"
 TABLE = [
     both(
         1,
@@ -53,6 +54,38 @@ TABLE = [
     both(3, "a second kill during recovery, 20 seeds", "test_second_kills.py::test_a_second_kill_during_recovery"),
     both(
         3, "a second kill where one restart is allowed", "test_second_kills.py::test_a_second_kill_that_is_one_too_many"
+    ),
+    Fault(
+        7,
+        "a message lost, twice, late, overtaken, of an old epoch",
+        f"{MESSAGES}::test_at_servers",
+        f"{MESSAGES}::test_in_a_ring",
+    ),
+    Fault(
+        7,
+        "likewise who joins, or what is answered",
+        f"{MESSAGES}::test_joining_a_server",
+        f"{MESSAGES}::test_meeting_of_a_ring",
+    ),
+    Fault(
+        7,
+        "likewise who asks a server",
+        f"{MESSAGES}::test_who_asks_a_server_disturbs_nobody",
+        "",
+        "there is nobody to be asked",
+    ),
+    Fault(
+        8,
+        "1,000 flipped bits, and one of each byte of a header",
+        f"{FLIPS}::test_between_a_server_and_a_trainer_over_tcp",
+        f"{FLIPS}::test_between_ranks",
+    ),
+    Fault(
+        8,
+        "likewise, over gRPC without TLS",
+        f"{FLIPS}::test_over_grpc_without_tls",
+        "",
+        "a ring sends no data over gRPC",
     ),
     both(10, "wrong nranks", "test_meeting.py::test_wrong_nranks"),
     both(10, "a rank that comes twice", "test_meeting.py::test_a_rank_that_comes_twice"),

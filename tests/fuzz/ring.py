@@ -113,10 +113,16 @@ MESSAGES = [
     *({"leave": ""}, {"leave": "LayoutMismatch: x"}, {"leave": "y", "because": ["PeerLost", "rank 2 died", 2]}),
     *({"waiting?": 1}, {"waiting!": 0.5}, {"say": ""}, {"note": [1, -2, 3]}, {"segment": 1, "nbytes": 64}),
 ]
+
+
+def sent_as(tag: Tag) -> bytes:
+    checksum = xxh3_64_intdigest(OUT.tobytes(), xxh3_64_intdigest(tag.pack())) & 0xFFFFFFFF
+    return FRAME.pack(MAGIC, OUT.nbytes, checksum, 0) + tag.pack() + OUT.tobytes()
+
+
 FRAMES = [framed(each) for each in MESSAGES] + [framed({"piece": [0, 3, True]}) + b"abc" + framed({"say": ""})]
 TAGS = [Tag(0, 12, 3, c + OPERATIONS * k, 0, 0) for c in range(len(CALLS)) for k in (0, 7)]
-CHECKSUM = xxh3_64_intdigest(OUT.tobytes()) & 0xFFFFFFFF
-DATA = [FRAME.pack(MAGIC, OUT.nbytes, CHECKSUM, 0) + tag.pack() + OUT.tobytes() for tag in (TAG, *TAGS)]
+DATA = [sent_as(tag) for tag in (TAG, *TAGS)]
 NOTES = [NOTE.pack(12, 0, 3, phase, 0, 0, 64, PLACE.pack(1, 64)) for phase in (1, 9, 65535)]
 TEXTS = ["", "shm", __version__, "a" * 300, "|", "\0"]
 TARGETS = [

@@ -120,7 +120,7 @@ def from_trainer(data: bytes) -> None:
 
 def inbox() -> TrainersInbox:
     changed = threading.Condition()
-    found = TrainersInbox("server 0", changed, Mail(2, 0, changed))
+    found = TrainersInbox("server 0", changed, 0, Mail(2, 0, changed))
     found.begin(Shard(0, 64), np.zeros(64, np.float32))
     return found
 

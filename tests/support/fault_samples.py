@@ -23,10 +23,13 @@ def matrix() -> dict[str, Any]:
     names += [f"{'a' if hub == 'rank' else 'the'} {hub} frozen{long}" for hub in hubs for long in ("", " for 0.5 s")]
     names += ["a link cut", "a link cut for 0.5 s"]
     names += [f"5 % of the packets {what}" for what in ("lost", "twice", "late, behind later ones")]
+    names += [f"a message {fate}" for fate in ("lost", "doubled", "overtaken", "delayed", "of an old epoch")]
+    names += ["bits flip, over TLS", "bits flip, with --insecure"]
     made = [{"name": name, "scheme": "ps", "backend": "tcp", "detection_s": [0.25, 0.5, 1.0]} for name in names]
     made[0] |= {"promise": "PeerLost within 1 s"}
     made[1] |= {"promise": "the bits of an undisturbed run", "kept": 2, "why_not": "x"}
     made[2] |= {"scheme": "ring"}
+    made[-2] |= {"promise": "a named error"}
     made[-1] |= {"promise": "the bits of an undisturbed run, or a named error"}
     why = "emulated hosts need root, for network namespaces: run as root (sudo)"
     made.append({"name": "a link cut", "scheme": "ring", "backend": "tcp", "times": 0, "kept": 0, "skipped": why})

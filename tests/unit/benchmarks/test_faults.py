@@ -127,7 +127,7 @@ def test_a_seed_can_be_watched(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"rows": "3"}, "there is no row 3; there are 1, 2, 4, 5, 6, 21"),
+        ({"rows": "3"}, "there is no row 3; there are 1, 2, 4, 5, 6, 7, 8, 21"),
         ({"schemes": "ps,tcp"}, "must be of ps and ring"),
         ({"times": 0}, "must be at least 1"),
     ],
@@ -144,6 +144,8 @@ def test_flags_that_cannot_be(flags: dict[str, Any], told: str) -> None:
         ("ps", "shm", "kill -9 of a rank"),
         pytest.param("ring", "tcp", "a rank frozen for 0.5 s", marks=pytest.mark.long),
         pytest.param("ps", "tcp", "the server frozen", marks=pytest.mark.long),
+        pytest.param("ps", "shm", "a message lost", marks=pytest.mark.long),
+        pytest.param("ps", "grpc", "bits flip, with --insecure", marks=[pytest.mark.long, needs_cluster]),
         pytest.param("ring", "tcp", "10 % of the packets twice", marks=[pytest.mark.long, needs_cluster]),
     ],
 )

@@ -96,7 +96,7 @@ class Connection:
     ],
 )
 def test_what_is_checked(choice, peer, checks):
-    assert (checksum_of(Connection(peer), choice)(VALUES) != 0) == checks
+    assert (checksum_of(Connection(peer), choice)(VALUES, b"tag") != 0) == checks
 
 
 @pytest.mark.parametrize("size", [1, 17, 1_000_003])

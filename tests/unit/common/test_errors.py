@@ -30,6 +30,7 @@ TREE = {
     "PeerLost": ("PeerError", 4),
     "PeerStalled": ("PeerError", 4),
     "ProtocolError": ("GradSyncError", 5),
+    "ChunkCorrupt": ("ProtocolError", 5),
     "StaleEpoch": ("ProtocolError", 5),
     "RecoveryFailed": ("GradSyncError", 6),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from common.errors import ProtocolError
+from common.errors import ProtocolError, StaleEpoch
 from common.network.gradsync_pb2 import Parcel, ServerMessage, Taken, TrainerMessage
 from common.network.rpc import CHUNK_BYTES
 from ps.client import mail as mail_module
@@ -28,7 +28,11 @@ class Noting(Mail):
 
     def hear(self, source: int, data: bytes, *, channel: int = 0) -> None:
         for piece in parcels_of(memoryview(data), epoch=0, rank=source, channel=channel):
-            self.take(ServerMessage(parcel=piece), "server 0")
+            self.next(piece)
+
+    def next(self, piece: Parcel) -> None:
+        piece.number = self.parcels[piece.rank]
+        self.take(ServerMessage(parcel=piece), "server 0")
 
     def told(self) -> list[tuple[int, int]]:
         return [(each.taken.rank, each.taken.bytes) for each in self.said]
@@ -54,7 +58,7 @@ def test_pieces_that_mingle_are_joined_by_sender_and_channel() -> None:
     for pieces in zip(*streams, strict=True):
         assert not any(mail.has(n % 2, n) for n in range(4))
         for piece in pieces:
-            mail.take(ServerMessage(parcel=piece), "server 0")
+            mail.next(piece)
     for n in range(4):
         assert mail.pop(n % 2, n) == messages[n]
         assert not mail.has(n % 2, n)
@@ -65,6 +69,19 @@ def test_more_than_a_message_has_is_refused() -> None:
     mail = Noting()
     with pytest.raises(ProtocolError, match="server 0 sent 3 bytes of a message of 2 of rank 1"):
         mail.take(ServerMessage(parcel=Parcel(rank=1, size=2, data=b"abc")), "server 0")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_parcel_that_came_before_or_comes_too_early_is_refused(number: int) -> None:
+    mail = Noting()
+    mail.hear(1, b"one")
+    with pytest.raises(ProtocolError, match=rf"^server 0 passed on parcel {number} of rank 1, expected 1$"):
+        mail.take(ServerMessage(parcel=Parcel(rank=1, number=number)), "server 0")
+
+
+def test_a_parcel_of_another_epoch_is_refused() -> None:
+    with pytest.raises(StaleEpoch, match=r"^server 0 passed on a parcel of epoch 3, this is epoch 0$"):
+        Noting().take(ServerMessage(parcel=Parcel(rank=1, epoch=3)), "server 0")
 
 
 def test_a_sender_hears_now_and_then_of_what_was_taken() -> None:

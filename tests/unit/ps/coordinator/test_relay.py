@@ -36,9 +36,12 @@ def come(setting: Setting, rank: int) -> None:
     setting.group.enter(TrainerMessage(hello=Hello(rank=rank)), setting.inboxes[rank])
 
 
-def parcel(to: int, data: bytes, *, channel: int = 0, size: int | None = None, epoch: int = 0) -> TrainerMessage:
+def parcel(
+    to: int, data: bytes, number: int = 0, *, channel: int = 0, size: int | None = None, epoch: int = 0
+) -> TrainerMessage:
     size = len(data) if size is None else size
-    return TrainerMessage(parcel=Parcel(epoch=epoch, rank=to, channel=channel, size=size, data=data))
+    label = {"epoch": epoch, "rank": to, "channel": channel, "number": number}
+    return TrainerMessage(parcel=Parcel(**label, size=size, data=data))
 
 
 def taken(of: int, nbytes: int) -> TrainerMessage:
@@ -62,7 +65,7 @@ def test_parcels_go_to_whom_they_are_for_and_say_whose_they_are() -> None:
     setting = entered(3)
     setting.say(0, parcel(2, b"ab", channel=7, size=3))
     setting.say(1, parcel(2, b"", channel=2**32 - 1))
-    setting.say(0, parcel(2, b"c", channel=7, size=3))
+    setting.say(0, parcel(2, b"c", 1, channel=7, size=3))
     setting.say(2, parcel(0, b"back"))
     assert received(setting.inboxes[2]) == [(0, 7, 3, b"ab"), (1, 2**32 - 1, 0, b""), (0, 7, 3, b"c")]
     assert received(setting.inboxes[0]) == [(2, 0, 4, b"back")]
@@ -73,7 +76,7 @@ def test_who_has_not_come_yet_gets_them_then() -> None:
     setting = open_group(2)
     come(setting, 1)
     setting.say(1, parcel(0, b"early"))
-    setting.say(1, parcel(0, b"bird"))
+    setting.say(1, parcel(0, b"bird", 1))
     come(setting, 0)
     assert received(setting.inboxes[0]) == [(1, 0, 5, b"early"), (1, 0, 4, b"bird")]
 
@@ -91,8 +94,8 @@ def test_parcels_are_no_step_and_wait_for_none() -> None:
 
 def test_a_sender_has_room_again_for_what_was_taken() -> None:
     setting = entered(3)
-    for to in (1, 2, 1):
-        setting.say(0, parcel(to, bytes(100)))
+    for to, number in ((1, 0), (2, 0), (1, 1)):
+        setting.say(0, parcel(to, bytes(100), number))
     setting.say(1, taken(0, 150))
     setting.say(2, taken(0, 356))
     setting.say(1, taken(0, 356 * 2 - 150))
@@ -103,11 +106,11 @@ def test_more_than_the_room_is_refused_whoever_it_is_for() -> None:
     setting = entered(3)
     count = ROOM_BYTES // COST
     for number in range(count):
-        setting.say(0, parcel(1 + number % 2, bytes(CHUNK_BYTES)))
+        setting.say(0, parcel(1 + number % 2, bytes(CHUNK_BYTES), number // 2))
     setting.say(1, taken(0, COST))
-    setting.say(0, parcel(2, bytes(CHUNK_BYTES)))
+    setting.say(0, parcel(1 + count % 2, bytes(CHUNK_BYTES), count // 2))
     assert setting.group.failure is None
-    setting.say(0, parcel(1, bytes(CHUNK_BYTES)))
+    setting.say(0, parcel(1 + (count + 1) % 2, bytes(CHUNK_BYTES), (count + 1) // 2))
     setting.failed(ProtocolError, rf"rank 0 sent more parcels than there is room for \({ROOM_BYTES:,} bytes\)")
 
 
@@ -118,6 +121,7 @@ def test_more_than_the_room_is_refused_whoever_it_is_for() -> None:
         (parcel(2, b"whose"), ProtocolError, "rank 1 sent a parcel of 5 bytes to rank 2"),
         (parcel(0, bytes(CHUNK_BYTES + 1)), ProtocolError, "rank 1 sent a parcel of 1,048,577 bytes to rank 0"),
         (parcel(0, b"late", epoch=3), StaleEpoch, "rank 1 sent a message of epoch 3"),
+        (parcel(0, b"again", 1), ProtocolError, "rank 1 sent parcel 1 to rank 0, expected 0"),
         (taken(0, 1), ProtocolError, "rank 1 took 1 bytes of rank 0 that were not sent"),
         (taken(9, 1), ProtocolError, "rank 1 took 1 bytes of rank 9 that were not sent"),
         (awaits(2), ProtocolError, "rank 1 waits for rank 2"),
@@ -199,9 +203,9 @@ def test_what_moves_has_no_limit() -> None:
     """Nor has who is not waited for any longer."""
     clock = Clock()
     setting = waits_of(entered(3, timeout=10.0, wait_limit=25.0, clock=clock))
-    for _ in range(5):
+    for number in range(5):
         clock.advance(9.0)
-        setting.say(2, parcel(0, b"x"))
+        setting.say(2, parcel(0, b"x", number))
     setting.say(0, awaits(1, over=True))
     clock.advance(1000.0)
     assert setting.group.failure is None

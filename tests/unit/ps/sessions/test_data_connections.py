@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 import numpy as np
 import pytest
 
-from common.errors import PeerLost, PeerStalled, PeerUnreachable, ProtocolError
+from common.errors import ChunkCorrupt, PeerLost, PeerStalled, PeerUnreachable, ProtocolError
 from common.network.gradsync_pb2 import Plane, Served, ServerMessage, TrainerMessage
 from common.network.links import FRAME, MAGIC
 from common.network.tls_sockets import is_encrypted
@@ -167,8 +167,8 @@ def test_a_damaged_frame_is_an_error_that_names_who_sent_it(monkeypatch: pytest.
         take_step(client, arena)
         if client.rank == 1:
             words = np.ones(16, np.float32)
-            checksum = connection_of(client)._link.checksum(words)
-            header = FRAME.pack(MAGIC, 64, checksum, 0) + HEADER.pack(0, GRADIENTS, 0, 0, 1, 0)
+            tag = HEADER.pack(0, GRADIENTS, 0, 0, 1, 0)
+            header = FRAME.pack(MAGIC, 64, connection_of(client)._link.checksum(words, tag), 0) + tag
             socket_of(client).send(header + (2 * words).tobytes())
             client._servers.wait(lambda _: False, "watching")
         take_step(client, arena)
@@ -176,7 +176,7 @@ def test_a_damaged_frame_is_an_error_that_names_who_sent_it(monkeypatch: pytest.
     with serving(2) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
         text = "data from rank 1 were damaged on their way: checksum"
-        assert_all([*errors, failure_of(server)], ProtocolError, text)
+        assert_all([*errors, failure_of(server)], ChunkCorrupt, text)
 
 
 def test_a_data_port_out_of_reach_leaves_grpc_with_one_line_unless_it_must_not(

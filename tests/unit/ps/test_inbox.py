@@ -1,0 +1,87 @@
+"""What a trainer takes of a server: every word of a step once, of its own epoch; else an error says what is wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from common.errors import ChunkCorrupt, GradSyncError, ProtocolError, StaleEpoch
+from common.network.gradsync_pb2 import Chunk, Gather, Plane, Served, ServerMessage
+from ps.client.inbox import Inbox
+from ps.planes.sealing import Sealing
+from ps.store.shards import Shard
+
+EPOCH, STEP = 2, 5
+
+
+def inbox(kind: str = "grpc") -> Inbox:
+    """At the end of step 5 of epoch 2; its server has words 16..48."""
+    made = Inbox("server 0", threading.Condition(), EPOCH)
+    made.begin(Shard(16, 48), np.zeros(64, np.float32))
+    made.version = STEP - 1
+    made.take(ServerMessage(plane=Plane(kind=kind)))
+    return made
+
+
+def words(start: int, stop: int, *, epoch: int = EPOCH) -> ServerMessage:
+    return ServerMessage(parameters=Chunk(epoch=epoch, step=STEP, start=start, data=bytes(4 * (stop - start))))
+
+
+def served(step: int = STEP, *, epoch: int = EPOCH) -> ServerMessage:
+    return ServerMessage(served=Served(epoch=epoch, step=step))
+
+
+def test_words_in_any_order_are_a_step() -> None:
+    mine = inbox()
+    for message in (words(32, 48), words(16, 32), served()):
+        mine.take(message)
+    assert mine.version == STEP
+
+
+def test_in_shared_memory_no_words_come() -> None:
+    mine = inbox("shm")
+    mine.take(served())
+    assert mine.version == STEP
+
+
+STALE = "server 0 sent a message of epoch 1, this is epoch 2"
+WRONG: dict[str, tuple[list[ServerMessage], type[GradSyncError], str]] = {
+    "nothing": ([served()], ProtocolError, "server 0 sent elements 16..48 of step 5 never"),
+    "the first missing": ([words(32, 48), served()], ProtocolError, "server 0 sent elements 16..32 of step 5 never"),
+    "the last missing": ([words(16, 32), served()], ProtocolError, "server 0 sent elements 32..48 of step 5 never"),
+    "twice": ([words(16, 48)] * 2 + [served()], ProtocolError, "server 0 sent elements 16..48 of step 5 twice"),
+    "elsewhere": (
+        [words(16, 32), words(24, 40), words(40, 48), served()],
+        ProtocolError,
+        "server 0 sent elements 24..32 of step 5 twice",
+    ),
+    "another step": ([words(16, 48), served(6)], ProtocolError, "server 0 served step 6, expected 5"),
+    "words of an old epoch": ([words(16, 48, epoch=1)], StaleEpoch, STALE),
+    "an end of an old epoch": ([words(16, 48), served(epoch=1)], StaleEpoch, STALE),
+    "a gather of an old epoch": ([ServerMessage(gathered=Gather(epoch=1))], StaleEpoch, STALE),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_is_an_error(what: str) -> None:
+    messages, kind, text = WRONG[what]
+    mine = inbox()
+    for message in messages[:-1]:
+        mine.take(message)
+    with pytest.raises(kind) as caught:
+        mine.take(messages[-1])
+    assert str(caught.value) == text
+    assert mine.version == STEP - 1
+
+
+def test_damage_is_told_where_messages_have_a_checksum() -> None:
+    sealed = Sealing(on=True).seal(b"message")
+    with pytest.raises(ChunkCorrupt) as caught:
+        Sealing(on=True).unseal(b"M" + sealed[1:], "rank 1")
+    assert str(caught.value) == (
+        "data from rank 1 were damaged on their way (15 bytes whose checksum is another); look for a faulty network "
+        "card or memory"
+    )
+    assert Sealing(on=False).seal(b"message") == Sealing(on=False).unseal(b"message", "rank 1") == b"message"
