@@ -49,7 +49,7 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
         become_one(task, config, script)
     restarts = config.restarts.max_restarts > 0
     place = find_place(config.hosts, config.nranks, ports=1, timeout=config.timeout, restarts=restarts)
-    config = replace(config, backend=choose_backend(config, place.node))
+    config = replace(config, backend=backend_here(config, place.node))
     check_one_host(config.trace, script, place.node)
     supervise(
         config.restarts,
@@ -139,7 +139,7 @@ def program_of(config: CollectiveRunConfig, script: list[str]) -> list[str]:
     return ["--install", "collective", *script] if script and config.install else script
 
 
-def choose_backend(config: CollectiveRunConfig, node: Node) -> str:
+def backend_here(config: CollectiveRunConfig, node: Node) -> str:
     """What `auto` means on this host: nccl if each rank has a GPU; several hosts must say nccl themselves."""
     if config.backend != "auto" or node.nnodes > 1:
         return config.backend

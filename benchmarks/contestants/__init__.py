@@ -1,7 +1,7 @@
 """Who can be measured: ours, the libraries a user would pick instead, and the machine's own limits.
 
-sweep_contestants.py      those of `sweep`: single operations
-training_contestants.py   those of `compare` and `accuracy`: whole trainings
+table_of_sweeps.py      those of `sweep`: single operations
+table_of_trainings.py   those of `compare` and `accuracy`: whole trainings
 
 Each has a table, and says what the module of a new line must have.
 """

@@ -15,7 +15,7 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.contestants.encryption import encrypt_if_secure
-from benchmarks.contestants.sweep_contestants import RATE
+from benchmarks.contestants.table_of_sweeps import RATE
 from common.errors import PeerError
 from common.system.addresses import address_after
 from common.system.memory import aligned_empty, give_memory_back

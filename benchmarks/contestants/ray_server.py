@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.contestants.sweep_contestants import RATE
+from benchmarks.contestants.table_of_sweeps import RATE
 
 __all__ = ["Rank", "driven_by_rank_0", "restless", "why_absent"]
 

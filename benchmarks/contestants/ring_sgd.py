@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.contestants import gradsync
-from benchmarks.contestants.sweep_contestants import RATE
+from benchmarks.contestants.table_of_sweeps import RATE
 from common.system.memory import aligned_empty
 from common.tensors.optimizers import SGD
 

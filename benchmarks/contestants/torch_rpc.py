@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.contestants.sweep_contestants import RATE
+from benchmarks.contestants.table_of_sweeps import RATE
 
 __all__ = ["SERVER", "Rank", "main", "uses_ports", "why_absent"]
 

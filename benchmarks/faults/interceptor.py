@@ -26,9 +26,9 @@ from collective.transports.tcp import TcpTransport
 from common.network import rpc
 from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
 from ps.planes.data_connection import DataConnection
-from ps.planes.frames import Outgoing
 from ps.planes.mailboxes import Mailbox
 from ps.planes.send_queue import SendQueue
+from ps.planes.wire_format import Outgoing
 
 __all__ = ["FATES", "RPC_FATES", "STRUCK", "Interception", "Interceptor", "main"]
 

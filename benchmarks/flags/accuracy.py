@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants.training_contestants import Contestant, line_up
+from benchmarks.contestants.table_of_trainings import Contestant, line_up
 from benchmarks.flags.compare import MeasuredTraining, numbers
 from benchmarks.page.language import LANGUAGES
 from benchmarks.training.watched import STRAGGLERS, Straggler

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.contestants.table_of_trainings import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.contestants.torch_training import why_absent
-from benchmarks.contestants.training_contestants import SCHEMES, TORCH, Contestant, line_up
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES
 from collective.choice import BACKENDS

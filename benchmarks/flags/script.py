@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.contestants.training_contestants import PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.table_of_trainings import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.compare import numbers
 from benchmarks.page.language import LANGUAGES
 from common.errors import UsageError, choose

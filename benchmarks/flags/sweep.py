@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.contestants.sweep_contestants import BACKENDS, OPERATIONS, is_encrypted, over_tls, possible
+from benchmarks.contestants.table_of_sweeps import BACKENDS, OPERATIONS, is_encrypted, over_tls, possible
 from benchmarks.flags.compare import numbers
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.page.language import LANGUAGES

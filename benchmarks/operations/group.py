@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants.sweep_contestants import is_encrypted, load_backend
+from benchmarks.contestants.table_of_sweeps import is_encrypted, load_backend
 from benchmarks.netlab.hosts import Hosts
 from common.credentials.credentials import Credentials, using
 from common.credentials.derived import SECRET_BYTES

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.contestants.sweep_contestants import OURS, load_backend
+from benchmarks.contestants.table_of_sweeps import OURS, load_backend
 from benchmarks.netlab.config import ClusterConfig
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.operations.group import MeasuredGroup

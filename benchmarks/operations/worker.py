@@ -35,7 +35,7 @@ def main() -> int:
     prepare_process()
     operation, name, nranks, address, control, *rest = sys.argv[1:]
     rank = int(rest[0] if rest else os.environ["OMPI_COMM_WORLD_RANK"])
-    from benchmarks.contestants.sweep_contestants import load_backend
+    from benchmarks.contestants.table_of_sweeps import load_backend
 
     module = load_backend(name)
     checked = getattr(module, "sums", True) and not (rank and getattr(module, "driven_by_rank_0", False))
@@ -144,7 +144,7 @@ def wrong_copies(member: Any, rank: int, nranks: int) -> int:  # noqa: ARG001 - 
 def wrong_parameters(member: Any, rank: int, nranks: int) -> int:
     """A step of SGD with whole numbers, whose mean is exact for nranks that are powers of two, else nearly so. Block by
     block, for malloc keeps what is freed, and a rank's memory is measured too."""
-    from benchmarks.contestants.sweep_contestants import RATE
+    from benchmarks.contestants.table_of_sweeps import RATE
 
     adds_ranks, wrong = hasattr(member, "changed"), 0
     blocks = [(slice(a, b), (np.arange(a, b) % 61).astype(np.uint8)) for a, b in pieces_of(0, member.array.size, BLOCK)]

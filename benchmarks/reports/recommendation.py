@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants.training_contestants import RIVALS
+from benchmarks.contestants.table_of_trainings import RIVALS
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Key, Plot
 from benchmarks.page.language import known, mark, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from benchmarks.contestants.training_contestants import TORCH
+from benchmarks.contestants.table_of_trainings import TORCH
 from benchmarks.page.charts import OTHERS
 from benchmarks.records.compare import Run
 from benchmarks.stats.interval import LEAST_ROUNDS

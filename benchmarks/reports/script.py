@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
-from benchmarks.contestants.training_contestants import PADDLE_SCHEMES
+from benchmarks.contestants.table_of_trainings import PADDLE_SCHEMES
 from benchmarks.page.charts import Bar, BarGroup, Bars
 from benchmarks.page.document import Block, Cell, Fold, Paragraph, Plot, Report, Row, Section, Table
 from benchmarks.page.language import listed, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from benchmarks.contestants.sweep_contestants import OURS, is_encrypted, is_limit, plain_of
+from benchmarks.contestants.table_of_sweeps import OURS, is_encrypted, is_limit, plain_of
 from benchmarks.page.charts import Line, Lines, Panel
 from benchmarks.page.document import Bullets, Key, Paragraph, Plot, Report, Section, Table
 from benchmarks.page.document import Row as Cells

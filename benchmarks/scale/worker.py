@@ -29,7 +29,7 @@ NEEDED = (
     "common.credentials.contexts",
     "common.credentials.issuing",
     "common.kernels.loader",
-    "common.network.refusals",
+    "common.network.refusal_log",
     "common.network.rendezvous",
     "cryptography.x509",
     "grpc",

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from msgspec import structs
 from msgspec.structs import asdict
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.records.compare import Certificate, Difference, Distance, Group, Nearness, Rival
 from benchmarks.training.pool import WorkerPool
 from common.errors import CertificateFailed

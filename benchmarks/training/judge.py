@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.records.accuracy import AccuracyRun, Point
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.certificate import require_same_on_all_ranks

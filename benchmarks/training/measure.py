@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import convert, to_builtins
 from msgspec.structs import asdict
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.measuring.measurement import OnRun, there_and_back
 from benchmarks.records.compare import Quantiles, RankRecord, Run
 from benchmarks.stats.interval import interval

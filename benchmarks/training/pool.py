@@ -15,7 +15,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import convert, structs
 
-from benchmarks.contestants.training_contestants import RIVALS, TORCH, Contestant
+from benchmarks.contestants.table_of_trainings import RIVALS, TORCH, Contestant
 from benchmarks.netlab.hosts import Hosts
 from benchmarks.records.compare import RankRecord
 from benchmarks.training.tasks import Evaluate, HandOver, Serve, Task, TorchTrain, Train, Training

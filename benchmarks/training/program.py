@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.contestants.training_contestants import OTHER_ORDER, Contestant
+from benchmarks.contestants.table_of_trainings import OTHER_ORDER, Contestant
 from benchmarks.records.script import ProgramRecord
 from common.errors import CertificateFailed, GradSyncError, UsageError
 from common.launch.job import Job

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contestants.training_contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.table_of_trainings import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.records.script import Certificate, ProgramRecord, Yardstick
 from common.errors import CertificateFailed, GradSyncError
 from common.system.mkl import CPU_TYPE, wanted_cpu_type

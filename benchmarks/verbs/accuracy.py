@@ -19,7 +19,7 @@ from msgspec import convert, structs, to_builtins
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.measuring.measurement import Measurement, OnRun
 from benchmarks.measuring.run import check_output, run

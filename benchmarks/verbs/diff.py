@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants.sweep_contestants import OURS
-from benchmarks.contestants.training_contestants import RIVALS
+from benchmarks.contestants.table_of_sweeps import OURS
+from benchmarks.contestants.table_of_trainings import RIVALS
 from benchmarks.records.accuracy import AccuracyResults
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.records.crossover import Cell, CrossoverResults

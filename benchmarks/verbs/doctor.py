@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants.sweep_contestants import load_backend
+from benchmarks.contestants.table_of_sweeps import load_backend
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.records.environment import cpu_name, installed
 from common.credentials.credentials import find

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants.training_contestants import PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.table_of_trainings import PADDLE_SCHEMES, Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.contestants.sweep_contestants import load_backend
+from benchmarks.contestants.table_of_sweeps import load_backend
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.measuring.measurement import Measurement, OnRun, there_and_back
 from benchmarks.measuring.run import check_output, run

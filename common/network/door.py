@@ -24,7 +24,7 @@ from typing import Any
 
 from common.credentials.credentials import Credentials
 from common.network.proofs import ANSWER, GREETING, HANDSHAKE_S, MARK, NONCE_BYTES, Nonces, encrypts, ports_of
-from common.network.refusals import Refusals
+from common.network.refusal_log import Refusals
 from common.network.sockets import tuned
 from common.network.tls_sockets import TlsSocket, secured
 from common.system.addresses import address_of

@@ -31,8 +31,8 @@ from common.errors import (
     UsageError,
     error_from_name,
 )
-from common.network.members import MembersOnly
-from common.network.strangers import why_refused
+from common.network.members_only import MembersOnly
+from common.network.why_refused import why_refused
 
 __all__ = [
     "CHUNK_BYTES",

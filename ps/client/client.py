@@ -31,8 +31,8 @@ from ps.client.optimizer_state import OptimizerState
 from ps.client.servers import Servers
 from ps.client.steps import Steps
 from ps.planes.plane import DATA_PLANES
+from ps.planes.protobuf_messages import MOST_SLOTS, describe
 from ps.planes.tcp_plane import MESSAGE_BYTES
-from ps.planes.wire import MOST_SLOTS, describe
 from ps.store.modes import SYNC, Mode
 from ps.store.shards import plan_shards
 

@@ -7,8 +7,8 @@ import numpy as np
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import ServerMessage
 from ps.client.inbox import Inbox
-from ps.planes.frames import told_by
 from ps.planes.tcp_plane import bytes_for
+from ps.planes.wire_format import told_by
 
 __all__ = ["FromServer"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from common.errors import ProtocolError
 from common.network.gradsync_pb2 import TrainerMessage
 from ps.client.servers import Servers
-from ps.planes.wire import pieces
+from ps.planes.protobuf_messages import pieces
 
 __all__ = ["Gathers"]
 

@@ -13,7 +13,7 @@ from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, er
 from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
 from common.tensors.arena import FloatArray
 from ps.client.mail import Mail
-from ps.planes.wire import data_of
+from ps.planes.protobuf_messages import data_of
 from ps.store.shards import Shard
 
 __all__ = ["FAREWELL_S", "Inbox"]

@@ -15,7 +15,7 @@ from common.tensors.arena import Layout
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import Accumulator, is_number, parts_of, slot_of_key
 from ps.client.servers import Servers
-from ps.planes.wire import optimizer_message, state_of, state_pieces
+from ps.planes.protobuf_messages import optimizer_message, state_of, state_pieces
 from ps.store.shards import Shard
 
 __all__ = ["OptimizerState"]

@@ -17,12 +17,12 @@ from common.sync.trace import ServerAnswer
 from ps.client.inbox import FAREWELL_S, Inbox
 from ps.client.joining import Joined
 from ps.client.mail import Mail
-from ps.planes.frames import Outgoing, read_server, to_bytes
 from ps.planes.grpc_plane import GrpcTrainerPlane
 from ps.planes.methods import SESSION, TRACE
 from ps.planes.plane import TrainerPlane
 from ps.planes.sealing import sealing
 from ps.planes.send_queue import SendQueue
+from ps.planes.wire_format import Outgoing, read_server, to_bytes
 from ps.store.shards import Shard
 
 __all__ = ["Session"]

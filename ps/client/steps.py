@@ -9,7 +9,7 @@ from common.sync.trace import NO_TRACE, Trace
 from common.system.fault_points import reach
 from common.tensors.arena import Arena, FloatArray
 from ps.client.servers import Servers
-from ps.planes.frames import frames
+from ps.planes.wire_format import frames
 from ps.store.shards import shard_of_bucket
 
 __all__ = ["Steps"]

@@ -12,7 +12,7 @@ from common.network.rpc import CHUNK_BYTES
 from common.system.memory import free_bytes
 from common.tensors.arena import Layout
 from common.tensors.buckets import Bucket, words
-from ps.planes.wire import MOST_DIMENSIONS, MOST_SLOTS, layout_of
+from ps.planes.protobuf_messages import MOST_DIMENSIONS, MOST_SLOTS, layout_of
 from ps.store.modes import Mode
 from ps.store.shards import Shard
 

@@ -7,7 +7,7 @@ from common.network.gradsync_pb2 import Gather, ServerMessage
 from ps.coordinator.checks import check_gather
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
-from ps.planes.wire import pieces
+from ps.planes.protobuf_messages import pieces
 
 __all__ = ["Gathering"]
 

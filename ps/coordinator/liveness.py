@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, error_from_name
 from common.network.gradsync_pb2 import Alive, Failure, Goodbye, Hello, ServerMessage
-from ps.planes.frames import Outgoing
 from ps.planes.send_queue import SendQueue
+from ps.planes.wire_format import Outgoing
 
 __all__ = ["Lives", "Members", "ServerQueue", "tell"]
 

@@ -9,7 +9,7 @@ from ps.coordinator.checks import check_states
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
 from ps.coordinator.registration import Registration
-from ps.planes.wire import data_of, optimizer_of, state_of, state_pieces
+from ps.planes.protobuf_messages import data_of, optimizer_of, state_of, state_pieces
 
 __all__ = ["ProgramOptimizer"]
 

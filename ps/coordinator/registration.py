@@ -15,7 +15,7 @@ from ps.coordinator.commits import ServerCommits
 from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
-from ps.planes.wire import data_of, layout_of, optimizer_of
+from ps.planes.protobuf_messages import data_of, layout_of, optimizer_of
 from ps.store.make import make_store
 from ps.store.modes import SYNC, parse_mode
 from ps.store.shards import plan_shards

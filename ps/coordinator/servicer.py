@@ -36,9 +36,9 @@ from common.tensors.buckets import pieces_of
 from ps.coordinator.groups import MOST_MODELS, Group, Groups
 from ps.coordinator.liveness import ServerQueue, tell
 from ps.planes.data_port import DataPort
-from ps.planes.frames import Frame, Outgoing, read_trainer, to_bytes
 from ps.planes.methods import SERVICE
 from ps.planes.sealing import sealing
+from ps.planes.wire_format import Frame, Outgoing, read_trainer, to_bytes
 
 __all__ = ["ParameterServer"]
 

@@ -17,7 +17,7 @@ from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Members
 from ps.coordinator.pace import Pace
 from ps.coordinator.registration import Registration
-from ps.planes.wire import data_of
+from ps.planes.protobuf_messages import data_of
 from ps.store.ending import Ending
 from ps.store.store import Progress, Store
 

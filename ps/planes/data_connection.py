@@ -18,7 +18,7 @@ from common.network.gradsync_pb2 import ServerMessage, TrainerMessage
 from common.network.links import MAGIC, Link
 from common.network.rpc import CHUNK_BYTES
 from common.network.sockets import on_loopback
-from ps.planes.frames import TAG_BYTES, Outgoing, tagged
+from ps.planes.wire_format import TAG_BYTES, Outgoing, tagged
 
 __all__ = ["NEAR_BYTES", "DataConnection", "Receiver"]
 

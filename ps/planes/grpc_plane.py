@@ -10,9 +10,9 @@ from common.network.gradsync_pb2 import Chunk, Place, Plane, Served, ServerMessa
 from common.sync.trace import Trace
 from common.system.memory import Unreachable
 from common.tensors.arena import FloatArray
-from ps.planes.frames import Outgoing, frames
 from ps.planes.plane import ServerPlane, Stream, TrainerPlane
 from ps.planes.send_queue import SendQueue
+from ps.planes.wire_format import Outgoing, frames
 from ps.store.store import Result
 
 __all__ = ["GrpcServerPlane", "GrpcTrainerPlane"]

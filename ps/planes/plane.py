@@ -17,7 +17,7 @@ from typing import Protocol
 from common.network.gradsync_pb2 import Chunk, Place, Plane, Served, ServerMessage, TrainerMessage
 from common.sync.trace import Trace
 from common.tensors.arena import FloatArray
-from ps.planes.frames import Outgoing
+from ps.planes.wire_format import Outgoing
 from ps.store.store import Result
 
 __all__ = ["DATA_PLANES", "ServerPlane", "Stream", "TrainerPlane"]

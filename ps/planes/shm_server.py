@@ -13,11 +13,11 @@ from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool, Unreachable
 from common.system.semaphore import Semaphore
 from common.tensors.arena import FloatArray
-from ps.planes.frames import Outgoing
 from ps.planes.mailboxes import Mailboxes, mailboxes_bytes
 from ps.planes.plane import ServerPlane
 from ps.planes.send_queue import SendQueue
 from ps.planes.shared_memory import Desk, memory_of, place_of
+from ps.planes.wire_format import Outgoing
 from ps.store.store import Result, Store
 
 __all__ = ["ServerMemory", "SharedMemoryServerPlane"]

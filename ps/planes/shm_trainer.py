@@ -16,10 +16,10 @@ from common.system.handover import Link
 from common.system.memory import Segment, SegmentPool
 from common.tensors.arena import FloatArray
 from common.tensors.copying import copy
-from ps.planes.frames import Outgoing
 from ps.planes.mailboxes import Mailbox
 from ps.planes.plane import Stream, TrainerPlane
 from ps.planes.shared_memory import OthersMemory, place_of
+from ps.planes.wire_format import Outgoing
 from ps.store.shards import Shard
 
 __all__ = ["SharedMemoryTrainerPlane", "TrainerMemory"]

@@ -14,8 +14,8 @@ from common.system.memory import Unreachable, aligned_empty
 from common.tensors.arena import FloatArray
 from ps.planes.data_connection import NEAR_BYTES, DataConnection
 from ps.planes.even_pace import EvenPace
-from ps.planes.frames import Outgoing, frames, told_by
 from ps.planes.plane import ServerPlane, TrainerPlane
+from ps.planes.wire_format import Outgoing, frames, told_by
 from ps.store.shards import Shard
 from ps.store.store import Result
 

@@ -20,9 +20,9 @@ from common.network.links import FRAME, Link
 from ps.client.from_server import FromServer
 from ps.client.inbox import Inbox
 from ps.planes.data_connection import DataConnection, Receiver
-from ps.planes.frames import HEADER, TAG_BYTES, Outgoing, tagged, to_bytes
 from ps.planes.sealing import SEAL, Sealing
 from ps.planes.tcp_plane import FromTrainer
+from ps.planes.wire_format import HEADER, TAG_BYTES, Outgoing, tagged, to_bytes
 from ps.store.shards import Shard
 from tests.support.credentials import tcp_pair
 

@@ -22,8 +22,8 @@ from common.launch.ranks import abstract_address
 from common.network.gradsync_pb2 import ServerMessage, Slot, TrainerMessage
 from common.network.links import FRAME, MAGIC
 from ps.connection import Connection
-from ps.planes.frames import TAG_BYTES
 from ps.planes.methods import JOIN, SESSION
+from ps.planes.wire_format import TAG_BYTES
 from tests.faults.jobs import Start
 from tests.support.channels import member_channel
 from tests.support.commands import DEADLINE_S, start_server, until

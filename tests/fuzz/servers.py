@@ -33,11 +33,11 @@ from ps.client.inbox import Inbox as TrainersInbox
 from ps.client.mail import Mail
 from ps.coordinator.servicer import decoded
 from ps.planes.data_connection import DataConnection
-from ps.planes.frames import WITHOUT_WORDS, Outgoing, header_of, read_server, to_bytes
 from ps.planes.mailboxes import SLOT_BYTES, SLOTS, Mailbox
+from ps.planes.protobuf_messages import state_of
 from ps.planes.shared_memory import OthersMemory
 from ps.planes.tcp_plane import FromTrainer
-from ps.planes.wire import state_of
+from ps.planes.wire_format import WITHOUT_WORDS, Outgoing, header_of, read_server, to_bytes
 from ps.status import table_of
 from ps.store.shards import Shard
 from tests.fuzz.inputs import filled

@@ -20,8 +20,8 @@ from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.coordinator.servicer import ParameterServer
-from ps.planes.frames import read_server, read_trainer
 from ps.planes.methods import SERVICE, SESSION
+from ps.planes.wire_format import read_server, read_trainer
 from tests.support.channels import member_channel
 from tests.support.groups import outcomes_of, reduced, sample
 

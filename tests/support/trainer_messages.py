@@ -28,8 +28,8 @@ from common.tensors.optimizers import SGD, Momentum, Optimizer
 from common.tensors.parts import Accumulator
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.liveness import ServerQueue
-from ps.planes.frames import Outgoing, read_server, to_bytes
-from ps.planes.wire import data_of, describe, optimizer_message
+from ps.planes.protobuf_messages import data_of, describe, optimizer_message
+from ps.planes.wire_format import Outgoing, read_server, to_bytes
 
 __all__ = [
     "BUCKETS",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contestants.training_contestants import RIVALS, Contestant
+from benchmarks.contestants.table_of_trainings import RIVALS, Contestant
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.training.measure import Records
 from benchmarks.verbs.compare import keep_whole_rounds

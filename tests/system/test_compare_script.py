@@ -18,7 +18,7 @@ import pytest
 from msgspec import to_builtins
 
 pytest.importorskip("paddle")
-from benchmarks.contestants.training_contestants import OTHER_ORDER, PADDLE_SCHEMES, Contestant
+from benchmarks.contestants.table_of_trainings import OTHER_ORDER, PADDLE_SCHEMES, Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.training.program import ProgramFailed, check_program, reason_in, run_once
 from benchmarks.training.program_certificate import PADDLE_BOUNDS, YARDSTICK_MULTIPLE, certify_programs, distance

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 pytest.importorskip("paddle")
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.records.environment import head
 from benchmarks.records.script import Certificate, Failure, ScriptResults
 from benchmarks.reports.script import verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.script import CompareScriptConfig
 from benchmarks.records.script import ProgramRecord
 from benchmarks.training import program_certificate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants.training_contestants import RIVALS
+from benchmarks.contestants.table_of_trainings import RIVALS
 from benchmarks.page.document import Block, Bullets, Cell, Definitions, Fold, Paragraph, Report, Row, Section, Table
 from benchmarks.page.language import known, listed, say
 from benchmarks.page.reasons import reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants.training_contestants import RIVALS, TORCH
+from benchmarks.contestants.table_of_trainings import RIVALS, TORCH
 from benchmarks.page.language import listed, say
 from benchmarks.records.compare import CompareResults, Run
 from benchmarks.reports.compare.certificate import certified, compared, describe, groups, holds, rivals

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.measuring.run import measure
 from benchmarks.records.compare import RankRecord

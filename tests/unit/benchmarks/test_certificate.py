@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import RankRecord
 from benchmarks.records.result_files import plain

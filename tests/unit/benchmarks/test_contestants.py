@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.contestants.training_contestants import Contestant, line_up
+from benchmarks.contestants.table_of_trainings import Contestant, line_up
 from common.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.contestants.sweep_contestants import BACKENDS, load_backend
+from benchmarks.contestants.table_of_sweeps import BACKENDS, load_backend
 from benchmarks.flags.accuracy import AccuracyConfig
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.flags.crossover import CrossoverConfig

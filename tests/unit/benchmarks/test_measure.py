@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.contestants.training_contestants import Contestant
+from benchmarks.contestants.table_of_trainings import Contestant
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.records.compare import Quantiles, RankRecord
 from benchmarks.training.measure import Records, measure_round, records_from, records_to_json, summarise

@@ -15,8 +15,8 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from benchmarks.contestants.table_of_trainings import Contestant, line_up
 from benchmarks.contestants.torch_training import CLASSES, TorchGroup, settings_in_torch, why_absent
-from benchmarks.contestants.training_contestants import Contestant, line_up
 from benchmarks.flags.compare import CompareConfig
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.training.certificate import certify

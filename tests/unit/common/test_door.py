@@ -15,7 +15,7 @@ import pytest
 from common.credentials.credentials import Credentials
 from common.errors import PeerUnreachable
 from common.network import door as doors
-from common.network import proofs, refusals
+from common.network import proofs, refusal_log
 from common.network.door import Door, listening
 from common.network.proofs import ANSWER, GREETING, Nonces, connect_to
 from common.network.tls_sockets import is_encrypted
@@ -312,8 +312,8 @@ def test_who_is_turned_away_is_told_at_once_and_a_crowd_in_one_line(
 
 def test_a_line_a_minute_tells_of_a_crowd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [100.0]
-    monkeypatch.setattr(refusals.time, "monotonic", lambda: clock[0])
-    told = refusals.Refusals("here")
+    monkeypatch.setattr(refusal_log.time, "monotonic", lambda: clock[0])
+    told = refusal_log.Refusals("here")
     for second in range(130):
         clock[0] = 100.0 + second
         told.note("10.0.0.9", "no proof")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.contestants.encryption import encrypt_if_secure
-from benchmarks.contestants.sweep_contestants import BACKENDS, is_encrypted
+from benchmarks.contestants.table_of_sweeps import BACKENDS, is_encrypted
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.operations.group import MeasuredGroup
 from common.credentials.credentials import Credentials, current, using

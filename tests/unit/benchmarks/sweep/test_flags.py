@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.contestants.sweep_contestants import BACKENDS, load_backend
+from benchmarks.contestants.table_of_sweeps import BACKENDS, load_backend
 from benchmarks.flags.sweep import SweepConfig
 from benchmarks.stats.units import size_in_bytes, size_in_words
 from common.errors import UsageError

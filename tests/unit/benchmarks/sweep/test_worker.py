@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.contestants.sweep_contestants import RATE
+from benchmarks.contestants.table_of_sweeps import RATE
 from benchmarks.operations.group import together
 from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
 

@@ -123,7 +123,7 @@ def test_auto_uses_nccl_where_there_are_gpus_enough_and_says_so(monkeypatch, cap
 
     monkeypatch.setattr(run, "gpus_for", lambda ranks, binding: missing)
     node = SimpleNamespace(nnodes=1, ranks=range(2))
-    assert run.choose_backend(CollectiveRunConfig(), node) == backend
+    assert run.backend_here(CollectiveRunConfig(), node) == backend
     assert capsys.readouterr().out == said
-    assert run.choose_backend(CollectiveRunConfig(backend="tcp"), node) == "tcp"
-    assert run.choose_backend(CollectiveRunConfig(), SimpleNamespace(nnodes=2)) == "auto"
+    assert run.backend_here(CollectiveRunConfig(backend="tcp"), node) == "tcp"
+    assert run.backend_here(CollectiveRunConfig(), SimpleNamespace(nnodes=2)) == "auto"

@@ -11,7 +11,7 @@ import pytest
 from common.errors import PeerLost, PeerStalled
 from common.network.gradsync_pb2 import Alive, Hello, TrainerMessage
 from common.network.rendezvous import GRACE
-from ps.planes.wire import state_pieces
+from ps.planes.protobuf_messages import state_pieces
 from tests.support.trainer_messages import (
     DEADLINE_S,
     LAYOUT,
@@ -142,7 +142,7 @@ def test_who_waits_hears_that_others_still_send() -> None:
 @pytest.mark.long
 def test_a_trainer_that_keeps_sending_parameters_or_state_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("ps.planes.wire.CHUNK_BYTES", 60)
+    monkeypatch.setattr("ps.planes.protobuf_messages.CHUNK_BYTES", 60)
     setting = configured(2, timeout=10.0, clock=clock)
     update(setting, 0, ranks=[1], replaced=True)
     for start in range(0, 80, 16):

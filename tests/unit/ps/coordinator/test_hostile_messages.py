@@ -9,7 +9,7 @@ from common.errors import ProtocolError, SharedMemoryTooSmall, UsageError
 from common.network.gradsync_pb2 import Gather, Hello, StatePiece, TrainerMessage
 from common.tensors.buckets import Bucket
 from ps.coordinator import checks
-from ps.planes.wire import MOST_SLOTS
+from ps.planes.protobuf_messages import MOST_SLOTS
 from tests.support.trainer_messages import (
     LAYOUT,
     Setting,

@@ -19,7 +19,7 @@ from common.tensors.buckets import Bucket
 from common.tensors.optimizers import SGD, Adam
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.liveness import ServerQueue
-from ps.planes.wire import data_of
+from ps.planes.protobuf_messages import data_of
 from ps.store.shards import plan_shards, shard_of_bucket
 from tests.support.thorough import examples
 from tests.support.trainer_messages import (

@@ -8,7 +8,7 @@ import pytest
 from common.errors import PeerLost, ProtocolError, StaleEpoch, UsageError
 from common.network.gradsync_pb2 import Chunk, StatePiece, StateRequest, TrainerMessage
 from ps.coordinator.liveness import ServerQueue
-from ps.planes.wire import data_of, state_of, state_pieces
+from ps.planes.protobuf_messages import data_of, state_of, state_pieces
 from tests.support.trainer_messages import (
     LAYOUT,
     Inbox,
@@ -91,7 +91,7 @@ def test_a_state_asked_for_in_another_epoch_fails_all() -> None:
 
 @pytest.mark.parametrize("limit", [4, 12, 400])
 def test_a_state_of_many_pieces_is_loaded_when_the_last_has_come(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.planes.wire.CHUNK_BYTES", limit)
+    monkeypatch.setattr("ps.planes.protobuf_messages.CHUNK_BYTES", limit)
     setting, expected = configured(2), Momenta()
     update(setting, 0)
     expected.update(0)

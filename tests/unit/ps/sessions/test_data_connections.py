@@ -21,7 +21,7 @@ from ps.client.client import Client
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.servicer import ParameterServer
 from ps.planes.data_connection import NEAR_BYTES, DataConnection
-from ps.planes.frames import HEADER, TAG_BYTES
+from ps.planes.wire_format import HEADER, TAG_BYTES
 from tests.support.commands import until
 from tests.support.credentials import encrypted
 from tests.support.crowds import Crowd

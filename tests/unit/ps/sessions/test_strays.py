@@ -26,8 +26,8 @@ from common.tensors.arena import Arena, FloatArray
 from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.client.joining import Joined, join
-from ps.planes.frames import to_bytes
 from ps.planes.methods import JOIN, SESSION
+from ps.planes.wire_format import to_bytes
 from tests.support.channels import member_channel
 from tests.support.groups import on_threads
 from tests.support.sessions import (

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from common.credentials.identity import MEMBER_NAME
-from common.network.refusals import Refusals
+from common.network.refusal_log import Refusals
 
 __all__ = ["MembersOnly"]
 

@@ -26,7 +26,7 @@ from common.network.gradsync_pb2 import Chunk, ServerMessage, TrainerMessage
 from common.network.rpc import CHUNK_BYTES
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import pieces_of
-from ps.planes.wire import FLOAT32
+from ps.planes.protobuf_messages import FLOAT32
 
 __all__ = [
     "TAG_BYTES",

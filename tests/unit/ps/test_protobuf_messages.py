@@ -14,7 +14,7 @@ from common.tensors.arena import Arena, FloatArray, Layout
 from common.tensors.buckets import plan_buckets
 from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSProp
 from common.tensors.parts import Accumulator
-from ps.planes.wire import (
+from ps.planes.protobuf_messages import (
     data_of,
     describe,
     layout_of,

@@ -18,7 +18,7 @@ from common.credentials.identity import MEMBER_NAME, Identity
 from common.errors import CredentialsRefused, PeerUnreachable, UsageError
 from common.launch.ranks import abstract_address
 from common.network import rpc
-from common.network.strangers import HTTP2
+from common.network.why_refused import HTTP2
 from tests.support.certificates import Authority, credentials_of
 from tests.support.channels import INSECURE, OTHERS
 
@@ -163,7 +163,7 @@ def test_a_client_without_a_certificate_gets_no_word() -> None:
 
 def test_no_method_runs_over_tls_1_2() -> None:
     """gRPC itself lets a member speak 1.2; ours speak 1.3."""
-    from common.network.members import objection
+    from common.network.members_only import objection
 
     mine = {"x509_subject_alternative_name": [b"gradsync"]}
     assert objection({**mine, "ssl_tls_version": [b"TLSv1.3"]}) == ""
