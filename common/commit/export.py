@@ -11,7 +11,7 @@ from common.commit.folder import CommitFolder
 from common.commit.manifest import Manifest
 from common.commit.resuming import ACCUMULATORS, BUFFERS, PARAMETERS, optimizer_slices
 from common.commit.slices import cut
-from common.errors import CommitCorrupt, UsageError
+from common.errors import CommitCorrupt, FileNotWritten, UsageError
 from common.system.atomic_file import writing
 from common.tensors.parts import is_number
 
@@ -27,7 +27,7 @@ def export(folder: CommitFolder, step: int, prefix: Path) -> list[Path]:
     Raises:
         CommitCorrupt: the commit is not whole.
         UsageError: Paddle is not installed here.
-        FileNotWritten: a file could not be written.
+        FileNotWritten: a file, or the folder that it is to be in, could not be written.
     """
     try:
         import paddle
@@ -40,12 +40,21 @@ def export(folder: CommitFolder, step: int, prefix: Path) -> list[Path]:
     optimizer: dict[str, Any] = dict(part.state.get("optimizer", {}))
     arrays = part.beginning(ACCUMULATORS) | of_slices(folder, manifest)
     optimizer |= {key: paddle.to_tensor(array) for key, array in arrays.items()}
+    make_folder(prefix.parent)
     files = [prefix.with_name(prefix.name + suffix) for suffix in (".pdparams", ".pdopt")]
     contents = {name: paddle.to_tensor(array) for name, array in model.items()}, optimizer
     for file, content in zip(files, contents, strict=True):
         with writing(file) as unfinished:
             paddle.save(content, str(unfinished))
     return files
+
+
+def make_folder(folder: Path) -> None:
+    """With those that it is in, if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise FileNotWritten(f"cannot make the folder {folder} for what is exported: {exc.strerror}") from exc
 
 
 def of_slices(folder: CommitFolder, manifest: Manifest) -> dict[str, Array]:

@@ -74,6 +74,8 @@ class CommitFolder:
             why = why_not_writable(self.path)
         except OSError as exc:
             why = reason(exc)
+            if self.path.exists() and not self.path.is_dir():
+                why = "it is a file, and a folder is needed; name another one, which is made if it is not there"
         if why:
             raise UsageError(f"cannot write to --checkpoint-dir {self.path}: {why}")
 

@@ -58,6 +58,12 @@ class ProcessFailed(GradSyncError):
         self.words = self.words and f"{self.words}\n{note}"
         return self
 
+    def blame(self, frozen: Sequence[str]) -> None:
+        """Name those that are frozen, if there are any: they are what is wrong with who has failed."""
+        if frozen:
+            who = f"{' and '.join(frozen)} {'are' if frozen[1:] else 'is'} frozen (stopped, or in a debugger)"
+            self.args, self.cause = (f"{who}; {self}",), f"{who}; {self.cause}"
+
     @property
     def whole(self) -> str:
         """All that is known."""

@@ -186,6 +186,8 @@ def in_one_line(box: str) -> str:
     wrong, rest = " ".join(rows[:rule]), " ".join(rows[rule:])
     if unknown := re.match(r"Unrecognized options: (\S+?)(,|$)", wrong):
         word = unknown[1]
+        if not word.startswith("-") and Path(word).is_dir():
+            return f"{word} is a folder; name a program, as {Path(word) / 'train.py'}, or see --help"
         if not word.startswith("-"):
             return f"unexpected argument {word!r}; see --help"
         similar = {*re.findall(r"--[a-z][a-z-]*", rest)} - {word, "--help"}

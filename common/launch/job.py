@@ -272,6 +272,8 @@ class Job:
         self._mark_ended()
         killed = killed_for_memory() - self._killed
         failure = failure_of(self.children, kept=self.log_dir is not None, killed=killed)
+        if failure.exit_code == PeerError.exit_code:  # of who has noticed
+            failure.blame([child.name for child in self.children if child.code is None and child.is_frozen()])
         note = self.joining.note_on(failure.exit_code, self.children) if self.joining is not None else ""
         return failure.with_note(note) if note else failure
 

@@ -94,7 +94,8 @@ class Replacing:
         """What has happened: who died of itself, or what the others say of who stalled."""
         if any(rank.code and rank.name not in self._stalled for rank in ranks) or not waiting:
             return self.job.failure()
-        words = f"{waiting[0].name} says: {waiting[0].why_it_waits()}"
+        silent = " and ".join(rank.name for rank in ranks if rank.code)
+        words = f"{silent} was frozen or silent; {waiting[0].name} says: {waiting[0].why_it_waits()}"
         return ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
 
     def _replace(self, dead: Sequence[Child]) -> None:

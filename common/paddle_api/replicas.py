@@ -11,9 +11,11 @@ import numpy.typing as npt
 from xxhash import xxh3_64
 
 from common.sync.synchronizer import Synchronizer
+from common.system.process import restarts
 
 __all__ = ["ReplicaCheck", "replicas_agree"]
 
+RESTARTED = "; the job was restarted: counters of the program's own begin anew then; use `step` of its TrainingState"
 COMPARED = (2, 10, 100, 1000)  # soon after the start, for that shows most mistakes
 
 
@@ -45,10 +47,12 @@ def replicas_agree(parameters: Iterable[npt.NDArray[Any]], synchronizer: Synchro
     first, *others = synchronizer.all_gather(mine)[:, 0].tolist()
     differ = [str(rank) for rank, other in enumerate(others, 1) if other != first]
     if differ and synchronizer.rank == 0:
+        again = RESTARTED if restarts() else ""
         whose = f"rank{'s' * (len(differ) > 1)} {', '.join(differ)}"
         print(
             f"gradsync: {when} the parameters of {whose} differ from rank 0's: unless that is meant, give all ranks "
-            "the same parameters, optimizer and learning rate, and hosts that round alike; or let servers update",
+            f"the same parameters, optimizer and learning rate, and hosts that round alike; or let servers "
+            f"update{again}",
             file=sys.stderr,
             flush=True,
         )

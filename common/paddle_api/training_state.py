@@ -43,7 +43,7 @@ class TrainingState:
 
     Args:
         model, optimizer: as the program uses them.
-        checkpoint_dir: folder of the commits, the same for all ranks.
+        checkpoint_dir: folder of the commits, the same for all ranks; to be given.
         commit_every: steps between two commits.
         keep: how many stay.
         sampler: whose `epoch` says how it shuffles, if it is not the loader's batch sampler.
@@ -54,7 +54,7 @@ class TrainingState:
 
     Raises:
         CommitCorrupt: there are commits, and none is whole.
-        UsageError: they are of another model or number of ranks; or the folder cannot be written.
+        UsageError: they are of another model or number of ranks; or the folder was not given, or cannot be written.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TrainingState:
         *,
         model: Any,
         optimizer: Any,
-        checkpoint_dir: str | os.PathLike[str],
+        checkpoint_dir: str | os.PathLike[str] = "",
         commit_every: int = 100,
         keep: int = 3,
         sampler: Any = None,
@@ -74,6 +74,11 @@ class TrainingState:
     ) -> None:
         if commit_every < 1 or keep < 1:
             raise ValueError(f"commit_every and keep must be at least 1 (got {commit_every}, {keep})")
+        if not os.fspath(checkpoint_dir):
+            raise UsageError(
+                "TrainingState needs a folder for its commits, the same on all ranks: "
+                'TrainingState(model=model, optimizer=optimizer, checkpoint_dir="commits")'
+            )
         self._synchronizer = joined()
         self._model, self._optimizer = model, getattr(optimizer, "_inner_opt", optimizer)
         self._others = {"scheduler": scheduler, "scaler": scaler}

@@ -108,7 +108,9 @@ def test_nobody_waits_long_for_a_culprit_that_is_frozen() -> None:
         start(job, 1, "raise SystemExit(4)")
         failure = failure_of(job)
         assert time.monotonic() - begin < launch.CULPRIT_S
-    assert str(failure).startswith("rank 1 ended with exit code 4")
+    who = "rank 0 is frozen (stopped, or in a debugger); rank 1 ended with exit code 4"
+    assert str(failure).startswith(who)
+    assert failure.cause.startswith(who)
 
 
 WRITES_WHEN_WOKEN = """

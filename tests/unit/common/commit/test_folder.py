@@ -222,8 +222,14 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=f"cannot write to --checkpoint-dir {tmp_path / 'file'}"):
+    with pytest.raises(UsageError) as caught:
         CommitFolder(tmp_path / "file").make()
+    assert str(caught.value) == (
+        f"cannot write to --checkpoint-dir {tmp_path}/file: it is a file, and a folder is needed; name another one, "
+        "which is made if it is not there"
+    )
+    with pytest.raises(UsageError, match=f"^cannot write to --checkpoint-dir {tmp_path}/file/in: Not a directory$"):
+        CommitFolder(tmp_path / "file" / "in").make()
 
 
 def test_where_no_part_can_be_there_is_none(tmp_path: Path) -> None:

@@ -33,14 +33,18 @@ def test_they_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_commit_is_exported_for_paddle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = run(replace(SMALL, checkpoint_dir=tmp_path / "commits", commit_every=5)).model
-    assert main(["export", str(tmp_path / "commits"), str(tmp_path / "mine")]) == 0
-    assert capsys.readouterr().out == f"step 5: {tmp_path}/mine.pdparams\nstep 5: {tmp_path}/mine.pdopt\n"
-    loaded = paddle.load(str(tmp_path / "mine.pdparams"))
+    assert main(["export", str(tmp_path / "commits"), str(tmp_path / "new" / "mine")]) == 0
+    assert capsys.readouterr().out == f"step 5: {tmp_path}/new/mine.pdparams\nstep 5: {tmp_path}/new/mine.pdopt\n"
+    loaded = paddle.load(str(tmp_path / "new" / "mine.pdparams"))
     for name, tensor in trained.state_dict().items():
         assert (loaded[name].numpy() == tensor.numpy()).all()
+    (tmp_path / "file").write_text("")
+    assert main(["export", str(tmp_path / "commits"), str(tmp_path / "file" / "mine")]) == 1
+    text = f"common.commit: FileNotWritten: cannot make the folder {tmp_path}/file for what is exported: File exists"
+    assert capsys.readouterr().err == f"{text}\n"
     model = make_model(SMALL.model, seed=1)
     optimizer = paddle.optimizer.Adam(parameters=model.parameters())
-    optimizer.set_state_dict(paddle.load(str(tmp_path / "mine.pdopt")))
+    optimizer.set_state_dict(paddle.load(str(tmp_path / "new" / "mine.pdopt")))
     model(paddle.ones([1, 1, 28, 28])).sum().backward()
     optimizer.step()  # takes all of it
     power = next(value for key, value in optimizer.state_dict().items() if "beta1_pow" in key)

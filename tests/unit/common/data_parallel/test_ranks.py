@@ -14,6 +14,8 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.paddle_api.replicas import replicas_agree  # noqa: E402
+from common.sync.local import LocalSynchronizer  # noqa: E402
+from common.system.process import RESTARTS_VARIABLE  # noqa: E402
 from tests.support import warm  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 from tests.support.paddle_models import batch, life  # noqa: E402
@@ -134,6 +136,20 @@ def test_a_rank_that_trains_on_parameters_of_its_own_is_named_once(
     text = f"gradsync: in averaging backward {backward} the parameters of rank 2 differ from rank 0's: unless"
     assert done.stderr.startswith(text) if backward else not done.stderr
     assert done.stderr.count("\n") == bool(backward)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_after_a_restart_a_counter_of_the_programs_own_may_be_why(
+    restarts: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(RESTARTS_VARIABLE, str(restarts))
+    of_two = LocalSynchronizer()
+    monkeypatch.setattr(of_two, "all_gather", lambda mine: np.stack([mine, mine + 1]))
+    assert not replicas_agree([np.zeros(3, np.float32)], of_two, "in averaging backward 2")
+    told = capsys.readouterr().err
+    assert told.startswith("gradsync: in averaging backward 2 the parameters of rank 1 differ from rank 0's: unless")
+    hint = "the job was restarted: counters of the program's own begin anew then; use `step` of its TrainingState\n"
+    assert told.endswith(hint) == bool(restarts)
 
 
 def test_parameters_are_compared_seldom(wrapped: Any) -> None:

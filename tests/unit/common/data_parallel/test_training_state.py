@@ -287,3 +287,12 @@ def test_both_schemes_have_it() -> None:
     for scheme in (collective, ps):
         assert issubclass(scheme.TrainingState, TrainingState)
         assert "TrainingState" in dir(scheme)
+
+
+def test_a_state_without_a_folder_is_told_what_to_give_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        TrainingState(model=None, optimizer=None, joined=LocalSynchronizer)
+    assert str(caught.value) == (
+        "TrainingState needs a folder for its commits, the same on all ranks: "
+        'TrainingState(model=model, optimizer=optimizer, checkpoint_dir="commits")'
+    )
