@@ -3,7 +3,7 @@ the undisturbed run, or all end with an error that says so; in real connections,
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -31,7 +31,7 @@ from ps.status import ask
 from tests.support.groups import Outcome, outcomes_of, sample
 from tests.support.sessions import as_trainer, expected_after, failure_of, make_arena, serving, take_step
 
-STEPS, TIMEOUT_S = 3, 0.5
+STEPS, TIMEOUT_S, PATIENT_S = 3, 0.5, 20.0
 EITHER = ("overtaken", "goodbye lost")  # by what there was to overtake it, and by who was still there
 NAMED = (PeerStalled, PeerLost, ProtocolError, LayoutMismatch, RendezvousError)
 STEPPING = ("gradients", "commit", "server's served")
@@ -45,6 +45,11 @@ NOT_MISSED = {  # what is lost, or comes twice or late, and nobody need say so
     ("server's plane", "overtaken"),
     ("server's gathered", "doubled"),
 }
+
+
+def patience(fate: str) -> float:
+    """The timeout: short where somebody waits in vain."""
+    return TIMEOUT_S if "lost" in fate or fate == "overtaken" else PATIENT_S
 
 
 def train(client: Client, arena: Arena) -> bytes:
@@ -92,8 +97,8 @@ ALL = [each for plane, kinds in KINDS.items() for each in product((plane,), kind
 )
 def test_at_servers(plane: str, kind: str, fate: str) -> None:
     right = expected_after(STEPS, 2, make_arena(0)).tobytes()
-    with serving(2, timeout=TIMEOUT_S) as (server,):
-        options = {"data_plane": plane, "timeout": TIMEOUT_S}
+    with serving(2, timeout=patience(fate)) as (server,):
+        options = {"data_plane": plane, "timeout": patience(fate)}
         with Interceptor(kind, fate) as interceptor:
             outcomes = outcomes_of(2, lambda rank: as_trainer([server.address], rank, 2, train, **options))
         assert interceptor.struck
@@ -107,8 +112,8 @@ def test_at_servers(plane: str, kind: str, fate: str) -> None:
 @pytest.mark.parametrize("fate", RPC_FATES)
 def test_joining_a_server(fate: str) -> None:
     right = expected_after(STEPS, 2, make_arena(0)).tobytes()
-    with serving(2, timeout=TIMEOUT_S) as (server,), Interceptor("Join", fate) as interceptor:
-        outcomes = outcomes_of(2, lambda rank: as_trainer([server.address], rank, 2, train, timeout=TIMEOUT_S))
+    with serving(2, timeout=patience(fate)) as (server,), Interceptor("Join", fate) as interceptor:
+        outcomes = outcomes_of(2, lambda rank: as_trainer([server.address], rank, 2, train, timeout=patience(fate)))
     assert interceptor.struck
     judge(outcomes, [right] * 2, fate, missed=True)
 
@@ -157,30 +162,33 @@ def calls_of(group: Group) -> bytes:
     return b"".join(np.ascontiguousarray(each).tobytes() for each in (mine[0], scattered, gathered, mine[2]))
 
 
-def in_a_ring(algorithm: str) -> list[Outcome[bytes]]:
+def in_a_ring(algorithm: str, timeout: float) -> list[Outcome[bytes]]:
     place = abstract_address("test")
 
     def body(rank: int) -> bytes:
-        options = {"algorithm": algorithm, "timeout": TIMEOUT_S, "wait_limit": TIMEOUT_S}
+        options = {"algorithm": algorithm, "timeout": timeout, "wait_limit": timeout}
         with collective.connect(rank, NRANKS, place, "tcp", **options) as group:
             return calls_of(group)
 
     return outcomes_of(NRANKS, body)
 
 
+@cache
+def undisturbed(algorithm: str) -> list[bytes]:
+    return [each.value or b"" for each in in_a_ring(algorithm, PATIENT_S)]
+
+
 @pytest.mark.parametrize(("algorithm", "call", "fate"), [*product(("ring", "direct"), RING_CALLS, FATES)])
 def test_in_a_ring(algorithm: str, call: str, fate: str) -> None:
-    undisturbed = [each.value or b"" for each in in_a_ring(algorithm)]
-    assert all(undisturbed)
     with Interceptor(call, fate) as interceptor:
-        outcomes = in_a_ring(algorithm)
+        outcomes = in_a_ring(algorithm, patience(fate))
     assert interceptor.struck
-    judge(outcomes, undisturbed, fate, missed=True)
+    judge(outcomes, undisturbed(algorithm), fate, missed=True)
 
 
 @pytest.mark.parametrize("fate", RPC_FATES)
 def test_meeting_of_a_ring(fate: str) -> None:
     with Interceptor("Join", fate) as interceptor:
-        outcomes = in_a_ring("ring")
+        outcomes = in_a_ring("ring", patience(fate))
     assert interceptor.struck
-    judge(outcomes, [each.value or b"" for each in in_a_ring("ring")], fate, missed=True)
+    judge(outcomes, undisturbed("ring"), fate, missed=True)

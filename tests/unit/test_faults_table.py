@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.__main__ import where
 from tests.faults.jobs import SCHEMES
+from tests.faults.mutants import MUTANTS, Mutant
 from tests.faults.table import HERE, TABLE
 from tests.support.groups import ROOT
 
@@ -37,3 +38,14 @@ def test_no_test_is_left_out() -> None:
     files = sorted((ROOT / HERE).glob("test_*.py"))
     found = {f"{HERE}/{file.name}::{test}" for file in files for test in functions_of(f"{HERE}/{file.name}")}
     assert found <= set(NAMED)
+
+
+def test_each_row_that_needs_no_gpu_has_a_mutant() -> None:
+    assert {mutant.row for mutant in MUTANTS} == {*range(1, 20), 21}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.row} {mutant.file}")
+def test_a_mutant_can_be_made(mutant: Mutant) -> None:
+    assert (ROOT / mutant.file).read_text("utf-8").count(mutant.old) == 1
+    assert mutant.new != mutant.old
+    assert functions_of(mutant.test.split()[0])
