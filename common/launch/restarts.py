@@ -195,9 +195,9 @@ class Supervisor:
             self._recent.popleft()
         if len(self._recent) >= most:
             within = f" --restart-window {window:g}" if window else ""
-            raise RecoveryFailed(
-                f"{most} restart{'s' * (most > 1)} did not help (--max-restarts {most}{within}); last, {failure.whole}"
-            ) from failure
+            _, line, rest = failure.whole.partition("\n")
+            vain = f"{most} restart{'s' * (most > 1)} did not help (--max-restarts {most}{within})"
+            raise RecoveryFailed(f"{vain}; last, {failure.cause}{line}{rest}") from failure
         return f"restart {len(self._recent) + 1} of {most}" + (f" in {window:g} s" if window else "")
 
     def _count(self, failure: ProcessFailed) -> None:

@@ -138,6 +138,7 @@ def test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys(
     dead.kill(dead.guard, psutil.Process(dead.started.process.pid))
     dead.started.process.wait(5)
     until(lambda: not [each for each in dead.processes if is_running(each)], "the end of the processes")
+    assert not (dead.folder / "record.json").exists(), "they trained to the end"
     assert dead.folders()
     folders = lives.folders()
     goes_on(start, scheme, tmp_path / "dead")

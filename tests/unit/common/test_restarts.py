@@ -158,6 +158,20 @@ def test_restarts_that_are_used_up_tell_the_last_failure() -> None:
     )
 
 
+def test_their_first_line_says_why_the_last_one_failed() -> None:
+    failure = ProcessFailed(
+        "rank 1 ended with exit code 1\n  | ValueError: no",
+        1,
+        cause="rank 1 ended with exit code 1: ValueError: no",
+        joined=True,
+    )
+    with pytest.raises(RecoveryFailed) as caught:
+        Job(killed(), failure).run(1)
+    line, *rest = str(caught.value).splitlines()
+    assert line == "1 restart did not help (--max-restarts 1); last, rank 1 ended with exit code 1: ValueError: no"
+    assert rest == ["  | ValueError: no"]
+
+
 def test_within_a_window_only_its_restarts_count() -> None:
     job = Job(*(killed() for _ in range(5)))
     job.run(2, 15.0)
