@@ -147,7 +147,7 @@ class Contributions:
         """The first `done` words of a bucket's part are not needed any longer."""
         stop = self.parts[bucket].start - self.shard.start + done
         for rank in self.ranks:
-            sent = self._sent.get((rank, bucket), [])
+            sent = self._sent.get((rank, bucket))
             while sent and sent[0][0] + sent[0][1].size <= stop:
                 del sent[0]
 

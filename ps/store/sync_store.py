@@ -40,7 +40,7 @@ class SyncStore(Store):
         buckets: Sequence[Bucket],
         nranks: int,
         *,
-        epoch: int = 0,
+        epoch: int,
         empty: Callable[[int], FloatArray] = aligned_empty,
         piece: int = WHOLE,
         helper: ThreadPoolExecutor | None = None,

@@ -30,7 +30,8 @@ class FlatSGD:
 class PieceSGD:
     """As FlatSGD, a piece at a time; its state is the sum of all gradients."""
 
-    def __init__(self, _: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: FloatArray, pieces: Sequence[Piece]) -> None:
+        assert isinstance(optimizer, Optimizer)
         self.parameters, self.sums = parameters, np.zeros_like(parameters)
         self.starts = {piece.start for piece in pieces}
 
@@ -52,7 +53,10 @@ class PieceSGD:
 class PartMomentum:
     """v = v / 2 + g; p -= lr * v, for each part that is used."""
 
-    def __init__(self, _: Optimizer, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, parameters: FloatArray, gradients: FloatArray, parts: Sequence[Part]
+    ) -> None:
+        assert isinstance(optimizer, Optimizer)
         self.parameters, self.gradients, self.parts = parameters, gradients, parts
         self.velocity: dict[str, FloatArray] = {}
 

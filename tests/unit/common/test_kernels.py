@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -17,6 +19,7 @@ from common.errors import UsageError
 from common.kernels import loader
 from common.kernels.compiler import machine_code, target_machine
 from common.kernels.names import COPY, NEW, Reduce
+from common.tensors import reduction as module
 from common.tensors.reduction import Compiled, Reduction
 from tests.support.groups import ROOT, assert_same_bits
 from tests.support.thorough import examples
@@ -70,10 +73,32 @@ def test_inputs_that_stay_for_one_output_after_the_other(kind: tuple[str, str, i
     reduction = Reduction.of(op, np.dtype(dtype), count)
     by_numpy(reduction, [each.copy() for each in inputs], [expected])
     into = reduction.into(inputs)
-    for out in (placed(inputs[0], 1), placed(inputs[0], 3), np.empty(2 * size, dtype)[::2]):
-        with np.errstate(all="ignore"):  # the last one is not contiguous
+    outputs = [placed(inputs[0], 1), placed(inputs[0], 3), np.empty(2 * size, dtype)[::2]]
+    with patch.object(Reduction, "reduce", side_effect=AssertionError("not by a compiled loop")):
+        for out in outputs[:2]:
             into(out)
+    with np.errstate(all="ignore"):
+        into(outputs[2])  # not contiguous
+    for out in outputs:
         assert_same_bits(canonical_nan(out), canonical_nan(expected))
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(9, dtype=np.float16), np.arange(18, dtype=np.float32)[::2]], ids=["float16", "not contiguous"]
+)
+def test_inputs_that_stay_and_have_no_compiled_loop(values: np.ndarray) -> None:
+    out = np.empty(9, values.dtype)
+    Reduction.of("sum", values.dtype, 2).into([values, values])(out)
+    assert_same_bits(out, 2 * values)
+
+
+def test_a_compiled_loop_keeps_its_arrays() -> None:
+    arrays = [np.ones(9, np.float32), np.ones(9, np.float32)]
+    kept = [weakref.ref(array) for array in arrays]
+    todo = Reduction.of("sum", arrays[0].dtype, 2).prepared(arrays, arrays[1:])
+    del arrays
+    todo()
+    assert all(each() is not None for each in kept)
 
 
 def values_of(random: np.random.Generator, dtype: str, size: int) -> np.ndarray:
@@ -110,7 +135,8 @@ def canonical_nan(array: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(array), np.array(np.nan, array.dtype), array) if array.dtype.kind == "f" else array
 
 
-def test_what_has_no_compiled_loop_is_done_by_numpy() -> None:
+def test_what_has_no_compiled_loop_is_done_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_loops", {})  # as in a new process
     half = [np.ones(9, np.float16)] * 2
     assert not isinstance(Reduction.of("sum", half[0].dtype, 2).prepared(half, half), Compiled)
     arrays = [np.ones(9, np.float32) for _ in range(3)]

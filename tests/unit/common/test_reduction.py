@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.tensors.buckets import pieces_of
-from common.tensors.canonical_order import canonical_ranks, chunk_with
+from common.tensors.canonical_order import canonical_ranks, chunk_with, runs_of_chunks
 from common.tensors.reduction import (
     BLOCK,
     DTYPES,
@@ -80,6 +80,10 @@ def test_order_table(nranks: int) -> None:
 def test_a_chunk_is_found_by_a_rank_and_its_place(nranks: int) -> None:
     for chunk, order in enumerate(ORDERS[nranks]):
         assert [chunk_with(rank, place, nranks) for place, rank in enumerate(order)] == [chunk] * nranks
+
+
+def test_chunks_of_which_nothing_is_wanted_are_left_out() -> None:
+    assert list(runs_of_chunks(0, 32, 3, 16, 32)) == [((2, 0, 1), 16, 32)]
 
 
 @pytest.mark.parametrize(("nranks", "bits"), [(1, 0x3F800000), (2, 0x3F000000), (3, 0x3EAAAAAB), (10, 0x3DCCCCCD)])
@@ -168,6 +172,13 @@ def test_many_blocks_equal_one_vectorised_sum(nranks: int) -> None:
         total = total + table[(chunk + i) % nranks, element]
     reduce_whole(sources, sources[-1], length)
     assert same_bits(sources[-1][PADDING : PADDING + length], total * np.float32(1 / nranks))
+
+
+def test_many_blocks_of_what_is_summed_in_another_type() -> None:
+    inputs = [(np.arange(2 * BLOCK + 101) % k).astype(np.float16) for k in (7, 11)]
+    expected = inputs[0] + inputs[1]
+    Reduction.of("sum", np.dtype(np.float16), 2).reduce(inputs, inputs[1:])
+    assert same_bits(inputs[1], expected)
 
 
 def test_not_a_number_and_infinity_come_through() -> None:

@@ -73,6 +73,15 @@ def test_the_last_of_two_averages_is_the_one_used_again() -> None:
     assert store.parameters.tobytes() == updated(initial_parameters(LENGTH), 1, 0.1, 2, PLAN)[16:48].tobytes()
 
 
+def test_steps_that_use_an_average_again_are_counted() -> None:
+    store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
+    for _ in range(2):
+        push_all(store)
+        end(store, AVERAGE)
+        end(store, AGAIN)
+    assert (store.step, store.used_again) == (4, 2)
+
+
 def test_an_average_that_was_not_used_is_gone_after_an_update() -> None:
     store = make_store(Shard(0, LENGTH), PLAN, 1, LENGTH)
     for ending in (AVERAGE, UPDATE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def take_step(store: StepState, step: int, in_place: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("with_the_update", [False, True])
 def test_what_was_pushed_is_given_back_once_it_is_averaged(with_the_update: bool) -> None:
-    store = make_store(Shard(0, LENGTH), PLAN, 2, LENGTH, piece=16)
+    store = make_store(Shard(16, LENGTH), PLAN, 2, LENGTH, piece=16)
     pushed = []
     if with_the_update:
         for rank in range(2):
@@ -159,9 +159,9 @@ def test_what_was_pushed_is_given_back_once_it_is_averaged(with_the_update: bool
     assert push(1, 40, 48) == [False] * 5
     sources = [gradients_of(rank, 0, LENGTH)[16:48] for rank in range(2)]
     if with_the_update:
-        assert_same_bits(store.parameters[16:48], parameters_after(1, 2, PLAN, LENGTH)[16:48])
+        assert_same_bits(store.parameters[:32], parameters_after(1, 2, PLAN, LENGTH)[16:48])
     else:
-        assert_same_bits(store.gradients[16:48], reduced(sources, "mean"))
+        assert_same_bits(store.gradients[:32], reduced(sources, "mean"))
 
 
 def test_the_average_may_be_read_while_rank_0_pushes_the_next_step() -> None:
@@ -219,17 +219,11 @@ def test_words_and_references_are_not_mixed_up() -> None:
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_half_of_a_large_bucket_is_reduced_on_the_helper(in_place: bool) -> None:
-    shard, threads = Shard(0, 2 * WORTH_HELP), set()
-
-    class Helper(ThreadPoolExecutor):
-        def submit(self, *args: Any, **kwargs: Any) -> Any:
-            threads.add("helper")
-            return super().submit(*args, **kwargs)
-
+    shard = Shard(0, 2 * WORTH_HELP)
     for dtype in ("float32", "float64"):
         plan = (Bucket(16, shard.stop, dtype), Bucket(0, 16, dtype))
         sources = [sample(rank, shard.length, "float32") for rank in range(3)]
-        with Helper(1) as helper:
+        with ThreadPoolExecutor(1) as helper, patch.object(helper, "submit", wraps=helper.submit) as submit:
             store = StepState(shard, plan, 3, helper=helper)
             for rank, source in enumerate(sources):
                 if in_place:
@@ -239,4 +233,19 @@ def test_half_of_a_large_bucket_is_reduced_on_the_helper(in_place: bool) -> None
                         store.reduce(0)
         expected = reduced([source[16:].view(dtype) for source in sources], "mean")
         assert_same_bits(store.gradients[16:].view(dtype), expected)
-    assert threads == {"helper"}
+        assert submit.called
+
+
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize("size", [WORTH_HELP - 1, WORTH_HELP])
+def test_half_of_what_is_worth_it_is_handed_over(helps: bool, size: int) -> None:
+    """Of a bucket that lies far from the slice's start."""
+    source = sample(0, 2 * WORTH_HELP + size, "float32")
+    plan = (Bucket(2 * WORTH_HELP, source.size), Bucket(0, 2 * WORTH_HELP))
+    with ThreadPoolExecutor(1) as helper, patch.object(helper, "submit", wraps=helper.submit) as submit:
+        store = StepState(Shard(0, source.size), plan, 1, helper=helper if helps else None)
+        if store.push(0, 0, 0, 0, plan[0].start, source[plan[0].start :]):
+            store.reduce(0)
+    assert_same_bits(store.gradients[plan[0].start :], source[plan[0].start :])
+    halves = [call.args[3:5] for call in submit.call_args_list]
+    assert halves == ([(plan[0].start + size // 2, plan[0].stop)] if helps and size == WORTH_HELP else [])

@@ -8,20 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import Bucket
+from ps.store import update_for_built_in as module
 from ps.store.contributions import Contributions
 from ps.store.shards import Shard
 from ps.store.update_for_built_in import UpdateInPieces
 
-PIECES = 6
+PIECES = module.WORTH_HELP
 FIRST_TWO = (0, 16)  # where they begin: each thread takes one of them
 
 
 def averages_of(values: FloatArray) -> Contributions:
-    """One trainer's, not averaged yet."""
+    """One trainer's, not averaged yet; it came in two messages, with parts of the second piece in both."""
     contributions = Contributions(Shard(0, values.size), [Bucket(0, values.size)], [0], piece=16)
-    contributions.add(0, 0, 0, 0, values)
+    contributions.add(0, 0, 0, 0, values[:20])
+    contributions.add(0, 0, 0, 20, values[20:])
     return contributions
 
 
@@ -60,3 +63,19 @@ def test_an_error_in_either_thread_is_raised(fails: str) -> None:
     contributions = averages_of(np.zeros(16 * PIECES, np.float32))
     with ThreadPoolExecutor(1, "gradsync-helper") as helper, pytest.raises(ZeroDivisionError):
         UpdateInPieces(contributions, Recorder(fails), helper=helper).apply(0.1, contributions.pieces())
+
+
+def test_each_thread_has_memory_for_the_longest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def empty(count: int) -> FloatArray:
+        made.append(count)
+        return aligned_empty(count)
+
+    monkeypatch.setattr(module, "aligned_empty", empty)
+    contributions = averages_of(np.zeros(40, np.float32))  # the last one is shorter
+    UpdateInPieces(contributions, Recorder())
+    assert made == [16]
+    with ThreadPoolExecutor(1) as helper:
+        UpdateInPieces(contributions, Recorder(), helper=helper)
+    assert made == [16] * 3
