@@ -11,18 +11,20 @@ from common.errors import UsageError
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
-from common.launch.hosts import Node, Place, find_place, start_ranks
+from common.launch.hosts import Node, Place, find_place, start_rank
 from common.launch.job import Job
 from common.launch.joining import Joining
 from common.launch.ranks import flags_of
+from common.launch.replacing import Replacing
 from common.launch.restarts import Life, supervise
-from common.launch.servers import start_servers
+from common.launch.servers import Servers, start_servers
 from common.launch.settings import Placement, placement_from, servers_among, variables_of
 from common.launch.tasks import become_rank, task_here
 from common.launch.tracing import check_one_host, collecting
 from common.system.addresses import address_after
 from ps.command_flags import RunConfig
 from ps.flags import ScriptSettings
+from ps.store.modes import SYNC
 
 __all__ = ["main"]
 
@@ -65,13 +67,33 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
     joining = Joining(script, "ps", node.nranks, config.timeout, flags=FLAGS) if script else None
     with (
         collecting(config.trace if alone else None) as traced,
-        Job(config.log_dir, all_ranks_here=alone, joining=joining, life=life) as job,
+        Job(
+            config.log_dir,
+            all_ranks_here=alone,
+            joining=joining,
+            life=life,
+            keeps=can_replace(config, node),
+        ) as job,
     ):
-        place = Placement(servers=tuple(find_servers(job, node, config, traced)))
-        trainer, environment = started_with(config, node.nranks, place)
-        program = program_of(config, script)
-        start_ranks(job, node, script=program, trainer=trainer, environment={**environment, **traced})
+
+        def start(rank: int, addresses: str) -> None:
+            place = Placement(servers=tuple(addresses.split(",")))
+            trainer, environment = started_with(config, node.nranks, place)
+            given = {**environment, **traced}
+            start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
+
+        servers = servers_here(job, node, config, traced) if node.index == 0 else None
+        addresses = ",".join(servers.start_all() if servers else servers_of_first(node, config))
+        for rank in node.ranks:
+            start(rank, addresses)
+        if job.keeps:
+            job.mends = Replacing(job, start, config.timeout, servers).look
         job.wait()
+
+
+def can_replace(config: RunConfig, node: Node) -> bool:
+    """Whether a trainer or server that has died can be replaced while the others go on."""
+    return bool(config.restarts.max_restarts) and node.nnodes == 1 and config.consistency == SYNC
 
 
 def run_with_ray(config: RunConfig, script: list[str]) -> None:
@@ -153,18 +175,20 @@ def program_of(config: RunConfig, script: list[str]) -> list[str]:
     return ["--install", "ps", *script] if script and config.install else script
 
 
-def find_servers(job: Job, node: Node, config: RunConfig, environment: Mapping[str, str]) -> list[str]:
-    """The servers' addresses. On the first host they are started; others know at which ports it has them."""
-    if node.index > 0:
-        return [address_after(node.meeting_place, index) for index in range(config.servers)]
-    first = node.meeting_place or "127.0.0.1:0"
-    return start_servers(
+def servers_of_first(node: Node, config: RunConfig) -> list[str]:
+    """The addresses of the servers on the first host, as another one knows them."""
+    return [address_after(node.meeting_place, index) for index in range(config.servers)]
+
+
+def servers_here(job: Job, node: Node, config: RunConfig, environment: Mapping[str, str]) -> Servers:
+    """Those of the first host."""
+    return Servers(
         job,
         config.servers,
         nranks=node.nranks,
         timeout=config.timeout,
         wait_limit=config.wait_limit,
-        first=first,
+        first=node.meeting_place or "127.0.0.1:0",
         data_port=config.data_port,
         environment=environment,
         checkpoint_dir=config.checkpoint_dir,

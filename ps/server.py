@@ -6,18 +6,23 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from common.system.atomic_file import write_file
 from common.system.memory import limit_malloc_arenas
-from common.system.process import prepare_process
+from common.system.process import prepare_process, restarts
 
 if TYPE_CHECKING:
+    from common.commit.kept_parts import KeptParts
     from ps.command_flags import ServerConfig
     from ps.coordinator.servicer import ParameterServer
 
 __all__ = ["main", "prepare_server", "stop_on_sigterm"]
+
+POLL_S = 0.02
 
 
 def main(args: list[str] | None = None) -> int:
@@ -38,20 +43,62 @@ def prepare_server() -> None:
 
 
 def run(config: ServerConfig) -> None:
+    from common.commit.kept_parts import kept_here
     from common.credentials.credentials import current
-    from common.launch.cli import check_writable
-    from common.launch.tracing import parts_folder
+    from common.errors import PeerError, PeerUnreachable
     from common.network.rpc import check_bind_host
     from common.paddle_api.loading import import_paddle
-    from ps.coordinator.servicer import ParameterServer
-    from ps.store.shards import parse_shard
+    from common.system.memory import give_memory_back
 
     check_bind_host(config.host, current())
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    shard = parse_shard(config.shard)
     with suppress(ImportError):  # now, so that no trainer waits for it later; without Paddle `register` says so
         import_paddle()
         import common.tensors.flat_optimizer  # noqa: F401
+    memory, told_to_stop = kept_here(), threading.Event()
+    while True:
+        try:
+            serve(config, memory, told_to_stop)
+            return
+        except (PeerError, PeerUnreachable) as exc:
+            if memory is None or not memory.steps() or told_to_stop.is_set():
+                raise
+            why = f"{type(exc).__name__}: {exc}"
+        print(f"goes on with the trainers that take part next, after {why}", flush=True)
+        give_memory_back()
+        go_on(config, why)
+
+
+def go_on(config: ServerConfig, why: str) -> None:
+    """Let the launcher know that this server outlives whoever has died, and wait for its word.
+
+    Raises:
+        RecoveryFailed: there was none.
+    """
+    from common.errors import RecoveryFailed
+    from common.system.next_epoch import begin_epoch, note_waiting
+    from ps.store.shards import parse_shard
+
+    note_waiting(why)
+    index, _ = parse_shard(config.shard)
+    if begin_epoch(f"server {index}", config.wait_limit, is_met=True) is None:
+        raise RecoveryFailed(f"the launcher gave no word to go on within {config.wait_limit:g} s (--wait-limit)")
+
+
+def serve(config: ServerConfig, memory: KeptParts | None, told_to_stop: threading.Event) -> None:
+    """One group of trainers, to its end.
+
+    Args:
+        memory: of the last step boundaries.
+        told_to_stop: is set by a SIGTERM.
+    """
+    from common.credentials.credentials import current
+    from common.launch.cli import check_writable
+    from common.launch.tracing import parts_folder
+    from ps.coordinator.servicer import ParameterServer
+    from ps.store.shards import parse_shard
+
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    shard = parse_shard(config.shard)
     with ExitStack() as stack:
         server = stack.enter_context(
             ParameterServer(
@@ -62,9 +109,10 @@ def run(config: ServerConfig) -> None:
                 wait_limit=config.wait_limit,
                 data_port=config.data_port,
                 checkpoint_dir=config.checkpoint_dir,
+                memory=memory,
             )
         )
-        stop_on_sigterm(server)
+        stack.enter_context(stopped_by_sigterm(server, told_to_stop))
         print(f"server {config.shard} listens on {server.address} for {config.nranks} trainer(s)", flush=True)
         if config.address_file is not None:
             check_writable("address-file", config.address_file)
@@ -76,6 +124,7 @@ def run(config: ServerConfig) -> None:
             port = stack.enter_context(serve_metrics(server.status, where, config.metrics_port))
             print(f"metrics at http://{f'[{where}]' if ':' in where else where}:{port}/metrics", flush=True)
         try:
+            wait_until_met(server)
             server.wait()
         finally:
             server.trace.leave(parts_folder())
@@ -84,13 +133,41 @@ def run(config: ServerConfig) -> None:
             print(straggler, flush=True)
 
 
-def stop_on_sigterm(server: ParameterServer) -> None:
-    """On SIGTERM the step under way is completed, trainers hear why, and the server ends."""
+def wait_until_met(server: ParameterServer) -> None:
+    """Who takes the place of another may die before it has joined: then all meet in a further epoch.
+
+    Raises:
+        PeerLost: they do.
+    """
+    from common.errors import PeerLost
+    from common.system.next_epoch import has_begun_without_this
+
+    while restarts() and not server.has_met:
+        if has_begun_without_this():
+            raise PeerLost(f"the trainers of epoch {restarts()} did not come together; the next one has begun")
+        time.sleep(POLL_S)
+
+
+def stop_on_sigterm(server: ParameterServer, told: threading.Event | None = None) -> None:
+    """On SIGTERM `told` is set, the step under way is completed, trainers hear why, and the server ends."""
 
     def stop(*_: object) -> None:  # not here: the signal may have interrupted whoever holds the group's lock
+        if told is not None:
+            told.set()
         threading.Thread(target=server.stop, args=("was told to stop (SIGTERM)",), daemon=True).start()
 
     signal.signal(signal.SIGTERM, stop)
+
+
+@contextmanager
+def stopped_by_sigterm(server: ParameterServer, told: threading.Event) -> Iterator[None]:
+    """Likewise, within; later a SIGTERM ends this process at once."""
+    stop_on_sigterm(server, told)
+    try:
+        yield
+    finally:
+        if not told.is_set():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

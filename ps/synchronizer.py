@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,12 @@ from ps.store.modes import SYNC
 __all__ = ["GeoSynchronizer", "ServerSynchronizer", "synchronizer_for"]
 
 
-def synchronizer_for(client: Client, *, overlap: bool = True) -> ServerSynchronizer:
-    """What trains in the client's mode."""
+def synchronizer_for(
+    client: Client, *, overlap: bool = True, connect: Callable[[str], Client] | None = None
+) -> ServerSynchronizer:
+    """What trains in the client's mode; `connect` as of ServerSynchronizer, of sync mode only."""
+    if client.mode == SYNC:
+        return ServerSynchronizer(client, overlap=overlap, connect=connect)
     kind = GeoSynchronizer if client.mode.name == "geo" else ServerSynchronizer
     return kind(client, overlap=overlap)
 
@@ -34,17 +38,29 @@ class ServerSynchronizer(Synchronizer):
     Args:
         overlap: push beside backward, not when it is done.
         update: who applies the optimizer of a user's program; see ServerOptimizer.choice.
+        connect: joins the group that comes after this one, at servers with these addresses; None: this one is the last.
     """
 
     scheme, backend = "ps", "grpc"
 
-    def __init__(self, client: Client, *, overlap: bool = True, update: str = "auto") -> None:
-        self._client = self.traced_servers = client
-        self.messenger = client.messenger
-        self.server_optimizer = OptimizerByClient(self, client, update)
+    def __init__(
+        self,
+        client: Client,
+        *,
+        overlap: bool = True,
+        update: str = "auto",
+        connect: Callable[[str], Client] | None = None,
+    ) -> None:
+        self._be_with(client, update)
+        self._connect, self.can_rejoin = connect, connect is not None
         self._overlap = overlap
         self.rank, self.nranks, self.servers = client.rank, client.nranks, len(client.servers)
         self.mode, self.staleness = str(client.mode), client.mode.staleness
+
+    def _be_with(self, client: Client, update: str) -> None:
+        self._client = self.traced_servers = client
+        self.messenger = client.messenger
+        self.server_optimizer = OptimizerByClient(self, client, update)
 
     def empty(self, count: int) -> FloatArray:
         return self._client.empty(count)
@@ -85,6 +101,13 @@ class ServerSynchronizer(Synchronizer):
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._client.all_gather(values)
+
+    def leave(self, reason: str) -> None:
+        self._client.close(reason)
+
+    def rejoin(self, rendezvous: str) -> None:
+        assert self._connect
+        self._be_with(self._connect(rendezvous), self.server_optimizer.choice if self.server_optimizer else "auto")
 
     def another(self) -> ServerSynchronizer:
         further = type(self)(self._client.another(), overlap=self._overlap)

@@ -34,16 +34,18 @@ def run(config: TrainerConfig) -> None:
     servers = parse_addresses(config.servers)
     check_rank_aloud(config.rank, config.nranks, partial(introduce_outsider, servers, config.rank, config.nranks))
 
-    def join() -> ServerSynchronizer:
-        client = Client(
-            servers,
+    def connect(servers: str) -> Client:
+        return Client(
+            parse_addresses(servers),
             config.rank,
             config.nranks,
             timeout=config.timeout,
             data_plane=config.data_plane,
             mode=config.consistency,
         )
-        return synchronizer_for(client, overlap=config.overlap)
+
+    def join() -> ServerSynchronizer:
+        return synchronizer_for(connect(config.servers), overlap=config.overlap, connect=connect)
 
     run_training(config, join)
 

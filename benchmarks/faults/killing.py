@@ -93,6 +93,11 @@ class Killing:
                 self._recovered.append(time.monotonic())
 
     @property
+    def lines(self) -> list[str]:
+        """That the launcher has said."""
+        return list(self._lines)
+
+    @property
     def over(self) -> bool:
         return self._process.poll() is not None
 

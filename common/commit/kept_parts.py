@@ -1,7 +1,8 @@
-"""The part of a rank that nobody else has, kept where its death does not reach it: in memory that its launcher holds.
+"""What a rank or server has alone of the training's state, kept where its death does not reach it: in memory that its
+launcher holds.
 
-The launcher makes a `memfd` for each rank, which opens it through /proc. It has no name that could be left behind, and
-is gone with the last of the two. It holds the parts of two step boundaries, in slots that are written in turn:
+The launcher makes a `memfd` for each of them, which opens it through /proc. It has no name that could be left behind,
+and is gone with the last of the two. It holds the parts of two step boundaries, in slots that are written in turn:
 
     table    for each slot: step (-1: not whole), where, room, length
     slots    anywhere behind it
@@ -16,7 +17,9 @@ from __future__ import annotations
 import os
 import struct
 
-__all__ = ["KeptParts", "has_kept", "make_kept", "path_of"]
+__all__ = ["KEPT_VARIABLE", "KeptParts", "has_kept", "kept_here", "make_kept", "path_of"]
+
+KEPT_VARIABLE = "GRADSYNC_KEPT"  # the memory that outlives this process; unset: there is none
 
 ENTRY = struct.Struct("<qqqq")
 SLOTS = 2
@@ -32,6 +35,16 @@ def make_kept() -> int:
 def path_of(descriptor: int) -> str:
     """By which processes of this user open it, as long as this one lives."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def kept_here() -> KeptParts | None:
+    """This process's; None: there is none, or it cannot be opened, as where /proc does not show other processes. Then
+    all start anew after a failure."""
+    path = os.environ.get(KEPT_VARIABLE)
+    try:
+        return KeptParts(path) if path else None
+    except OSError:
+        return None
 
 
 def has_kept(descriptor: int) -> bool:

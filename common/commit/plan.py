@@ -9,8 +9,8 @@ __all__ = ["NO_COMMITS", "CommitPlan"]
 
 @dataclass(frozen=True)
 class CommitPlan:
-    """A commit after every `every` steps, none if 0; the training goes on from the commit of step `first`, if that is
-    not 0."""
+    """A commit after every `every` steps, none if 0; the training goes on after step `first`, from its commit or from
+    what is still in memory, if that is not 0."""
 
     every: int = 0
     first: int = 0

@@ -22,7 +22,7 @@ from common.system.addresses import address_after, address_of, is_ours, own_host
 if TYPE_CHECKING:
     from common.network.rendezvous import Membership
 
-__all__ = ["HostsConfig", "Node", "Place", "command_of", "find_place", "start_rank", "start_ranks"]
+__all__ = ["HostsConfig", "Node", "Place", "command_of", "find_place", "start_rank"]
 
 START = Path(__file__).parents[1] / "program" / "start.py"
 RANKS_EACH = 2  # on a host, if nothing is said
@@ -275,18 +275,10 @@ def meet(address: str, index: int, count: int, *, timeout: float, note: bytes = 
         )
 
 
-def start_ranks(
-    job: Job, node: Node, *, script: Sequence[str], trainer: Sequence[str], environment: Mapping[str, str]
-) -> None:
-    """Start the ranks of this host: the user's script if there is one, else the built-in trainer."""
-    for rank in node.ranks:
-        start_rank(rank, job, node, script=script, trainer=trainer, environment=environment)
-
-
 def start_rank(
     rank: int, job: Job, node: Node, *, script: Sequence[str], trainer: Sequence[str], environment: Mapping[str, str]
 ) -> None:
-    """Start one of them; arguments as of `start_ranks`."""
+    """Start one of this host's ranks: the user's script if there is one, else the built-in trainer."""
     job.start(
         f"rank {rank}",
         command_of(script, trainer, rank),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from common.commit.kept_parts import make_kept, path_of
+from common.commit.kept_parts import KEPT_VARIABLE, make_kept, path_of
 from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
@@ -29,7 +29,7 @@ from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
 from common.system.leftovers import Session, clear_away, is_anothers
-from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE
+from common.system.next_epoch import WORD_VARIABLE
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
 from common.system.process import (

@@ -1,10 +1,13 @@
-"""Replaces ranks that have died or stalled, while the others keep their processes and roll back in memory.
+"""Replaces ranks and servers that have died or stalled, while the others keep their processes and roll back in memory.
 
     some have died, the others wait  ->  the dead are started again  ->  these join  ->  all are given the word  ->  on
 
+Where ranks meet at servers, these come first: those that live are given the word at once, those that have died are
+started again; when all of them listen, the dead ranks are.
+
 What the others do meanwhile: common/system/next_epoch.py. Who dies or freezes before it has joined is started once
-more. Where this does not work, all are started again (restarts.py): a rank has kept no step boundary yet, or cannot go
-on, or another one dies before all go on again.
+more. Where this does not work, all are started again (restarts.py): somebody has kept no step boundary yet, or cannot
+go on, or another one dies before all go on again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.commit.kept_parts import has_kept
 from common.credentials.derived import SECRET_BYTES
@@ -20,6 +23,7 @@ from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
 from common.launch.ranks import abstract_address
+from common.launch.servers import Servers
 from common.system.next_epoch import Word
 
 __all__ = ["Replacing"]
@@ -29,17 +33,19 @@ LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died
 
 @dataclass
 class Replacing:
-    """Of a job all of whose processes are ranks on this host.
+    """Of a job all of whose processes are on this host.
 
     Args:
-        start: starts a rank that meets the others at that place.
+        start: starts a rank that meets the others at that place, or at servers with these addresses.
         patience: seconds within which all must have noticed that one has died; who has not is replaced too. So is who
             takes another's place and is frozen for as long before it joins.
+        servers: at which the ranks meet; None: they meet by themselves.
     """
 
     job: Job
     start: Callable[[int, str], None]
     patience: float
+    servers: Servers | None = None
     clock: Callable[[], float] = time.monotonic
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
     _stalled: list[str] = field(default_factory=list)  # names of those that were killed for it
@@ -101,14 +107,28 @@ class Replacing:
     def _replace(self, dead: Sequence[Child]) -> None:
         job = self.job
         job.secret = secrets.token_hex(SECRET_BYTES)
-        self._word = Word(job.life.number, abstract_address("ring"), job.secret)
+        self._word = Word(job.life.number, "" if self.servers else abstract_address("ring"), job.secret)
         self._replaced = [rank.name for rank in dead]
         for rank in dead:
             job.end(rank.process)
             rank.joined.unlink(missing_ok=True)
         self._frozen_at = {}
-        for name in self._replaced:
-            self.start(int(name.removeprefix("rank ")), self._word.rendezvous)
+        if self.servers is None:
+            self._start("rank", self._word.rendezvous)
+            return
+        self.servers.forget_addresses()
+        self._word.give(job.word_file)
+        self._start("server")
+
+    def _start(self, role: str, place: str = "") -> None:
+        """Those of this role, in the place of the dead."""
+        for name in self._replaced or ():
+            its_role, _, number = name.partition(" ")
+            if its_role == role == "server":
+                assert self.servers
+                self.servers.start(int(number))
+            elif its_role == role:
+                self.start(int(number), place)
 
     def _go_on(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Let the others meet who was started again, as soon as that one is ready to, and see them all go on."""
@@ -129,7 +149,11 @@ class Replacing:
             if not self.job.life.replace(failure, self._replaced):
                 return self._give_up(waiting)
             self._replace(new)
-        elif all(rank.has_joined() for rank in new):
+        elif self.servers and not self._word.rendezvous:
+            if addresses := self.servers.addresses():
+                self._word = replace(self._word, rendezvous=",".join(addresses))
+                self._start("rank", self._word.rendezvous)
+        elif all(rank.has_joined() for rank in new if rank.name.startswith("rank")):
             self._word.give(self.job.word_file)
             self._word = None
         return True

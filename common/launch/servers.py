@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.launch.child import ProcessFailed
 from common.launch.job import POLL_S, Job
 from common.network.patience import WAIT_LIMIT_S
 
-__all__ = ["start_servers", "wait_for_file"]
+__all__ = ["Servers", "start_servers", "wait_for_file"]
 
 PATIENCE_S = 5.0  # before a line about servers that are still starting, and between two
 
@@ -29,7 +30,25 @@ def start_servers(
     environment: Mapping[str, str] | None = None,
     checkpoint_dir: Path | None = None,
 ) -> list[str]:
-    """Start `count` parameter servers and return their addresses.
+    """Start `count` parameter servers and return their addresses; arguments as of Servers."""
+    servers = Servers(
+        job,
+        count,
+        nranks=nranks,
+        timeout=timeout,
+        wait_limit=wait_limit,
+        first=first,
+        hosts=hosts,
+        data_port=data_port,
+        environment=environment,
+        checkpoint_dir=checkpoint_dir,
+    )
+    return servers.start_all()
+
+
+@dataclass
+class Servers:
+    """The parameter servers of a job.
 
     Args:
         first: HOST:PORT of server 0; server I listens at port + I. With port 0 each takes a free one and tells which by
@@ -37,23 +56,53 @@ def start_servers(
         hosts: where each listens, if not all on that host.
         data_port: server 0's, of data connections; server I's is I further on; 0: each takes a free one.
     """
-    host, _, port = first.rpartition(":")
-    files = [job.scratch / f"server-{index}" for index in range(count)]
-    for index, file in enumerate(files):
+
+    job: Job
+    count: int
+    nranks: int
+    timeout: float
+    wait_limit: float = WAIT_LIMIT_S
+    first: str = "127.0.0.1:0"
+    hosts: Sequence[str] = ()
+    data_port: int = 0
+    environment: Mapping[str, str] | None = None
+    checkpoint_dir: Path | None = None
+
+    def start_all(self) -> list[str]:
+        """Their addresses, once all listen."""
+        for index in range(self.count):
+            self.start(index)
+        progress = Progress(self._files())
+        return [wait_for_file(file, self.job, timeout=self.timeout, meanwhile=progress.look) for file in self._files()]
+
+    def start(self, index: int) -> None:
+        """This one."""
+        host, _, port = self.first.rpartition(":")
         flags = [
             "--host",
-            hosts[index] if hosts else host.strip("[]"),
+            self.hosts[index] if self.hosts else host.strip("[]"),
             "--port",
             str(int(port) + index if int(port) else 0),
         ]
-        flags += ["--data-port", str(data_port + index if data_port else 0)]
-        flags += ["--shard", f"{index}/{count}", "--address-file", str(file)]
-        flags += ["--nranks", str(nranks), "--timeout", str(timeout), "--wait-limit", str(wait_limit)]
-        flags += ["--checkpoint-dir", str(checkpoint_dir)] if checkpoint_dir else []
+        flags += ["--data-port", str(self.data_port + index if self.data_port else 0)]
+        flags += ["--shard", f"{index}/{self.count}", "--address-file", str(self._files()[index])]
+        flags += ["--nranks", str(self.nranks), "--timeout", str(self.timeout), "--wait-limit", str(self.wait_limit)]
+        flags += ["--checkpoint-dir", str(self.checkpoint_dir)] if self.checkpoint_dir else []
         command = ["-m", "ps.server", *flags]
-        job.start(f"server {index}", command, log=f"serverlog.{index}", environment=environment)
-    progress = Progress(files)
-    return [wait_for_file(file, job, timeout=timeout, meanwhile=progress.look) for file in files]
+        self.job.start(f"server {index}", command, log=f"serverlog.{index}", environment=self.environment)
+
+    def forget_addresses(self) -> None:
+        """All listen anew."""
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def addresses(self) -> list[str]:
+        """Where they listen; [] while one does not yet."""
+        found = [text_of(file) for file in self._files()]
+        return [text.strip() for text in found] if all(text.endswith("\n") for text in found) else []
+
+    def _files(self) -> list[Path]:
+        return [self.job.scratch / f"server-{index}" for index in range(self.count)]
 
 
 class Progress:

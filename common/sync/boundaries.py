@@ -10,17 +10,16 @@ enough. The survivors give the process that takes the place of the dead what it 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from common.commit.kept_parts import KeptParts
+from common.commit.kept_parts import kept_here
 from common.commit.parts import Part, from_bytes, to_bytes
 from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
 from common.sync.synchronizer import Synchronizer
-from common.system.next_epoch import KEPT_VARIABLE, begin_epoch, note_going_on, note_waiting
+from common.system.next_epoch import begin_epoch, note_going_on, note_waiting
 
 __all__ = ["Boundaries", "Boundary"]
 
@@ -52,8 +51,7 @@ class Boundaries:
 
     def __init__(self, synchronizer: Synchronizer, wait_limit: float) -> None:
         self._synchronizer, self._wait_limit = synchronizer, wait_limit
-        path = os.environ.get(KEPT_VARIABLE) if synchronizer.can_rejoin else None
-        self._kept = opened(path) if path else None
+        self._kept = kept_here() if synchronizer.can_rejoin else None
         self._common: dict[int, Part] = {}
         self._made = 0  # steps, when last seen
         self._why = ""  # the group has failed
@@ -105,7 +103,7 @@ class Boundaries:
             RecoveryFailed: the launcher said nothing, or the group did not come together.
         """
         note_waiting(self._why)
-        word = begin_epoch(self._synchronizer.rank, self._wait_limit)
+        word = begin_epoch(f"rank {self._synchronizer.rank}", self._wait_limit)
         if word is None:
             raise RecoveryFailed(f"the launcher gave no word to go on within {self._wait_limit:g} s (--wait-limit)")
         try:
@@ -155,10 +153,3 @@ class Boundaries:
         words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
         self._synchronizer.broadcast(words, root)
         return common or from_bytes(words.view(np.uint8)[:size].tobytes())
-
-
-def opened(path: str) -> KeptParts | None:
-    try:
-        return KeptParts(path)
-    except OSError:  # where /proc does not show other processes, all start anew after a failure
-        return None

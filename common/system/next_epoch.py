@@ -1,7 +1,9 @@
-"""A rank that outlives another one's death waits for its launcher's word, which makes it a member of the next epoch.
+"""A process that outlives another one's death waits for its launcher's word, which makes it a member of the next epoch.
 
     rank       closes its group, notes that it waits  ->  reads the word, joins the group of the new epoch, notes so
     launcher   starts the dead again, until they join ->  gives the word: epoch, meeting place, secret
+
+Where ranks meet at servers, these have to be there first: the word that makes servers go on has no meeting place yet.
 
 Why it may: GRADSYNC_WORD says that the launcher gives such a word, and where. What a process leaves behind for the one
 that takes its place lies in memory that the launcher holds (GRADSYNC_KEPT; common/commit/kept_parts.py).
@@ -19,9 +21,17 @@ from common.system.fault_points import begin_life
 from common.system.private_files import open_private
 from common.system.process import JOB_SECRET_VARIABLE, RESTARTS_VARIABLE, note, restarts
 
-__all__ = ["GOES_ON", "KEPT_VARIABLE", "WAITS", "WORD_VARIABLE", "Word", "begin_epoch", "note_going_on", "note_waiting"]
+__all__ = [
+    "GOES_ON",
+    "WAITS",
+    "WORD_VARIABLE",
+    "Word",
+    "begin_epoch",
+    "has_begun_without_this",
+    "note_going_on",
+    "note_waiting",
+]
 
-KEPT_VARIABLE = "GRADSYNC_KEPT"  # the memory that outlives this process; unset: there is none
 WORD_VARIABLE = "GRADSYNC_WORD"  # the file of the launcher's word
 WAITS, GOES_ON = "waits", "goes on"  # how notes to the launcher begin
 POLL_S = 0.005
@@ -32,7 +42,7 @@ class Word:
     """Of the group that comes next."""
 
     epoch: int
-    rendezvous: str
+    rendezvous: str  # or the servers' addresses; "": it is not known yet
     secret: str  # of the job
 
     def give(self, path: Path) -> None:
@@ -47,20 +57,31 @@ def note_waiting(why: str) -> None:
     note(f"{WAITS} {restarts() + 1} {' '.join(why.split())}")
 
 
-def begin_epoch(rank: int, seconds: float) -> Word | None:
+def begin_epoch(who: str, seconds: float, *, is_met: bool = False) -> Word | None:
     """Block until the launcher has given its word; from then on this process is of that epoch and knows its secret.
+
+    Args:
+        who: "rank 1" or "server 0".
+        is_met: others meet at this process, so that a word without a place will do.
 
     Returns:
         None: it gave none in so many seconds.
     """
     path, deadline = Path(os.environ[WORD_VARIABLE]), time.monotonic() + seconds
-    while (word := word_in(path)) is None or word.epoch <= restarts():
+    while (word := word_in(path)) is None or word.epoch <= restarts() or not (is_met or word.rendezvous):
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_S)
     os.environ[RESTARTS_VARIABLE], os.environ[JOB_SECRET_VARIABLE] = str(word.epoch), word.secret
-    begin_life(f"rank {rank}", word.epoch)
+    begin_life(who, word.epoch)
     return word
+
+
+def has_begun_without_this() -> bool:
+    """Whether the launcher has given the word of an epoch after this process's."""
+    path = os.environ.get(WORD_VARIABLE)
+    word = word_in(Path(path)) if path else None
+    return word is not None and word.epoch > restarts()
 
 
 def word_in(path: Path) -> Word | None:

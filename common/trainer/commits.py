@@ -49,6 +49,9 @@ class Commits:
     first = 0  # the step to begin with
     ahead = 0  # by how many steps it is ahead of its place in the data, see Manifest
 
+    def __init__(self, synchronizer: Synchronizer) -> None:
+        self._synchronizer = synchronizer
+
     def prepare(self, arena: Arena, names: Sequence[str], *, at: int | None = None) -> None:  # noqa: ARG002 - as said
         """Before `attach`: rank 0 finds the commit to go on from, and fills the arena with its parameters.
 
@@ -60,6 +63,7 @@ class Commits:
             UsageError, CommitCorrupt: it cannot go on.
         """
         self.first = at or 0
+        self._synchronizer.commits = CommitPlan(first=self.first)
 
     def restore(self) -> None:
         """After `attach`, on all ranks: where it begins, and the rest of the state unless `prepare` was told that."""
@@ -80,6 +84,7 @@ class Commits:
 
     def close(self) -> None:
         """Nothing is written any longer."""
+        self._synchronizer.commits = NO_COMMITS
 
     def __enter__(self) -> Commits:
         return self
@@ -116,7 +121,8 @@ class KeptCommits(Commits):
         job: dict[str, Any],
         timeout: float,
     ) -> None:
-        self._folder, self._synchronizer, self._job = folder, synchronizer, job
+        super().__init__(synchronizer)
+        self._folder, self._job = folder, job
         self._every, self._keep, self._resume, self._anyhow, self._timeout = every, keep, resume, anyhow, timeout
         self._elastic, self._steps_per_epoch = elastic, steps_per_epoch
         self._name = f"rank-{synchronizer.rank}"
@@ -221,7 +227,7 @@ class KeptCommits(Commits):
         self._writer.finish()
 
     def close(self) -> None:
-        self._synchronizer.commits = NO_COMMITS
+        super().close()
         self._writer.close()
         self._folder.release()
 
@@ -233,7 +239,7 @@ def commits_of(config: TrainingConfig, synchronizer: Synchronizer, steps_per_epo
         steps_per_epoch: of a number of ranks.
     """
     if config.checkpoint_dir is None:
-        return Commits()
+        return Commits(synchronizer)
     if synchronizer.mode != "sync":
         raise UsageError(f"--checkpoint-dir is for --mode sync (got {synchronizer.mode})")
     again = int(os.environ.get(RESTARTS_VARIABLE) or 0) > 0

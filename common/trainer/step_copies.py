@@ -17,9 +17,14 @@ from common.sync.boundaries import Boundaries, Boundary
 from common.sync.synchronizer import Synchronizer
 from common.tensors.arena import Arena
 
-__all__ = ["StepCopies"]
+__all__ = ["StepCopies", "fill_arena"]
 
 WHOLE = PARAMETERS + "arena"
+
+
+def fill_arena(arena: Arena, boundary: Boundary) -> None:
+    """With the parameters of the boundary."""
+    np.copyto(arena.parameters, boundary.common.arrays[WHOLE])
 
 
 class StepCopies:
@@ -32,12 +37,11 @@ class StepCopies:
         self._buffers = {name: t for name, t in model.state_dict().items() if id(t) not in trained}
 
     def begin(self, boundary: Boundary | None, step: int) -> None:
-        """Go back to the boundary that the ranks have agreed on, if there is one; keep that of `step`, the first, if
-        not."""
+        """Go back to the boundary that the ranks have agreed on, if there is one, whose parameters are in the arena;
+        keep that of `step`, the first, if not."""
         if boundary is None:
             self.after(step)
             return
-        np.copyto(self._arena.parameters, boundary.common.arrays[WHOLE])
         with paddle.no_grad():
             for name, values in boundary.own.beginning(BUFFERS).items():
                 self._buffers[name].set_value(values)

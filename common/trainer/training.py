@@ -18,7 +18,7 @@ from common.commit.folder import say
 from common.errors import LayoutMismatch, PeerError, PeerUnreachable
 from common.launch.flags import TrainingConfig
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable
-from common.sync.boundaries import Boundaries
+from common.sync.boundaries import Boundaries, Boundary
 from common.sync.clocks import compare_clocks
 from common.sync.guard import Guard
 from common.sync.synchronizer import Synchronizer
@@ -29,7 +29,7 @@ from common.trainer.commits import commits_of
 from common.trainer.data import Dataset, Split, batches_of, load_dataset, rank_indices
 from common.trainer.models import make_model
 from common.trainer.record import RunRecord
-from common.trainer.step_copies import StepCopies
+from common.trainer.step_copies import StepCopies, fill_arena
 from common.trainer.timeline import Timeline, make_record
 
 __all__ = ["TrainedModel", "evaluate", "train"]
@@ -98,9 +98,7 @@ def train_in_one_group(
 
     steps_per_epoch, indices = indices_with(synchronizer.nranks, synchronizer.rank)
     model = make_model(config.model, seed=config.seed)
-    arena = Arena(layout_of(model), empty=synchronizer.empty)
-    bound = Binding(trainable(model), arena, synchronizer.mark_ready)
-    bound.fill_arena()
+    arena, bound = filled_arena(model, synchronizer, rolled_back)
     timeline = Timeline()
     with commits_of(config, synchronizer, lambda nranks: indices_with(nranks)[0]) as commits:
         commits.prepare(arena, [p.name for _, p in bound.named], at=rolled_back.step if rolled_back else None)
@@ -141,6 +139,16 @@ def train_in_one_group(
     )
     bound.close()
     return TrainedModel(model, record)
+
+
+def filled_arena(model: Any, synchronizer: Synchronizer, boundary: Boundary | None) -> tuple[Arena, Binding]:
+    """With the model's parameters or those of the boundary, which servers take from rank 0 at `attach`."""
+    arena = Arena(layout_of(model), empty=synchronizer.empty)
+    bound = Binding(trainable(model), arena, synchronizer.mark_ready)
+    bound.fill_arena()
+    if boundary is not None:
+        fill_arena(arena, boundary)
+    return arena, bound
 
 
 def take_step(

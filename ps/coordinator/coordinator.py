@@ -21,6 +21,7 @@ from pathlib import Path
 
 import grpc
 
+from common.commit.kept_parts import KeptParts
 from common.errors import GradSyncError, ProtocolError
 from common.network.gradsync_pb2 import StatusReply, TrainerMessage
 from common.network.patience import WAIT_LIMIT_S, Patience
@@ -58,6 +59,7 @@ class Coordinator:
         first: of the same trainers' first model, if this is a further one.
         clock: by which they wait, in seconds.
         checkpoint_dir: where the shard's part of commits is kept; without one none is.
+        memory: where the shard's step boundaries are; likewise.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Coordinator:
         first: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
         checkpoint_dir: Path | None = None,
+        memory: KeptParts | None = None,
     ) -> None:
         self.nranks, self.shard = nranks, shard
         self._lock = threading.Condition()
@@ -96,16 +99,15 @@ class Coordinator:
         )
         relays = shard[0] == 0 and first is None
         self._relay = Relay(self._members, self._lock, patience, self.lives, clock=clock) if relays else None
-        self._commits = ServerCommits(checkpoint_dir, shard[0], self.fail)
+        self._commits = ServerCommits(checkpoint_dir, shard[0], self.fail, memory)
         self._gathering = Gathering(self._members, self.silence)
-        empty = pool.empty if pool else aligned_empty
         self._registration = Registration(
             self._members,
             self.silence,
             self._planes,
             shard=shard,
             recorder=recorder or (lambda: Recorder("server", shard[0])),
-            empty=empty,
+            empty=pool.empty if pool else aligned_empty,
             helper=helper,
             commits=self._commits,
         )

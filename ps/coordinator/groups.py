@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 
+from common.commit.kept_parts import KeptParts
 from common.errors import GradSyncError, ProtocolError, UsageError
 from common.network.gradsync_pb2 import Hello, JoinRequest
 from common.sync.trace import Recorder
@@ -58,7 +59,7 @@ class Groups:
         shard: (index, count) of this server.
         timeout, wait_limit: see Coordinator.
         port: where trainers open data connections; without one none does.
-        checkpoint_dir: of the first model's commits.
+        checkpoint_dir, memory: of what is kept of the first model.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Groups:
         wait_limit: float,
         port: DataPort | None,
         checkpoint_dir: Path | None = None,
+        memory: KeptParts | None = None,
     ) -> None:
-        self._checkpoint_dir = checkpoint_dir
+        self._checkpoint_dir, self._memory = checkpoint_dir, memory
         self._nranks, self._shard, self._port = nranks, shard, port
         self._helper = ThreadPoolExecutor(1, "gradsync-helper")
         self._recorder = cache(partial(Recorder, "server", shard[0]))  # one for all
@@ -101,6 +103,7 @@ class Groups:
             recorder=self._recorder,
             first=first,
             checkpoint_dir=None if first else self._checkpoint_dir,
+            memory=None if first else self._memory,
         )
         coordinator.at_failure(self._spread)
         return Group(number, coordinator, pool, tokens)

@@ -14,6 +14,7 @@ from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from common.commit.kept_parts import KeptParts
 from common.errors import GradSyncError, PeerLost, ProtocolError, RendezvousError
 from common.network import rpc
 from common.network.callers import HELLO_S, MOST_CALLERS, MOST_HELLO, Callers
@@ -56,6 +57,7 @@ class ParameterServer:
         wait_limit: how long trainers wait for one that is alive, in seconds.
         data_port: of data connections, at the same host; 0: the system chooses.
         checkpoint_dir: where the server keeps its part of the commits that trainers ask for.
+        memory: where it keeps its last step boundaries, for who goes on with them.
 
     Raises:
         PortInUse: at construction.
@@ -71,6 +73,7 @@ class ParameterServer:
         wait_limit: float = WAIT_LIMIT_S,
         data_port: int = 0,
         checkpoint_dir: Path | None = None,
+        memory: KeptParts | None = None,
     ) -> None:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks, epoch=restarts())
@@ -83,6 +86,7 @@ class ParameterServer:
             wait_limit=wait_limit,
             port=port,
             checkpoint_dir=checkpoint_dir,
+            memory=memory,
         )
         self._coordinator = self._groups.first.coordinator
         handlers = {
@@ -122,6 +126,11 @@ class ParameterServer:
     def steps(self) -> int:
         """How many steps have been applied."""
         return self._coordinator.steps
+
+    @property
+    def has_met(self) -> bool:
+        """Whether all trainers have joined, or it is over."""
+        return self._roster.complete or self._coordinator.over
 
     def wait(self) -> None:
         """Block until the training is over.

@@ -97,6 +97,7 @@ class Stepping:
         members.steps = min(store.steps)
         if progress.finished and not counted:
             self._pace.committed(rank, time.monotonic())
+        self._commits.before_results(members.steps, store)
         for result in progress.results:
             reach("before-reply", step)
             self._planes.deliver(result)

@@ -15,12 +15,13 @@ from common.launch.job import FOLDER
 from common.system.atomic_file import UNFINISHED
 from common.system.fault_points import FAULT_VARIABLE
 from tests.faults.jobs import LAUNCHERS, Start
-from tests.support.commands import JOB, Started, can_listen, digest_in
+from tests.support.commands import JOB, Started, can_listen, digest_in, watched
 
 __all__ = ["AT", "COMMIT_EVERY", "PLANES", "STEPS", "Killed", "Run", "left_by", "undisturbed"]
 
 STEPS, COMMIT_EVERY = 7, 2
 AT = (0, 3, STEPS - 1)  # the first step, one in the middle, the last
+LIMIT_S = 60.0
 PLANES = {"ps": ("shm", "tcp", "grpc"), "collective": ("shm", "tcp")}
 PLANE_FLAG = {"ps": "--data-plane", "collective": "--backend"}
 STRUCK = re.compile(r"^GRADSYNC_FAULT_HERE=\S+ at ([\d.]+) s$", re.MULTILINE)
@@ -33,12 +34,14 @@ class Killed:
     Args:
         digest: of its parameters; "": it has none.
         logs: of each process, by its file's name: all its lives.
+        processes: how many the launcher had, its guard included.
     """
 
     started: Started
     digest: str
     commits: Path
     logs: dict[str, str]
+    processes: int
 
     @property
     def err(self) -> str:
@@ -62,9 +65,11 @@ def run(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Run:
         files = ["--json", folder / "record.json", "--log-dir", folder / "logs", PLANE_FLAG[scheme], plane]
         kept = ["--checkpoint-dir", folder / "commits", "--commit-every", COMMIT_EVERY] if commits else []
         job = start(*LAUNCHERS[scheme], *JOB, "--steps", STEPS, *files, *kept, *flags)
-        job.process.wait(60)
+        processes = watched(job, LIMIT_S)
+        job.process.wait(0)
         digest = digest_in(folder / "record.json") if (folder / "record.json").exists() else ""
-        return Killed(job, digest, folder / "commits", {file.name: file.read_text() for file in logs_in(folder)})
+        logs = {file.name: file.read_text() for file in logs_in(folder)}
+        return Killed(job, digest, folder / "commits", logs, processes)
 
     return run
 

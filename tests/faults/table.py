@@ -51,6 +51,11 @@ TABLE = [
         "a server, or the rank where all met, at every point",
         f"{KILLS}::test_the_server_or_rank_0_is_killed_and_the_bits_are_the_same",
     ),
+    both(
+        2,
+        "any process, at any moment, 2 and 4 ranks, by seeds",
+        "test_any_moment.py::test_a_process_is_killed_at_any_moment",
+    ),
     both(3, "a second kill during recovery, 20 seeds", "test_second_kills.py::test_a_second_kill_during_recovery"),
     both(
         3, "a second kill where one restart is allowed", "test_second_kills.py::test_a_second_kill_that_is_one_too_many"

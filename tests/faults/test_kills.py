@@ -1,8 +1,10 @@
 """Rows 1, 2 and 9: kill -9 of any process at any point of any step, commits being written included. Under
-`--max-restarts` the bits are those of the undisturbed run, and nothing is left."""
+`--max-restarts` the bits are those of the undisturbed run, and nothing is left. Once all have made a step, until the
+last one, the others keep their processes, and at most one step is made again."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
@@ -13,7 +15,8 @@ from common.system.fault_points import COMMIT_FILES, STAGES
 from tests.faults.kills import AT, COMMIT_EVERY, PLANES, STEPS, Run, left_by, undisturbed
 
 RING = ("backward", "before-reduce")
-RING_TCP = (*RING, "sending", "sent", "receiving")
+CALLS = ("sending", "sent", "receiving")  # whose numbers are of calls, of which there are some before the first step
+RING_TCP = (*RING, *CALLS)
 TRAINER = ("backward", "before-push", "pushed", "before-commit", "committed", "received")
 SERVER = ("got-push", "stored", "got-commit", "before-reply", "replied")
 BY_PLANE = ("pushed", "committed", "got-push", "stored", "before-reply")
@@ -67,6 +70,10 @@ def saved(run: Run, scheme: str, plane: str, fault: str) -> None:
     assert len(job.struck()) == 1
     assert "was killed by SIGKILL" in job.err
     assert "recovered" in job.err
+    point, _, step = fault.split(":")
+    if point not in (*ONCE, *CALLS) and int(step):
+        assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, ", job.err), job.err
+        assert job.processes == len(job.logs) + 2  # the guard, and the one in the place of another
     assert job.digest == undisturbed(run)
     assert left_by(job) == []
 

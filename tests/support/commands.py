@@ -14,7 +14,7 @@ from typing import Any
 from tests.support import warm
 from tests.support.groups import ROOT, environment
 
-__all__ = ["JOB", "Started", "can_listen", "digest_in", "end_all", "start_server", "until"]
+__all__ = ["JOB", "Started", "can_listen", "digest_in", "end_all", "start_server", "until", "watched"]
 
 DEADLINE_S = 40.0  # of everything that ought to be done in a few seconds
 JOB = ["--model", "mlp:8", "--dataset", "synthetic", "--batch-size", "4"]
@@ -101,3 +101,19 @@ def start_server(start: Callable[..., Started], nranks: int, *flags: object) -> 
 def digest_in(file: Path) -> str:
     """Of the parameters, in the record of a training."""
     return str(json.loads(file.read_text())["parameters_sha256"])
+
+
+def watched(job: Started, seconds: float = DEADLINE_S) -> int:
+    """How many processes a launcher has had, its guard included, once it has ended."""
+    seen, deadline = set[int](), time.monotonic() + seconds
+    while job.process.poll() is None and time.monotonic() < deadline:
+        seen |= children(job.process.pid)
+        time.sleep(0.002)  # between two looks
+    return len(seen)
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()

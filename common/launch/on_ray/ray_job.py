@@ -149,7 +149,7 @@ class RayJob(Job):
         self._asked[actor.start.remote(order)] = child
 
     def start_ranks(self, script: Sequence[str], trainer: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Arguments as of `hosts.start_ranks`."""
+        """Arguments as of `hosts.start_rank`."""
         for rank in range(self.seats.nranks):
             self.start(
                 f"rank {rank}",

@@ -120,14 +120,6 @@ def is_stopped(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
-def test_a_trainer_that_is_killed_and_the_logs_of_both_lives(tmp_path: Path, run: Run) -> None:
-    logs = tmp_path / "logs"
-    digest, _ = run("ps.run", "pushed:1:3", "--max-restarts", 1, "--log-dir", logs)
-    assert digest == undisturbed(run)
-    assert "GRADSYNC_FAULT_HERE=pushed:3:kill" in (logs / "workerlog.1").read_text()
-    assert (logs / "serverlog.0").read_text().count("listens on") == 2
-
-
 @long
 def test_a_job_that_cannot_be_saved_says_why(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAULT_VARIABLE, "joined:1:0,joined:1:0:exit")

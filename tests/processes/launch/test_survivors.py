@@ -1,10 +1,9 @@
-"""Rings with `--max-restarts` of which a rank is killed or frozen: the others keep their processes, and the bits are
-those of the undisturbed run, of the built-in training and of a program with a `TrainingState`."""
+"""Jobs with `--max-restarts` of which a process is killed or frozen: the others keep theirs, and the bits are those of
+the undisturbed run, of the built-in training under both schemes and of a ring's program with a `TrainingState`."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 pytest.importorskip("paddle")
 
 from common.system.fault_points import FAULT_VARIABLE
-from tests.support.commands import JOB, Started, digest_in
+from tests.support.commands import JOB, Started, digest_in, watched
 from tests.support.groups import ROOT
 
 pytestmark = pytest.mark.processes
 STEPS = 40  # more than there are calls between ranks before the first one
-LIMIT_S = 40.0
 long = pytest.mark.long
 longest = pytest.mark.longest
 Train = Callable[..., tuple[str, Started, int]]
@@ -28,11 +26,11 @@ Train = Callable[..., tuple[str, Started, int]]
 def train(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> Train:
     """A training with a fault: its digest, what it was, and how many processes its launcher had."""
 
-    def train(fault: str, *flags: object, nranks: int = 2) -> tuple[str, Started, int]:
+    def train(fault: str, *flags: object, nranks: int = 2, command: str = "collective.run") -> tuple[str, Started, int]:
         monkeypatch.setenv(FAULT_VARIABLE, fault)
         record = tmp_path / "record.json"
         given = [*JOB, "--steps", STEPS, "--nranks", nranks, "--json", record, *flags]
-        started = start("collective.run", *given)
+        started = start(command, *given)
         processes = watched(started)
         assert started.code == 0, started.err
         return digest_in(record), started, processes
@@ -59,22 +57,6 @@ def program(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.M
         return re.findall(r"^RESULT (.*)$", said, re.MULTILINE), job, processes
 
     return run
-
-
-def watched(job: Started) -> int:
-    """How many processes a launcher has had, once it has ended."""
-    seen, deadline = set[int](), time.monotonic() + LIMIT_S
-    while job.process.poll() is None and time.monotonic() < deadline:
-        seen |= children(job.process.pid)
-        time.sleep(0.002)  # between two looks
-    return len(seen)
-
-
-def children(pid: int) -> set[int]:
-    try:
-        return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except OSError:
-        return set()
 
 
 _undisturbed: dict[tuple[int, ...], object] = {}  # by ranks, and of a program also workers
@@ -120,6 +102,52 @@ def test_who_dies_is_replaced_while_the_others_keep_their_processes(
     assert back, started.err
     assert processes == 1 + nranks + 1  # the guard, the ranks, and the one in the place of another
     assert digest == undisturbed(train, nranks)
+
+
+def recovered(started: Started, name: str, epoch: int = 1) -> bool:
+    """Whether only this process was replaced, and at most one step replayed."""
+    part = f"; {name} is started again (restart {epoch} of 3), the others go on"
+    back = rf"recovered: all go on after step \d+, [01] steps? replayed, .* s after that \(epoch {epoch}\)"
+    return part in started.err and bool(re.search(back, started.err)) and "starting all again" not in started.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "flags", "nranks"),
+    [
+        ("pushed:1:3", (), 2),
+        pytest.param("stored:s0:3", (), 2, marks=long),
+        pytest.param("replied:s1:4", ("--servers", 2), 4, marks=long),
+        pytest.param("before-push:0:3", ("--data-plane", "tcp", "--servers", 2), 4, marks=long),
+        pytest.param("got-commit:s0:0", ("--data-plane", "tcp"), 2, marks=longest),
+        pytest.param("received:0:3", ("--data-plane", "grpc"), 2, marks=longest),
+        pytest.param("committed:3:5", ("--no-overlap",), 4, marks=longest),
+        pytest.param("stored:s0:2:stop", ("--timeout", 2), 2, marks=longest),
+        pytest.param("backward:1:4:stop", ("--timeout", 2), 2, marks=longest),
+    ],
+)
+def test_trainers_and_servers_are_replaced_while_the_others_keep_their_processes(
+    fault: str, flags: tuple[object, ...], nranks: int, tmp_path: Path, train: Train
+) -> None:
+    logs, who = tmp_path / "logs", fault.split(":")[1]
+    digest, started, processes = train(
+        fault, "--max-restarts", 3, "--log-dir", logs, *flags, nranks=nranks, command="ps.run"
+    )
+    name, log = (f"server {who[1:]}", f"serverlog.{who[1:]}") if who[0] == "s" else (f"rank {who}", f"workerlog.{who}")
+    assert recovered(started, name), started.err
+    servers = flags[flags.index("--servers") + 1] if "--servers" in flags else 1
+    assert processes == 1 + nranks + servers + 1  # the guard, and the one in the place of another
+    assert f"GRADSYNC_FAULT_HERE={fault.split(':')[0]}:" in (logs / log).read_text()
+    assert (logs / "serverlog.0").read_text().count("listens on") == 2
+    assert digest == undisturbed(train, nranks)
+
+
+@long
+@pytest.mark.parametrize("second", ["joining:1:0", "joined:1:0"])
+def test_a_trainer_in_the_place_of_the_dead_that_dies_too(second: str, train: Train) -> None:
+    digest, started, _ = train(f"pushed:1:3,{second}", "--max-restarts", 3, command="ps.run")
+    assert "; rank 1 is started again (restart 1 of 3), the others go on" in started.err
+    assert second == "joined:1:0" or recovered(started, "rank 1", epoch=2), started.err
+    assert digest == undisturbed(train, 2)
 
 
 @long

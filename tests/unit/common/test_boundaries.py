@@ -15,11 +15,11 @@ from collective.algorithms.ring import RingAlgorithm
 from collective.group import Group
 from collective.synchronizer import RingSynchronizer
 from collective.transports.threads import connect_threads
-from common.commit.kept_parts import make_kept, path_of
+from common.commit.kept_parts import KEPT_VARIABLE, make_kept, path_of
 from common.commit.parts import Part
 from common.errors import PeerLost, RecoveryFailed
 from common.sync.boundaries import Boundaries, Boundary
-from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE, Word
+from common.system.next_epoch import WORD_VARIABLE, Word
 from common.system.process import JOB_SECRET_VARIABLE, JOINED_VARIABLE, RESTARTS_VARIABLE, restarts
 
 Rank = Callable[[int, list[int], bool], Boundaries]

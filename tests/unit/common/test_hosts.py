@@ -16,7 +16,7 @@ from common.credentials.credentials import using
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
-from common.launch.hosts import HostsConfig, Node, find_node, find_place, meet_again, start_ranks
+from common.launch.hosts import HostsConfig, Node, find_node, find_place, meet_again, start_rank
 from common.launch.ranks import endpoints_of
 from common.network.rendezvous import Membership
 from ps.command_flags import RunConfig
@@ -309,7 +309,8 @@ class Recorder:
 def test_a_hosts_ranks_are_started(script: list[str], command: list[str]) -> None:
     job: Any = Recorder()
     node = Node(1, 2, "10.0.0.1:8600", endpoints_of(["10.0.0.1", "10.0.0.2"], 2))
-    start_ranks(job, node, script=script, trainer=["-m", "a.trainer"], environment={"MORE": "5"})
+    for rank in node.ranks:
+        start_rank(rank, job, node, script=script, trainer=["-m", "a.trainer"], environment={"MORE": "5"})
 
     def of_rank(rank: int) -> list[str]:
         return [word.replace("RANK", str(rank)) for word in command]

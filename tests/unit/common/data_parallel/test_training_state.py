@@ -21,14 +21,14 @@ from collective.synchronizer import RingSynchronizer  # noqa: E402
 from collective.transports.threads import connect_threads  # noqa: E402
 from common.commit.__main__ import main  # noqa: E402
 from common.commit.folder import CommitFolder  # noqa: E402
-from common.commit.kept_parts import has_kept, make_kept, path_of  # noqa: E402
+from common.commit.kept_parts import KEPT_VARIABLE, has_kept, make_kept, path_of  # noqa: E402
 from common.errors import CommitCorrupt, PeerLost, UsageError  # noqa: E402
 from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
 from common.paddle_api.random_states import random_arrays, set_random  # noqa: E402
 from common.paddle_api.training_state import TrainingState, plain_or_array  # noqa: E402
 from common.paddle_api.wrapped_models import WrappedModels  # noqa: E402
 from common.sync.local import LocalSynchronizer  # noqa: E402
-from common.system.next_epoch import KEPT_VARIABLE, WORD_VARIABLE, Word  # noqa: E402
+from common.system.next_epoch import WORD_VARIABLE, Word  # noqa: E402
 from common.system.process import JOB_SECRET_VARIABLE, JOINED_VARIABLE, RESTARTS_VARIABLE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")  # of BatchNorm

@@ -18,15 +18,14 @@ from collective.algorithms.ring import RingAlgorithm  # noqa: E402
 from collective.group import Group  # noqa: E402
 from collective.synchronizer import RingSynchronizer  # noqa: E402
 from collective.transports.threads import connect_threads  # noqa: E402
-from common.commit.kept_parts import make_kept, path_of  # noqa: E402
+from common.commit.kept_parts import KEPT_VARIABLE, make_kept, path_of  # noqa: E402
 from common.paddle_api.arena_binding import Binding, digest_of_model, layout_of, trainable  # noqa: E402
 from common.paddle_api.random_states import random_arrays, set_random  # noqa: E402
 from common.sync.boundaries import Boundaries  # noqa: E402
-from common.system.next_epoch import KEPT_VARIABLE  # noqa: E402
 from common.system.process import JOINED_VARIABLE  # noqa: E402
 from common.tensors.arena import Arena  # noqa: E402
 from common.tensors.optimizers import make_optimizer  # noqa: E402
-from common.trainer.step_copies import StepCopies  # noqa: E402
+from common.trainer.step_copies import StepCopies, fill_arena  # noqa: E402
 
 
 class Training:
@@ -80,6 +79,7 @@ def test_steps_that_are_made_again_end_where_they_ended(training: Training) -> N
     boundary = training.boundaries.agree()
     assert boundary
     assert boundary.step == 2
+    fill_arena(training.arena, boundary)
     training.copies.begin(boundary, 2)
     assert training.seen() != expected
     training.step(3)

@@ -1,0 +1,56 @@
+"""Rows 1 and 2: kill -9 of any process at a moment that a seed chooses, once all have made steps: the others keep their
+processes, at most one step is made again, and the bits are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from benchmarks.faults.killing import Killing, Role
+from tests.faults.jobs import SCHEMES
+
+SEEDS = 3
+STEPS = 600
+PLANES = {"ps": ("shm", "tcp", "grpc"), "collective": ("shm", "tcp")}
+_undisturbed: dict[int, str] = {}
+
+
+def undisturbed(nranks: int) -> str:
+    if nranks not in _undisturbed:
+        with Killing("ring", "shm", nranks, STEPS) as job:
+            _undisturbed[nranks] = job.digest()
+    return _undisturbed[nranks]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_process_is_killed_at_any_moment(scheme: str, seed: int, nranks: int) -> None:
+    chance = random.Random(f"{scheme} {seed} {nranks}")
+    plane, after, more = chance.choice(PLANES[scheme]), 20 * chance.randrange(1, 15), chance.uniform(0.0, 0.1)
+    before: list[Role] = []
+
+    def choose(there: Sequence[Role]) -> Role:
+        before.extend(there)
+        return chance.choice(there)
+
+    with Killing("ps" if scheme == "ps" else "ring", plane, nranks, STEPS) as job:
+        job.until(lambda: job.step >= after, f"step {after}")
+        moment = time.monotonic() + more
+        job.until(lambda: time.monotonic() > moment, "moment")
+        who = job.kill(choose)
+        survivors = {role: process.pid for role, process in job.alive()}
+        digest = job.digest()
+    (recovery,) = job.recoveries
+    print(f"{who} of {nranks}, {scheme} ({plane}), {more:.3f} s after step {after}: {recovery.whole_s:.2f} s")
+    assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed", "\n".join(job.lines)), job.lines
+    changed = {role for role, process in before if survivors[role] != process.pid}
+    assert changed == {who}
+    assert digest == undisturbed(nranks)
