@@ -86,6 +86,8 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
         if job.keeps:
             job.mends = Replacing(job, start, config.timeout).look
         job.wait()
+        if joining is not None and config.install and node.nranks == len(job.children) > 1:
+            joining.needless(job.children)
 
 
 def run_with_ray(config: CollectiveRunConfig, script: list[str]) -> None:

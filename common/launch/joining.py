@@ -62,8 +62,9 @@ class Joining:
         if not ranks or any(rank.code != 0 or rank.has_joined() for rank in ranks):
             return False
         print(
-            f"{self._package}.run: no rank of {self._script} joined the group: they ran apart, and servers had nothing "
-            f"to do; where they should train together, {self._script} must {self._how()}",
+            f"{self._package}.run: no rank of {self._script} joined the group: they ran apart"
+            f"{', and servers had nothing to do' * (self._package == 'ps')}; where they should train together, "
+            f"{self._script} must {self._how()}",
             file=sys.stderr,
         )
         return True

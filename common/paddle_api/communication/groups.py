@@ -56,9 +56,10 @@ class ProcessGroup:
         """Replace a tensor by that of the group's member `src`, which is counted within the group; gives a task."""
         return self._calls().broadcast(tensor, self._ranks[src], self.group, sync_op=False)
 
-    def all_reduce(self, tensor: Any, op: int, sync_op: bool = True) -> Any:
-        """As `paddle.distributed.all_reduce`; gives a task."""
-        return self._calls().all_reduce(tensor, op, self.group, sync_op=False)
+    def all_reduce(self, tensor: Any, op: Any, sync_op: bool = True) -> Any:
+        """As `paddle.distributed.all_reduce`; gives a task. Paddle's own function hands over an operation of its core,
+        of the same number."""
+        return self._calls().all_reduce(tensor, int(op), self.group, sync_op=False)
 
     allreduce = all_reduce
 
@@ -66,6 +67,13 @@ class ProcessGroup:
         """Block until every member has called it; gives a task."""
         self.exchange.barrier()
         return Task()
+
+    def __getattr__(self, name: str) -> Any:
+        """What Paddle's own functions ask of a group, where they are called although a program has imported ours."""
+        raise AttributeError(
+            f"a group of GradSync has no {name!r}: Paddle's own functions cannot use it; call those of the import, as in "
+            f"dist.{name}, or start without --no-install"
+        )
 
 
 class Groups:

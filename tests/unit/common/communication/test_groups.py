@@ -12,6 +12,7 @@ pytest.importorskip("paddle")
 
 import paddle
 import paddle.distributed
+from paddle.base import core
 
 from common.paddle_api.communication import COMMUNICATION, STREAM
 from common.paddle_api.communication.communication import Communication
@@ -106,6 +107,12 @@ def test_what_carries_a_group_has_the_calls_that_programs_make_of_it() -> None:
             assert tensor.tolist() == [3.0]
             some.process_group.all_reduce(tensor, paddle.distributed.ReduceOp.SUM).wait()
             assert tensor.tolist() == [6.0]
+            some.process_group.all_reduce(tensor, core.ReduceOp.MAX).wait()  # as Paddle's own function calls it
+            assert tensor.tolist() == [6.0]
+            with pytest.raises(
+                AttributeError, match=r"^a group of GradSync has no 'all_gather'.*as in dist\.all_gather,"
+            ):
+                some.process_group.all_gather(tensor, tensor)
         dist.get_group().process_group.broadcast(tensor, 1, True).wait()
         assert tensor.tolist() == [2.0]
 
