@@ -71,8 +71,8 @@ class ProcessGroup:
     def __getattr__(self, name: str) -> Any:
         """What Paddle's own functions ask of a group, where they are called although a program has imported ours."""
         raise AttributeError(
-            f"a group of GradSync has no {name!r}: Paddle's own functions cannot use it; call those of the import, as in "
-            f"dist.{name}, or start without --no-install"
+            f"a group of GradSync has no {name!r}: Paddle's own functions cannot use it; call those of the import, as "
+            f"in dist.{name}, or start without --no-install"
         )
 
 
