@@ -188,6 +188,8 @@ def in_one_line(box: str) -> str:
         word = unknown[1]
         if not word.startswith("-") and Path(word).is_dir():
             return f"{word} is a folder; name a program, as {Path(word) / 'train.py'}, or see --help"
+        if not word.startswith("-") and Path(word).is_file():
+            return f"{word} is no program: its name must end in .py; or see --help"
         if not word.startswith("-"):
             return f"unexpected argument {word!r}; see --help"
         similar = {*re.findall(r"--[a-z][a-z-]*", rest)} - {word, "--help"}

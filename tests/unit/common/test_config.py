@@ -84,6 +84,7 @@ UNREADABLE = {
     "not a whole number, where it may be unset": (["--steps", "many"], "--steps must be a whole number (got 'many')"),
     "not a number": (["--lr", "fast"], "--lr must be a number (got 'fast')"),
     "no value": (["--steps"], "--steps needs a value"),
+    "a file": (["/proc/version"], "/proc/version is no program: its name must end in .py; or see --help"),
     "a folder": (["/proc"], "/proc is a folder; name a program, as /proc/train.py, or see --help"),
     "a value too many": (["--no-overlap", "5"], "unexpected argument '5'; see --help"),
 }
