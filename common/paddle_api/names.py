@@ -34,7 +34,7 @@ def names_with(source: Source) -> list[str]:
 # What both schemes have of their own, for `import ps as dist` and `import collective as fleet`.
 PUBLIC = tuple(sorted(set(names_with(Source.OURS))))
 
-# What both schemes have beside Paddle's names.
+# What both schemes have beside Paddle's names; where one is installed, `paddle.distributed` has it too.
 OWN = ("TrainingState",)
 
 # Of Paddle's removed parameter server; `ps` only. The role makers' own are in the place of Paddle's there.

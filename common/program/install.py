@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import UsageError
 from common.launch.adopting import adopt
 from common.launch.first_calls import call_in_ranks
-from common.paddle_api.names import entry_of, put_in_place_in, why_refused
+from common.paddle_api.names import OWN, entry_of, put_in_place_in, why_refused
 from common.paddle_api.names_table import DISTRIBUTED, FLEET, Source
 from common.system.after_import import call_after_import
 
@@ -92,6 +92,8 @@ def put_in_place() -> None:
             continue
         there = {name: v for name, v in vars(module).items() if not isinstance(v, ModuleType)}
         names = {name for name in put_in_place_in(table) if name in there and replaceable(there[name], table, name)}
+        if where == DISTRIBUTED:
+            names |= {*OWN}
         if where == FLEET:  # also what the table does not know: every function of Paddle's one Fleet
             fleet = there["fleet"]
             names |= {name for name, v in there.items() if isinstance(v, MethodType) and v.__self__ is fleet}

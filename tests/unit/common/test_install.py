@@ -47,6 +47,7 @@ def test_an_installed_scheme_loads_nothing_until_it_is_used() -> None:
         "assert all_reduce == communication.all_reduce == paddle.distributed.all_reduce == surface.all_reduce\n"
         "assert stream is same and stream.send == stream.send.__self__.send == surface.stream.send\n"
         "assert module.alltoall == surface.alltoall and module.__name__.endswith('all_to_all')\n"
+        "assert paddle.distributed.TrainingState is surface.TrainingState\n"
         "paddle.DataParallel = 'the program knows better'\n"
         "assert paddle.DataParallel == 'the program knows better'\n"
         "print('all')"
