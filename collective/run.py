@@ -48,16 +48,16 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
     if task := task_here(config.hosts, config.nranks, refused=refused):
         become_one(task, config, script)
     restarts = config.restarts.max_restarts > 0
-    place = find_place(config.hosts, config.nranks, ports=1, timeout=config.timeout, restarts=restarts)
-    config = replace(config, backend=backend_here(config, place.node))
-    check_one_host(config.trace, script, place.node)
-    supervise(
-        config.restarts,
-        partial(run_once, config, script, place),
-        prog="collective.run",
-        agree=place.agree,
-        epoch=place.node.epoch,
-    )
+    with find_place(config.hosts, config.nranks, ports=1, timeout=config.timeout, restarts=restarts) as place:
+        config = replace(config, backend=backend_here(config, place.node))
+        check_one_host(config.trace, script, place.node)
+        supervise(
+            config.restarts,
+            partial(run_once, config, script, place),
+            prog="collective.run",
+            agree=place.agree,
+            epoch=place.node.epoch,
+        )
 
 
 def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life: Life) -> None:

@@ -49,15 +49,16 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
         become_one(task, servers, addresses, config, script)
         return
     restarts = config.restarts.max_restarts > 0
-    place = find_place(config.hosts, config.nranks, ports=config.servers, timeout=config.timeout, restarts=restarts)
-    check_one_host(config.trace, script, place.node)
-    supervise(
-        config.restarts,
-        partial(run_once, config, script, place),
-        prog="ps.run",
-        agree=place.agree,
-        epoch=place.node.epoch,
-    )
+    ports = config.servers
+    with find_place(config.hosts, config.nranks, ports=ports, timeout=config.timeout, restarts=restarts) as place:
+        check_one_host(config.trace, script, place.node)
+        supervise(
+            config.restarts,
+            partial(run_once, config, script, place),
+            prog="ps.run",
+            agree=place.agree,
+            epoch=place.node.epoch,
+        )
 
 
 def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> None:

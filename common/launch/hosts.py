@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,7 @@ from common.launch.settings import check_rank
 from common.system.addresses import address_after, address_of, is_ours, own_host, parse_address
 
 if TYPE_CHECKING:
-    from common.network.rendezvous import Membership
+    from common.launch.lobby import Company
 
 __all__ = ["HostsConfig", "Node", "Place", "command_of", "find_place", "start_rank"]
 
@@ -176,103 +176,96 @@ class Place:
     one that was lost.
 
     Args:
-        timeout: how long to wait for the launchers of the others, in seconds.
+        company: the launchers of all hosts; None: this is the only one, or they need not meet.
+        timeout: how long to wait for those of the others, in seconds.
         waits: whether one that is gone is waited for, which is said then.
     """
 
     node: Node
     timeout: float
     waits: bool = False
+    company: Company | None = None
 
     def agree(self, epoch: int) -> int:
-        """See `meet_again`."""
+        """The greatest epoch that a launcher of this job's hosts proposes, this one the given; blocks until all have
+        proposed theirs, at most `timeout` seconds.
+
+        Raises:
+            UsageError: not all have by then.
+        """
         if self.waits:
             print(
                 f"the launchers of all {self.node.nnodes} hosts meet, for which this one waits {self.timeout:g} s; in "
                 "the place of one that is gone start the same command, with its --node-rank",
                 file=sys.stderr,
             )
-        self.node = meet_again(self.node, epoch, timeout=self.timeout)
+        self.meet(epoch, self.timeout)
         return self.node.epoch
 
+    def meet(self, epoch: int, timeout: float) -> None:
+        """As `agree`, without a word; this host's part is known then."""
+        if self.company is None:
+            self.node = replace(self.node, epoch=epoch)
+            return
+        from common.network.rpc import host_of
 
-def find_place(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float, restarts: bool) -> Place:
-    """As `find_node`; arguments too.
+        first = host_of(self.node.launchers_meet)
+        mine = first if self.node.index == 0 else own_host(first)
+        met = self.company.meet(mine, str(epoch).encode(), timeout)
+        endpoints = self.node.endpoints if self.node.named else endpoints_of(met.addresses, len(self.node.ranks))
+        self.node = replace(self.node, epoch=max(map(int, met.notes)), endpoints=endpoints)
+
+
+@contextmanager
+def find_place(
+    hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float, restarts: bool
+) -> Iterator[Place]:
+    """This host's part, once the launchers of all hosts have told each other where they are and in which epoch, if they
+    need to. While the job may be started again, they are in touch within.
 
     Args:
+        nranks: of the whole job; None: not said.
+        ports: how many from --master's on the job needs itself; the launchers meet at the one after.
         timeout: after which a process that gives no sign of life has stalled, in seconds. The ranks of a host may see
             so much later than those of another that somebody is gone, so launchers wait twice as long for each other
             after a failure, and longer still with --host-wait.
         restarts: whether the job is started again after a failure. This may be a host that was away meanwhile; then its
             launcher learns the epoch from the others.
-    """
-    if hosts.host_wait and not restarts:
-        raise UsageError("--host-wait needs --max-restarts: without it a job that loses a host has failed")
-    patience = 2 * timeout + hosts.host_wait
-    node = find_node(hosts, nranks, ports=ports, timeout=patience if hosts.host_wait else timeout, meets=restarts)
-    return Place(node, patience, waits=hosts.host_wait > 0)
-
-
-def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int, timeout: float, meets: bool = False) -> Node:
-    """This host's part. Without --ips, blocks until the launchers of all hosts have told each other where they are.
-
-    Args:
-        nranks: of the whole job; None: not said.
-        ports: how many from --master's on the job needs itself; the launchers meet at the one after.
-        timeout: how long to wait for the other launchers, in seconds.
-        meets: wait for them in any case, and learn the job's epoch.
 
     Raises:
         UsageError, RendezvousError, PeerUnreachable: the flags cannot work, or the other launchers did not come.
     """
+    if hosts.host_wait and not restarts:
+        raise UsageError("--host-wait needs --max-restarts: without it a job that loses a host has failed")
+    node, patience = find_node(hosts, nranks, ports=ports), 2 * timeout + hosts.host_wait
+    place = Place(node, patience, waits=hosts.host_wait > 0)
+    with ExitStack() as stack:
+        if node.launchers_meet and (restarts or not hosts.ips):
+            from common.launch.lobby import company_of
+
+            company = company_of(node.launchers_meet, node.index, node.nnodes, silence=timeout)
+            place.company = stack.enter_context(company)
+            place.meet(0, patience if hosts.host_wait else timeout)
+        if not restarts:
+            stack.close()
+        yield place
+
+
+def find_node(hosts: HostsConfig, nranks: int | None, *, ports: int) -> Node:
+    """This host's part, as far as the flags say it; arguments as of `find_place`.
+
+    Raises:
+        UsageError: they cannot work.
+    """
     ranks_each, index, devices = hosts.ranks_each(nranks), hosts.position(), hosts.selected_devices()
-    names, launchers_meet, epoch = listed(hosts.ips) or ["127.0.0.1"], "", 0
+    launchers_meet = ""
     if hosts.meeting_place:
         from common.network.rpc import check_bind_host, host_of
 
         check_bind_host(host_of(hosts.meeting_place), current())
         launchers_meet = address_after(hosts.meeting_place, ports)
-        if meets or not hosts.ips:
-            met = meet(launchers_meet, index, hosts.count, timeout=timeout)
-            names, epoch = listed(hosts.ips) or [*met.addresses], greatest(met)
-    endpoints = endpoints_of(names, ranks_each)
-    return Node(
-        index, hosts.count, hosts.meeting_place, endpoints, devices, launchers_meet, bool(hosts.ips), epoch=epoch
-    )
-
-
-def meet_again(node: Node, epoch: int, *, timeout: float) -> Node:
-    """This host's part in the greatest epoch that a launcher of this job's hosts proposes; blocks until all have
-    proposed theirs, at most `timeout` seconds.
-
-    Raises:
-        UsageError: not all have by then.
-    """
-    if not node.launchers_meet:
-        return replace(node, epoch=epoch)
-    met = meet(node.launchers_meet, node.index, node.nnodes, timeout=timeout, note=str(epoch).encode())
-    endpoints = node.endpoints if node.named else endpoints_of(met.addresses, len(node.ranks))
-    return replace(node, epoch=greatest(met), endpoints=endpoints)
-
-
-def greatest(met: Membership) -> int:
-    return max(int(note) for note in met.notes)
-
-
-def meet(address: str, index: int, count: int, *, timeout: float, note: bytes = b"0") -> Membership:
-    """What the launchers of all hosts tell each other, their addresses and notes, which say the epoch that each
-    proposes; they meet at `address`, where the first one listens."""
-    from common.network.rendezvous import RendezvousServer, join
-    from common.network.rpc import host_of
-
-    first = host_of(address)
-    mine = first if index == 0 else own_host(first)
-    with ExitStack() as stack:
-        if index == 0:
-            stack.enter_context(RendezvousServer(address, count, timeout=timeout, member="host"))
-        return join(
-            address, rank=index, nranks=count, backend="", address=mine, timeout=timeout, member="host", note=note
-        )
+    endpoints = endpoints_of(listed(hosts.ips) or ["127.0.0.1"] * hosts.count, ranks_each)
+    return Node(index, hosts.count, hosts.meeting_place, endpoints, devices, launchers_meet, bool(hosts.ips))
 
 
 def start_rank(

@@ -16,9 +16,9 @@ from common.credentials.credentials import using
 from common.errors import GradSyncError, PeerUnreachable, RendezvousError, UsageError
 from common.launch import hosts
 from common.launch.cli import run_command
-from common.launch.hosts import HostsConfig, Node, find_node, find_place, meet_again, start_rank
+from common.launch.hosts import HostsConfig, Node, Place, find_node, find_place, start_rank
+from common.launch.lobby import Lobby
 from common.launch.ranks import endpoints_of
-from common.network.rendezvous import Membership
 from ps.command_flags import RunConfig
 from tests.support.channels import OTHERS
 from tests.support.groups import ROOT, free_port
@@ -171,7 +171,7 @@ def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_only_host() -> None:
-    node = find_node(HostsConfig(devices="1,0"), None, ports=1, timeout=LIMIT_S)
+    node = find_node(HostsConfig(devices="1,0"), None, ports=1)
     assert node == Node(0, 1, "", ("127.0.0.1:6170", "127.0.0.1:6171"), ("1", "0"))
     assert (node.nranks, list(node.ranks)) == (2, [0, 1])
 
@@ -179,7 +179,7 @@ def test_the_only_host() -> None:
 def test_the_second_of_two_hosts() -> None:
     config = HostsConfig(ips=f"{ANOTHERS},{OURS}", devices="4,6")
     with using(OTHERS):
-        node = find_node(config, 4, ports=1, timeout=LIMIT_S)
+        node = find_node(config, 4, ports=1)
     endpoints = (f"{ANOTHERS}:6170", f"{ANOTHERS}:6171", f"{OURS}:6170", f"{OURS}:6171")
     assert node == Node(1, 2, f"{ANOTHERS}:8600", endpoints, ("4", "6"), f"{ANOTHERS}:8601", named=True)
     assert (node.nranks, list(node.ranks)) == (4, [2, 3])
@@ -197,14 +197,19 @@ def test_the_second_of_two_hosts() -> None:
 
 def test_other_hosts_need_credentials() -> None:
     with pytest.raises(UsageError, match=r"refusing to listen on 10\.0\.0\.1.*token FILE.*--insecure"):
-        find_node(HostsConfig(ips=TWO, node_rank=0), None, ports=1, timeout=LIMIT_S)
+        find_node(HostsConfig(ips=TWO, node_rank=0), None, ports=1)
 
 
 def test_a_host_is_waited_for_only_where_the_job_is_started_again() -> None:
     with pytest.raises(
         UsageError, match=r"^--host-wait needs --max-restarts: without it a job that loses a host has fa"
     ):
-        find_place(HostsConfig(ips=TWO, host_wait=9), None, ports=1, timeout=LIMIT_S, restarts=False)
+        found(HostsConfig(ips=TWO, host_wait=9))
+
+
+def found(config: HostsConfig, timeout: float = LIMIT_S) -> Node:
+    with find_place(config, None, ports=1, timeout=timeout, restarts=False) as place:
+        return place.node
 
 
 def find_all(configs: list[HostsConfig], *, timeout: float = LIMIT_S) -> list[Any]:
@@ -212,7 +217,7 @@ def find_all(configs: list[HostsConfig], *, timeout: float = LIMIT_S) -> list[An
 
     def find(config: HostsConfig) -> Node | GradSyncError:
         try:
-            return find_node(config, None, ports=1, timeout=timeout)
+            return found(config, timeout)
         except GradSyncError as exc:
             return exc
 
@@ -230,22 +235,13 @@ def test_launchers_tell_each_other_where_they_are(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("ports", "where"), [(1, "127.0.0.1:8601"), (3, "127.0.0.1:8603")])
-def test_launchers_meet_after_the_ports_that_the_job_needs(
-    ports: int, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosts, "meet", lambda address, _, count, timeout: Membership((address,) * count, b"", (b"0",)))
+def test_launchers_meet_after_the_ports_that_the_job_needs(ports: int, where: str) -> None:
     config = HostsConfig(master="127.0.0.1:8600", nnodes=2, node_rank=1)
-    node = find_node(config, 2, ports=ports, timeout=LIMIT_S)
-    assert node.endpoints == endpoints_of([where] * 2, 1)
+    assert find_node(config, 2, ports=ports).launchers_meet == where
 
 
-def test_launchers_agree_on_the_greatest_epoch() -> None:
-    node = Node(0, 2, "", ("a:6170", "b:6170"), launchers_meet=f"127.0.0.1:{free_port()}", named=True)
-    with ThreadPoolExecutor(2) as pool:
-        proposals = [(node, 2), (replace(node, index=1), 5)]
-        found = [pool.submit(meet_again, each, epoch, timeout=LIMIT_S) for each, epoch in proposals]
-        assert [future.result() for future in found] == [replace(node, epoch=5), replace(node, index=1, epoch=5)]
-    assert meet_again(Node(0, 1, "", ()), 3, timeout=LIMIT_S).epoch == 3
+def test_the_only_host_agrees_with_itself() -> None:
+    assert Place(Node(0, 1, "", ()), LIMIT_S).agree(3) == 3
 
 
 def test_a_host_that_comes_to_a_job_under_way_learns_its_epoch_and_is_known_to_the_others(
@@ -254,14 +250,13 @@ def test_a_host_that_comes_to_a_job_under_way_learns_its_epoch_and_is_known_to_t
     monkeypatch.setattr(hosts, "own_host", lambda first: "127.0.0.9")
     master = f"127.0.0.1:{free_port()}"
     config = HostsConfig(master=master, nnodes=2, node_rank=1, nproc_per_node=1)
-    meeting = f"127.0.0.1:{int(master.rpartition(':')[2]) + 1}"
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(
-            meet_again, Node(0, 2, master, ("127.0.0.1:6170", "lost:6170"), (), meeting), 4, timeout=LIMIT_S
-        )
-        place = find_place(config, None, ports=1, timeout=LIMIT_S, restarts=True)
-    assert place.node.epoch == 4
-    assert other.result().endpoints == place.node.endpoints == ("127.0.0.1:6170", "127.0.0.9:6170")
+    node = replace(find_node(config, None, ports=1), index=0, endpoints=("127.0.0.1:6170", "lost:6170"))
+    with ThreadPoolExecutor(1) as pool, Lobby(node.launchers_meet, 2, silence=LIMIT_S) as lobby:
+        first = Place(node, LIMIT_S, company=lobby)
+        other = pool.submit(first.agree, 4)
+        with find_place(config, None, ports=1, timeout=LIMIT_S, restarts=True) as place:
+            assert place.node.epoch == other.result() == 4
+    assert first.node.endpoints == place.node.endpoints == ("127.0.0.1:6170", "127.0.0.9:6170")
 
 
 def test_launchers_that_disagree_are_all_told() -> None:
