@@ -18,7 +18,7 @@ from common.system.atomic_file import why_not_writable
 from common.system.leftovers import Session, clear_away, members_of
 from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
-from common.system.process import COMPLETE
+from common.system.process import COMPLETE, SAYS
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
@@ -80,6 +80,7 @@ class Child:
     joined: Path  # there from when it joins a group; how many ranks that has
     ended_at: float | None = None
     peak_bytes: int = 0  # of its memory, as far as was seen
+    _told: int = 0  # how many of the lines that it has for the terminal were asked for
 
     @property
     def code(self) -> int | None:
@@ -111,6 +112,12 @@ class Child:
             if its_epoch == epoch:
                 return step, made
         return None
+
+    def says(self) -> list[str]:
+        """What it has for the terminal, each line once."""
+        lines = self._notes(SAYS)
+        new, self._told = lines[self._told :], len(lines)
+        return [line.removeprefix(SAYS).strip() for line in new]
 
     def _notes(self, beginning: str) -> list[str]:
         """Whole lines that it has left."""

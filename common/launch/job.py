@@ -290,10 +290,18 @@ class Job:
         for child in self.children:
             if child.ended_at is None and child.code is not None:
                 child.ended_at = time.monotonic()
+                self._pass_on(child)
         if (now := time.monotonic()) > self._looked_at + LOOK_S:
             self._looked_at = now
             for child in self.children:
                 child.look()
+                self._pass_on(child)
+
+    def _pass_on(self, child: Child) -> None:
+        """What one whose output is not seen here has said for all who look."""
+        if child.log is not None and child.log not in self._shown:
+            for line in child.says():
+                print(line, file=sys.stderr, flush=True)
 
     def _let_the_others_notice(self) -> None:
         begin = time.monotonic()

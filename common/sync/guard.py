@@ -7,7 +7,6 @@ any rank, and all ranks raise the same NonFiniteGradient; how they agree on it i
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import NonFiniteGradient
+from common.system.process import say
 from common.tensors.arena import Arena
 
 __all__ = ["POLICIES", "UNGUARDED", "Guard"]
@@ -66,7 +66,7 @@ class Guard:
         else:
             self._looks = False
             what = self._in_words(found, self._rank)
-            print(f"gradsync: {what}; the program goes on (--non-finite error stops it)", file=sys.stderr, flush=True)
+            say(f"gradsync: {what}; the program goes on (--non-finite error stops it)")
         return self.found is not None
 
     def spoil(self, bucket: int) -> None:

@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ __all__ = [
     "LAST_WORDS_VARIABLE",
     "PARENT_VARIABLE",
     "RESTARTS_VARIABLE",
+    "SAYS",
     "Terminated",
     "call_at_end",
     "die_with_parent",
@@ -38,11 +40,13 @@ __all__ = [
     "note_joining",
     "prepare_process",
     "restarts",
+    "say",
 ]
 
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 COMPLETE = "complete"  # a line there: it has
+SAYS = "says"  # how lines there begin that are for the launcher's terminal
 RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has mended this job after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
@@ -113,6 +117,12 @@ def note(line: str) -> None:
     if file := os.environ.get(JOINED_VARIABLE):
         with suppress(OSError), Path(file).open("a") as out:  # it fails where the launcher is gone, or on another host
             out.write(f"{line}\n")
+
+
+def say(line: str) -> None:
+    """On stderr, for whoever trains; also on the launcher's terminal, where this process's stderr goes to a log."""
+    print(line, file=sys.stderr, flush=True)
+    note(f"{SAYS} {line}")
 
 
 def note_joining(nranks: int) -> None:

@@ -68,6 +68,22 @@ def test_one_process_may_write_to_the_terminal(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("seen\n", "too\n")
 
 
+def test_what_one_says_to_all_is_seen_though_its_output_is_not(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = "from common.system.process import say; print('unseen'); say('gradsync: look here')"
+    with Job() as job:
+        start(job, 1, code)
+        job.wait()
+    assert capfd.readouterr() == ("", "gradsync: look here\n")
+    with Job(tmp_path) as job:  # of which the first one is seen anyway
+        for rank in range(2):
+            job.start(f"rank {rank}", ["-c", code], log=f"workerlog.{rank}", on_terminal=rank == 0)
+        job.wait()
+    assert (tmp_path / "workerlog.1").read_text() == "unseen\ngradsync: look here\n"
+    assert capfd.readouterr().err == "gradsync: look here\n"
+
+
 GO_ON = """
 import sys
 from pathlib import Path
