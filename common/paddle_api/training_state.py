@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ __all__ = ["TrainingState"]
 
 Array = npt.NDArray[Any]
 BEGAN = "began."  # random states when the epoch began
+ENDS_WITHIN_S = 1.0  # a process, after an error that nothing catches
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -91,6 +94,7 @@ class TrainingState:
         self._models = models or WrappedModels(joined)
         self._models.states += 1
         self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
+        self._leaving: threading.Timer | None = None
         self.step = 0  # that were made
         if not self._roll_back():
             self._restore()
@@ -102,6 +106,7 @@ class TrainingState:
             CommitFailed: a commit could not be written.
             UsageError: the loader has fewer batches than when the commit was made.
         """
+        self._has_left()
         if self._boundaries.are_kept:
             self._models.watch(self._boundaries.leave)
         try:
@@ -117,10 +122,24 @@ class TrainingState:
                     self._position.end(epoch)
                 if self._models.failed:
                     self._go_on()
+        except GeneratorExit:  # by a break, or by an error in the body, which may end this process
+            self._leaving = threading.Timer(ENDS_WITHIN_S, self._has_left)
+            self._leaving.daemon = True
+            self._leaving.start()
+            raise
         finally:
             self._models.watch(None)
-            self._boundaries.forget()
+            if self._leaving is None:
+                self._boundaries.forget()
         self._finish()
+
+    def _has_left(self) -> None:
+        """The loop was left before its end: now this rank cannot come back to it. Who takes the place of one that an
+        error has ended can."""
+        if self._leaving is not None and getattr(sys, "last_value", None) is None:
+            self._leaving.cancel()
+            self._leaving = None
+            self._boundaries.forget()
 
     def _go_on(self) -> None:
         """The group has failed, and this rank outlives it: wait until it is whole again, and go back with it."""
