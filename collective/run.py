@@ -10,6 +10,7 @@ from typing import NoReturn
 from collective.command_flags import CollectiveRunConfig
 from collective.flags import RingSettings
 from collective.nccl.seat import gpus_for, require_nccl
+from common.launch.adoption import adoption_of
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
@@ -38,6 +39,7 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    adoption = adoption_of(config, "collective.run", [*given, *script])
     if config.on.engine:
         config.on.check(config.hosts, traced=config.trace is not None, backend=config.backend)
         run_with_ray(config, script)
@@ -57,6 +59,7 @@ def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> Non
             prog="collective.run",
             agree=place.agree,
             epoch=place.node.epoch,
+            adoption=adoption,
         )
 
 
@@ -81,7 +84,7 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
             start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
 
         place = node.meeting_place or abstract_address("ring")
-        for rank in node.ranks:
+        for rank in () if job.was_adopted else node.ranks:
             start(rank, place)
         if job.keeps:
             job.mends = Replacing(job, start, config.timeout).look

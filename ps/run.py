@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from common.errors import UsageError
+from common.launch.adoption import adoption_of
 from common.launch.cli import run_command, split_script
 from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
@@ -39,6 +40,7 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    adoption = adoption_of(config, "ps.run", [*given, *script])
     if config.on.engine:
         config.on.check(config.hosts, traced=config.trace is not None)
         run_with_ray(config, script)
@@ -58,6 +60,7 @@ def run(config: RunConfig, script: list[str], given: list[str]) -> None:
             prog="ps.run",
             agree=place.agree,
             epoch=place.node.epoch,
+            adoption=adoption,
         )
 
 
@@ -84,9 +87,10 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
 
         servers = servers_here(job, node, config, traced) if node.index == 0 else None
-        addresses = ",".join(servers.start_all() if servers else servers_of_first(node, config))
-        for rank in node.ranks:
-            start(rank, addresses)
+        if not job.was_adopted:
+            addresses = ",".join(servers.start_all() if servers else servers_of_first(node, config))
+            for rank in node.ranks:
+                start(rank, addresses)
         if job.keeps:
             job.mends = Replacing(job, start, config.timeout, servers).look
         job.wait()

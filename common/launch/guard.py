@@ -11,12 +11,16 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from common.system.leftovers import Session, clear_away, session_of
+from common.commit.kept_parts import path_of
+from common.system.leftovers import FOLDER, Session, clear_away, session_of
 
-__all__ = ["Guard", "main"]
+__all__ = ["ROOT", "Guard", "main"]
 
 ROOT = Path(__file__).parents[2]  # of our packages
 START = "import sys; sys.path.append(sys.argv[1]); from common.launch.guard import main; main()"
@@ -26,16 +30,32 @@ MOST = 1 << 16
 class Guard:
     """The launcher's side.
 
-    Args:
-        folders: a path that what is to be removed begins with.
+    Attributes:
+        folder: for temporary files, which its user removes.
+        parent: process id of those that it starts.
     """
 
-    def __init__(self, folders: Path) -> None:
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+        folders = Path(tempfile.gettempdir(), f"{FOLDER}{self.parent}-")
+        self.folder = Path(tempfile.mkdtemp(prefix=folders.name))
         command = [sys.executable, "-I", "-S", "-c", START, str(ROOT), str(os.getpid()), str(folders)]
         nowhere = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True, cwd="/"
         )
+
+    def start(
+        self,
+        name: str,  # noqa: ARG002 - that is for whoever adopts (adoption.py), as is `about`
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        streams: Mapping[str, Any],
+        about: Any,  # noqa: ARG002
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own."""
+        return subprocess.Popen(command, start_new_session=True, env=environment, **streams)
 
     def watch(self, leader: int) -> Session:
         """From now on, the session of that child too."""
@@ -43,6 +63,10 @@ class Guard:
         with suppress(BrokenPipeError):  # somebody has killed it
             os.write(self._process.stdin.fileno(), f"{leader}\n".encode())
         return session_of(leader)
+
+    def hold(self, name: str, descriptor: int) -> str:  # noqa: ARG002
+        """The path by which processes of this user open what this launcher holds."""
+        return path_of(descriptor)
 
     def dismiss(self) -> None:
         """The launcher has cleared away by itself."""

@@ -15,20 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from common.commit.kept_parts import KEPT_VARIABLE, make_kept, path_of
+from common.commit.kept_parts import KEPT_VARIABLE, make_kept
 from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
+from common.launch.adoption import KeptJob
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
-from common.launch.guard import Guard
 from common.launch.joining import Joining
 from common.launch.restarts import Life
 from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
-from common.system.leftovers import Session, clear_away, is_anothers
+from common.system.leftovers import FOLDER, Session, clear_away, is_alive, is_anothers
 from common.system.next_epoch import WORD_VARIABLE
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
@@ -43,7 +43,6 @@ from common.system.process import (
 
 __all__ = ["FOLDER", "Job"]
 
-FOLDER = "gradsync-"  # and the launcher's process id
 SESSIONS = "sessions"  # the file in it of what was started: leader, and when
 POLL_S = 0.02
 SHOW_CURSOR = "\x1b[?25h"
@@ -90,20 +89,21 @@ class Job:
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
-        mine = f"{FOLDER}{os.getpid()}-"
-        self._temporary = tempfile.TemporaryDirectory(prefix=mine)
-        self._logs = self.log_dir or Path(self._temporary.name)
-        try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            self._temporary.cleanup()
-            raise UsageError(f"cannot write to --log-dir {self._logs}: {exc.strerror}") from exc
-        self._guard = Guard(Path(tempfile.gettempdir(), mine))
+        if self.log_dir:
+            try:
+                self.log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise UsageError(f"cannot write to --log-dir {self.log_dir}: {exc.strerror}") from exc
+        self._guard = self.life.beside()
+        self._logs = self.log_dir or self.scratch
+        if isinstance(self._guard, KeptJob):
+            self._take_over(self._guard)
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
         self._not_now = True  # a second signal must not leave anything behind
+        self.life.ends()
         interrupted: list[int] = []
         here = threading.current_thread() is threading.main_thread()  # only there handlers can be set
         cut_off = any(child.log is None and child.code is None for child in self.children)
@@ -118,7 +118,7 @@ class Job:
                     leave_the_terminal_in_order()
                 for descriptor in self.kept.values():
                     os.close(descriptor)
-                self._temporary.cleanup()
+                shutil.rmtree(self.scratch, ignore_errors=True)
                 self._guard.dismiss()
             finally:
                 if here:
@@ -137,9 +137,14 @@ class Job:
             raise Terminated
 
     @property
+    def was_adopted(self) -> bool:
+        """Whether its processes were there before this launcher."""
+        return isinstance(self._guard, KeptJob) and bool(self._guard.members)
+
+    @property
     def scratch(self) -> Path:
         """A folder of this job's own, removed at its end."""
-        return Path(self._temporary.name)
+        return self._guard.folder
 
     @property
     def word_file(self) -> Path:
@@ -157,7 +162,7 @@ class Job:
         talk: bool = False,
         through: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """Run `python COMMAND...` as a child that dies with this process.
+        """Run `python COMMAND...` as a child that dies with this process, or with the keeper (adoption.py).
 
         Args:
             name: as it appears in errors.
@@ -169,42 +174,66 @@ class Job:
         self._not_now = True  # a SIGTERM must not lose sight of the child
         inherit = on_terminal and self.log_dir is None
         path = None if inherit else self._logs / log
-        words, joined = self.scratch / f"words of {name}", self.scratch / f"{name} joined"
         try:
             output = None if path is None else open_private(path, further=self.life.number > 0)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
-        if on_terminal and path is not None and path not in self._shown:  # who takes the place of another goes on in it
-            self._shown[path] = ShownLog(path)
         try:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = self._guard.start(
+                name,
                 [*through, sys.executable, *command],
-                stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if talk else output or self.terminal[0],
-                stderr=output or self.terminal[1],
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONUNBUFFERED": "1",
-                    **(environment or {}),
-                    **(self._keeping(name) if self.keeps else {}),
-                    **environment_of(current()),
-                    PARENT_VARIABLE: str(os.getpid()),
-                    RESTARTS_VARIABLE: str(self.life.number),
-                    FAULT_HERE_VARIABLE: fault_for(name, self.life.number, os.environ.get(FAULT_VARIABLE, "")),
-                    JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
-                    JOINED_VARIABLE: str(joined),
-                    LAST_WORDS_VARIABLE: str(words) if inherit else "",
+                environment=self._environment(name, environment or {}, apart=inherit),
+                streams={
+                    "stdin": subprocess.PIPE if talk else subprocess.DEVNULL,
+                    "stdout": subprocess.PIPE if talk else output or self.terminal[0],
+                    "stderr": output or self.terminal[1],
                 },
+                about={"log": log, "on_terminal": on_terminal},
             )
         finally:
             if output is not None:
                 output.close()
-        self.children.append(Child(name, process, self._watch(process.pid), path, words, joined))
+        self._take(name, process, path, on_terminal=on_terminal)
         self._not_now = False
         if self._terminated:
             self._on_sigterm()
         return process
+
+    def _environment(self, name: str, given: Mapping[str, str], *, apart: bool) -> dict[str, str]:
+        """What a process finds; `apart`: it leaves its last words to this one."""
+        return {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **given,
+            **(self._keeping(name) if self.keeps else {}),
+            **environment_of(current()),
+            PARENT_VARIABLE: str(self._guard.parent),
+            RESTARTS_VARIABLE: str(self.life.number),
+            FAULT_HERE_VARIABLE: fault_for(name, self.life.number, os.environ.get(FAULT_VARIABLE, "")),
+            JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
+            JOINED_VARIABLE: str(self._joined(name)),
+            LAST_WORDS_VARIABLE: str(self._words(name)) if apart else "",
+        }
+
+    def _take(self, name: str, process: Any, log: Path | None, *, on_terminal: bool) -> None:
+        """That process is one of this job's from now on."""
+        if on_terminal and log is not None and log not in self._shown:  # who takes another's place goes on in it
+            self._shown[log] = ShownLog(log)
+        session = self._watch(process.pid)
+        self.children.append(Child(name, process, session, log, self._words(name), self._joined(name)))
+
+    def _take_over(self, kept: KeptJob) -> None:
+        """What there is of a job whose launcher has died."""
+        self.kept = kept.open_held()
+        for name, member in kept.members.items():
+            about = member["about"]
+            self._take(name, kept.process(name), self._logs / about["log"], on_terminal=about["on_terminal"])
+
+    def _words(self, name: str) -> Path:
+        return self.scratch / f"words of {name}"
+
+    def _joined(self, name: str) -> Path:
+        return self.scratch / f"{name} joined"
 
     def _watch(self, leader: int) -> Session:
         """The session of a process that was started; whoever has to clear away knows of it from now on."""
@@ -216,7 +245,7 @@ class Job:
     def _keeping(self, name: str) -> dict[str, str]:
         if name not in self.kept:
             self.kept[name] = make_kept()
-        return {KEPT_VARIABLE: path_of(self.kept[name]), WORD_VARIABLE: str(self.word_file)}
+        return {KEPT_VARIABLE: self._guard.hold(name, self.kept[name]), WORD_VARIABLE: str(self.word_file)}
 
     def wait(self) -> None:
         """Wait until every process has ended well, or every rank of a program that makes no group. A training has no
@@ -226,6 +255,7 @@ class Job:
             ProcessFailed: for the process that failed first and not only because another had.
             UsageError: servers or ranks wait for a rank that has ended without joining.
         """
+        self.life.is_under_way()
         while not self._all_ended_well():
             if not self.mends() and any(child.code for child in self.children):
                 self._let_the_others_notice()
@@ -342,7 +372,8 @@ def remove_folders_of_the_dead() -> None:
     """Temporary folders of launchers that were killed before they could remove them, guards and all, and what else they
     have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
-        if not Path("/proc", folder.name.removeprefix(FOLDER).partition("-")[0]).exists():
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdigit() and not is_alive(int(number)):
             clear_away(sessions_in(folder))
             shutil.rmtree(folder, ignore_errors=True)
 

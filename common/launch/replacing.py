@@ -24,7 +24,7 @@ from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
 from common.launch.ranks import abstract_address
 from common.launch.servers import Servers
-from common.system.next_epoch import Word
+from common.system.next_epoch import Word, word_in
 
 __all__ = ["Replacing"]
 
@@ -53,15 +53,25 @@ class Replacing:
     _word: Word | None = None  # for the others, once those have joined
     _frozen_at: dict[str, float] = field(default_factory=dict)  # since when those are that have not
     _gave_up: bool = False
+    _cut_short: bool = False  # nobody can tell who was started again
     _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        life = self.job.life
+        if life.is_mended:  # within it the last launcher died
+            word = word_in(self.job.word_file)
+            self._cut_short = word is None or word.epoch < life.number or not word.rendezvous
+            self._replaced, self._noticed_at = (), self.clock()
 
     def look(self) -> bool:
         """Whether the job is being mended, so that whoever failed is not to be told of.
 
         Raises:
-            ProcessFailed: a rank has stalled, and it is not.
+            ProcessFailed: a rank has stalled, and it is not; or it was, until the launcher before this one died.
             RecoveryFailed: no restart is left.
         """
+        if self._cut_short:
+            raise ProcessFailed("the launcher died while it started others again", PeerError.exit_code, joined=True)
         ranks = self.job.children
         dead = any(rank.code for rank in ranks)
         if self._gave_up or (self._noticed_at is None and not dead and self.clock() < self._looked_at + LOOK_S):

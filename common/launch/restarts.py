@@ -12,16 +12,19 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import CertificateFailed, PeerError, RecoveryFailed, UsageError
+from common.launch.adoption import Adoption, KeptJob
 from common.launch.child import Child, ProcessFailed
+from common.launch.guard import Guard
 
 __all__ = ["Life", "RestartFlags", "supervise"]
 
 HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again ends there again
+# of a Supervisor, for the next launcher
+STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
 
 
@@ -33,17 +36,22 @@ class RestartFlags:
     """How often the job is started again after a process has died or stalled."""
     restart_window: float = 0.0
     """Only restarts of so many last seconds count; 0: all."""
+    adopt_for: float = 0.0
+    """When the launcher has died: how many seconds its processes go on, in which the same command takes them over.
+    Needs --log-dir."""
 
     @property
-    def asked_for(self) -> dict[str, int | None]:
-        """The flag, if it is more than a default."""
-        return {"max-restarts": self.max_restarts or None}
+    def asked_for(self) -> dict[str, float | None]:
+        """The flags that are more than a default."""
+        return {"max-restarts": self.max_restarts or None, "adopt-for": self.adopt_for or None}
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts must be at least 0 (got {self.max_restarts})")
         if not 0 <= self.restart_window < float("inf"):
             raise UsageError(f"--restart-window must be a number of seconds, at least 0 (got {self.restart_window})")
+        if not 0 <= self.adopt_for < float("inf"):
+            raise UsageError(f"--adopt-for must be a number of seconds, at least 0 (got {self.adopt_for})")
         if self.restart_window and not self.max_restarts:
             raise UsageError("--restart-window needs --max-restarts: how many restarts may it hold?")
 
@@ -56,18 +64,35 @@ class Life:
         number: how often the job has been started again before.
         whole: called once, as soon as the group of this host's ranks is complete.
         supervisor: decides on replacing ranks; None: none is.
+        is_mended: ranks were being replaced when its last launcher died.
+        is_whole: that was told.
     """
 
     number: int = 0
     whole: Callable[[], None] = lambda: None
     supervisor: Supervisor | None = None
-    _is_whole: bool = False
+    is_mended: bool = False
+    is_whole: bool = False
+
+    def beside(self) -> Guard | KeptJob:
+        """A process beside the launcher, for this life."""
+        return self.supervisor.beside() if self.supervisor else Guard()
+
+    def is_under_way(self) -> None:
+        """All processes have been started."""
+        if self.supervisor:
+            self.supervisor.note()
+
+    def ends(self) -> None:
+        """They are ended now."""
+        if self.supervisor:
+            self.supervisor.note_end()
 
     def look(self, children: Sequence[Child]) -> None:
-        if self.number and not self._is_whole:
+        if self.number and not self.is_whole:
             ranks = [child for child in children if child.name.startswith("rank")]
             if all(rank.is_in_group() for rank in ranks):
-                self._is_whole = True
+                self.is_whole = True
                 self.whole()
 
     def replace(self, failure: ProcessFailed, names: Sequence[str]) -> bool:
@@ -80,7 +105,7 @@ class Life:
         if self.supervisor is None or is_hopeless(failure):
             return False
         self.supervisor.replace(failure, names)
-        self.number, self._is_whole = self.supervisor.epoch, True
+        self.number, self.is_whole = self.supervisor.epoch, True
         return True
 
     def went_on(self, step: int, replayed: int) -> None:
@@ -101,6 +126,7 @@ def supervise(
     agree: Callable[[int], int] = no_other_host,
     epoch: int = 0,
     clock: Callable[[], float] = time.monotonic,
+    adoption: Adoption | None = None,
 ) -> None:
     """Call `live` until it returns: its processes have ended well.
 
@@ -109,12 +135,13 @@ def supervise(
         agree: with the launchers of other hosts; given the next epoch as this one sees it, blocks until all know the
             greatest.
         epoch: of the job when this launcher came; more than 0 where it comes to a job that is under way on other hosts.
+        adoption: how the job outlives this launcher; None: it does not. One that has outlived another is taken over.
 
     Raises:
         ProcessFailed: a process failed in a way that a restart cannot cure, or none was asked for.
         RecoveryFailed: the restarts are used up, or other hosts did not restart too.
     """
-    Supervisor(flags, prog, agree, clock, epoch).run(live)
+    Supervisor(flags, prog, agree, clock, epoch, adoption=adoption).run(live)
 
 
 @dataclass
@@ -130,7 +157,10 @@ class Supervisor:
     parts: int = 0  # of these, those in which the others went on
     replayed: int = 0  # steps, in these
     lost_s: float = 0.0
-    _recent: deque[float] = field(default_factory=deque)  # when restarts were made that count
+    adoption: Adoption | None = None
+    _kept: KeptJob | None = None  # the job, where it outlives this launcher
+    _born: int = 0  # the epoch with which the present processes were started, but those that were replaced
+    _recent: list[float] = field(default_factory=list)  # when restarts were made that count
     _failed_at: float = 0.0
     _begun: float = 0.0
     _mends: bool = False  # a failure that nothing has recovered from yet
@@ -138,20 +168,65 @@ class Supervisor:
     def run(self, live: Callable[[Life], None]) -> None:
         if self.epoch:
             self._say(f"this host joins a job that has lost one, in epoch {self.epoch}")
+        life = self._adopted()
         while True:
-            self._begun = self.clock()
             try:
-                live(Life(self.epoch, self._tell_recovery, self))
+                live(life or self._next())
                 break
             except ProcessFailed as failure:
                 if not self.flags.max_restarts or is_hopeless(failure):
                     raise
                 self._restart(failure)
+                life = None
         if self.causes:
             count = f"{len(self.causes)} restart{'s' * (len(self.causes) > 1)}"
             if self.parts:
                 count += f" ({self.parts} of a part, {steps_of(self.replayed)} replayed)"
             self._say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
+
+    def _next(self) -> Life:
+        self._begun, self._born = self.clock(), self.epoch
+        return Life(self.epoch, self._tell_recovery, self)
+
+    def _adopted(self) -> Life | None:
+        """Of a job that has outlived its launcher; None: there is none."""
+        self._kept = self.adoption.find() if self.adoption else None
+        if self._kept is None:
+            return None
+        for name in STATE:
+            setattr(self, name, self._kept.notes["state"][name])
+        ago = time.monotonic() - (self._kept.died_at or 0.0)
+        self._say(
+            f"takes over the job of launcher {self._kept.launcher}, which died {ago:.1f} s ago: "
+            f"{', '.join(self._kept.members)} (epoch {self.epoch})"
+        )
+        return Life(
+            self.epoch,
+            self._tell_recovery,
+            self,
+            is_mended=self._mends and self.epoch > self._born,
+            is_whole=not self._mends or self.epoch > self._born,
+        )
+
+    def beside(self) -> Guard | KeptJob:
+        """A process beside this one, which clears away after it; with --adopt-for, only if no other takes its place."""
+        if self.adoption is None:
+            return Guard()
+        if self._kept is None:
+            self._kept = self.adoption.begin(further=self.epoch > 0)
+        return self._kept
+
+    def note(self) -> None:
+        """What a next launcher has to know."""
+        if self.adoption and self._kept:
+            state = {name: getattr(self, name) for name in STATE}
+            self._kept.note({"command": self.adoption.command, "state": state})
+
+    def note_end(self) -> None:
+        """There is nothing to be taken over any more."""
+        if self._kept:
+            self._kept.note(None)
+            self._kept = None
 
     def replace(self, failure: ProcessFailed, names: Sequence[str]) -> None:
         """Count that these ranks are started again, in the next epoch.
@@ -166,6 +241,7 @@ class Supervisor:
         self.epoch += 1
         self.parts += 1
         self._count(failure)
+        self.note()
 
     def _restart(self, failure: ProcessFailed) -> None:
         """
@@ -192,7 +268,7 @@ class Supervisor:
         self._failed_at, self._mends = since, True
         most, window = self.flags.max_restarts, self.flags.restart_window
         while window and self._recent and self._recent[0] < self.clock() - window:
-            self._recent.popleft()
+            del self._recent[0]
         if len(self._recent) >= most:
             within = f" --restart-window {window:g}" if window else ""
             _, line, rest = failure.whole.partition("\n")
@@ -224,6 +300,7 @@ class Supervisor:
         """How many seconds after the last failure."""
         lost, self._mends = self.clock() - self._failed_at, False
         self.lost_s += lost
+        self.note()
         return lost
 
     def _say(self, what: str) -> None:

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Session", "clear_away", "is_anothers", "members_of", "session_of"]
+__all__ = ["FOLDER", "Session", "clear_away", "is_alive", "is_anothers", "members_of", "session_of"]
 
+FOLDER = "gradsync-"  # what a job's temporary folder is called: and its launcher's or keeper's process id
 SHARED_MEMORY = Path("/dev/shm")
 OF_PADDLE = re.compile(r"paddle_(\d+)_")  # its maker's process id
 GONE_S = 5.0  # for the kernel to end what was killed
@@ -66,6 +67,12 @@ def clear_away(sessions: Collection[Session], *, also: Collection[int] = ()) -> 
         if (made := OF_PADDLE.match(file.name)) and int(made[1]) in owners:
             with suppress(OSError):
                 file.unlink()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, which has not ended, be it that nobody has asked yet how."""
+    stat = stat_of(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 def is_anothers(session: Session) -> bool:

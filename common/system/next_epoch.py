@@ -30,6 +30,7 @@ __all__ = [
     "has_begun_without_this",
     "note_going_on",
     "note_waiting",
+    "word_in",
 ]
 
 WORD_VARIABLE = "GRADSYNC_WORD"  # the file of the launcher's word

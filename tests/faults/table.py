@@ -28,7 +28,7 @@ def both(row: int, case: str, test: str) -> Fault:
     return Fault(row, case, test, test)
 
 
-KILLS, LEFT = "test_kills.py", "test_leftovers.py"
+KILLS, LEFT, ADOPTED = "test_kills.py", "test_leftovers.py", "test_adoption.py"
 MESSAGES, FLIPS = "test_messages.py", "test_flips.py"
 TABLE = [
     both(
@@ -141,6 +141,26 @@ TABLE = [
     both(16, "slow and half-open ones", "test_crowds.py::test_who_is_slow_or_stops_half_way_is_dropped_in_time"),
     both(17, "a port in use", "test_taken_ports.py::test_a_port_in_use"),
     both(18, "kill -9 of the launcher", f"{LEFT}::test_the_launcher_is_killed"),
+    both(
+        18,
+        "the same, with --adopt-for; then of a rank",
+        f"{ADOPTED}::test_a_job_outlives_its_launcher_and_a_rank_that_is_killed_is_replaced",
+    ),
+    both(
+        18,
+        "the same, and no launcher comes",
+        f"{ADOPTED}::test_a_job_that_no_launcher_comes_for_is_ended_and_nothing_is_left",
+    ),
+    both(
+        18,
+        "the same; the next is told to end",
+        f"{ADOPTED}::test_a_launcher_that_took_a_job_over_ends_it_when_told_to",
+    ),
+    both(
+        18,
+        "the same; a rank dies, without restarts",
+        f"{ADOPTED}::test_a_rank_that_died_without_a_launcher_is_told_of_by_the_next",
+    ),
     both(18, "kill -9 of all processes", f"{LEFT}::test_all_processes_are_killed_at_once"),
     both(18, "the same, with restarts", f"{LEFT}::test_all_processes_are_killed_at_once_and_started_again"),
     both(
