@@ -17,8 +17,8 @@ from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, Place, find_place, start_rank
 from common.launch.job import Job
 from common.launch.joining import Joining
+from common.launch.mending import mending
 from common.launch.ranks import abstract_address, flags_of
-from common.launch.replacing import Replacing
 from common.launch.restarts import Life, supervise
 from common.launch.settings import SERVERS_VARIABLE, Placement, variables_of
 from common.launch.tasks import become_rank, place_of, task_here
@@ -74,7 +74,7 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
             all_ranks_here=node.nnodes == 1,
             joining=joining,
             life=life,
-            keeps=can_replace(config, node),
+            keeps=can_replace(config),
         ) as job,
     ):
 
@@ -87,7 +87,7 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
         for rank in () if job.was_adopted else node.ranks:
             start(rank, place)
         if job.keeps:
-            job.mends = Replacing(job, start, config.timeout).look
+            job.mends = mending(job, start, hosts, patience=config.timeout)
         job.wait()
         if joining is not None and config.install and node.nranks == len(job.children) > 1:
             joining.needless(job.children)
@@ -115,9 +115,9 @@ def run_with_ray(config: CollectiveRunConfig, script: list[str]) -> None:
     )
 
 
-def can_replace(config: CollectiveRunConfig, node: Node) -> bool:
+def can_replace(config: CollectiveRunConfig) -> bool:
     """Whether a rank that has died can be replaced while the others go on."""
-    return bool(config.restarts.max_restarts) and node.nnodes == 1 and not config.backend.startswith("nccl")
+    return bool(config.restarts.max_restarts) and not config.backend.startswith("nccl")
 
 
 def become_one(task: Task, config: CollectiveRunConfig, script: list[str]) -> NoReturn:

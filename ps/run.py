@@ -15,8 +15,8 @@ from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, Place, find_place, start_rank
 from common.launch.job import Job
 from common.launch.joining import Joining
+from common.launch.mending import mending
 from common.launch.ranks import flags_of
-from common.launch.replacing import Replacing
 from common.launch.restarts import Life, supervise
 from common.launch.servers import Servers, start_servers
 from common.launch.settings import Placement, placement_from, servers_among, variables_of
@@ -92,7 +92,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             for rank in node.ranks:
                 start(rank, addresses)
         if job.keeps:
-            job.mends = Replacing(job, start, config.timeout, servers).look
+            job.mends = mending(job, start, hosts, patience=config.timeout, servers=servers)
         job.wait()
 
 

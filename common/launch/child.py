@@ -86,15 +86,18 @@ class Child:
     def code(self) -> int | None:
         return self.process.poll()
 
+    @property
+    def told(self) -> str:
+        """What it has noted for its launcher."""
+        return self.joined.read_text() if self.joined.exists() else ""
+
     def has_joined(self, nranks: int | None = None) -> bool:
         """Whether it has begun to join a group; of so many ranks, if that is said."""
-        if nranks is None:
-            return self.joined.exists()
-        return self.joined.exists() and str(nranks) in self.joined.read_text().splitlines()
+        return bool(self.told) if nranks is None else str(nranks) in self.told.splitlines()
 
     def is_in_group(self) -> bool:
         """Whether the group that it joined was complete, as one of a single rank always is."""
-        return self.joined.exists() and bool({COMPLETE, "1"} & {*self.joined.read_text().splitlines()})
+        return bool({COMPLETE, "1"} & {*self.told.splitlines()})
 
     def waits_for(self) -> int:
         """The epoch that it can go on in, as soon as its launcher lets it; -1: none."""
@@ -121,8 +124,7 @@ class Child:
 
     def _notes(self, beginning: str) -> list[str]:
         """Whole lines that it has left."""
-        lines = self.joined.read_text().split("\n")[:-1] if self.joined.exists() else []
-        return [line for line in lines if line.startswith(beginning)]
+        return [line for line in self.told.split("\n")[:-1] if line.startswith(beginning)]
 
     def look(self) -> None:
         """See how much memory it has; whoever is killed can't be asked any more."""

@@ -159,8 +159,11 @@ class Node:
     @property
     def ranks(self) -> range:
         """Those of this host."""
+        return self.ranks_of(self.index)
+
+    def ranks_of(self, host: int) -> range:
         each = self.nranks // self.nnodes
-        return range(self.index * each, (self.index + 1) * each)
+        return range(host * each, (host + 1) * each)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What Paddle's launcher would tell that rank of this host."""

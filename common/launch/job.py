@@ -256,8 +256,11 @@ class Job:
             UsageError: servers or ranks wait for a rank that has ended without joining.
         """
         self.life.is_under_way()
-        while not self._all_ended_well():
-            if not self.mends() and any(child.code for child in self.children):
+        while True:
+            ended_well, mended = self._all_ended_well(), self.mends()
+            if ended_well and not mended:  # while it is, the dead may already be gone, and others not yet there
+                break
+            if not mended and any(child.code for child in self.children):
                 self._let_the_others_notice()
                 failure = self.failure()
                 self.kill_the_frozen()

@@ -48,6 +48,10 @@ class Company(ABC):
         """
 
     @abstractmethod
+    def stream(self, host: int) -> MessageStream:
+        """That with this host's launcher, after a meeting; on other hosts than the first there is one with that."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave it; who waits for this launcher learns so."""
 
@@ -96,9 +100,8 @@ class Lobby(Company):
         threads = 2 * count + MOST_CALLERS + 2
         self._server, self.address = rpc.serve(address, MEETINGS, handlers, threads=threads, more=add)
 
-    def stream(self, host: int) -> MessageStream | None:
-        """That with this host's launcher, since it was at a meeting; None: it has not been at one."""
-        return self._streams.get(host)
+    def stream(self, host: int) -> MessageStream:
+        return self._streams[host]
 
     def meet(self, address: str, note: bytes, timeout: float) -> Membership:
         request = JoinRequest(version=__version__, rank=0, nranks=self._count, address=address, note=note)
@@ -109,7 +112,7 @@ class Lobby(Company):
         members = meeting.wait_for_all(request, timeout)
         with self._changed:
             self._meeting = None  # who comes from now on waits for the next one
-            self._streams |= {host: stream for host, stream in self._newcomers.items() if not stream.gone}
+            self._streams |= {h: new for h, new in self._newcomers.items() if h not in self._streams or not new.gone}
             self._newcomers = {}
         return Membership(tuple(m.address for m in members), b"", tuple(m.note for m in members))
 
@@ -181,7 +184,7 @@ class Visit(Company):
     def __init__(self, address: str, index: int, count: int, *, silence: float) -> None:
         self._address, self._index, self._count, self._silence = address, index, count, silence
         self._channel: grpc.Channel | None = None
-        self.stream: MessageStream | None = None  # with the first host's launcher; None: it was not met yet
+        self._stream: MessageStream | None = None  # None: the first host's launcher was not met yet
 
     def meet(self, address: str, note: bytes, timeout: float) -> Membership:
         deadline = time.monotonic() + timeout
@@ -203,6 +206,11 @@ class Visit(Company):
                     raise
                 time.sleep(AGAIN_S)
 
+    def stream(self, host: int) -> MessageStream:
+        assert host == 0
+        assert self._stream
+        return self._stream
+
     def _come_in(self, timeout: float) -> None:
         """Have a stream with the launcher that is the first one by now.
 
@@ -210,7 +218,7 @@ class Visit(Company):
             PeerUnreachable: there is none.
             PeerLost: it is gone again.
         """
-        if self.stream is not None and not self.stream.gone:
+        if self._stream is not None and not self._stream.gone:
             return
         self.close()
         self._channel = rpc.connect(self._address, timeout=timeout)
@@ -223,14 +231,14 @@ class Visit(Company):
             stream.end("it was not let in")
             raise rpc.translate(exc, f"host 0 at {self._address}", "joining the launchers") from exc
         threading.Thread(target=stream.read, args=(call,), name="gradsync-lobby", daemon=True).start()
-        self.stream = stream
+        self._stream = stream
 
     def close(self) -> None:
-        if self.stream is not None:
-            self.stream.end("this launcher ends")
+        if self._stream is not None:
+            self._stream.end("this launcher ends")
         if self._channel is not None:
             self._channel.close()
-        self._channel = self.stream = None
+        self._channel = self._stream = None
 
 
 def with_hello(index: int, stream: MessageStream) -> Iterator[bytes]:

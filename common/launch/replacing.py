@@ -7,7 +7,9 @@ started again; when all of them listen, the dead ranks are.
 
 What the others do meanwhile: common/system/next_epoch.py. Who dies or freezes before it has joined is started once
 more. Where this does not work, all are started again (restarts.py): somebody has kept no step boundary yet, or cannot
-go on, or another one dies before all go on again.
+go on, or another one dies before all go on again, or a launcher.
+
+Of several hosts the first one's launcher decides; those of the others do as it says (following.py).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common.commit.kept_parts import has_kept
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
+from common.launch.crew import Crew, CrewHere
 from common.launch.job import Job
 from common.launch.ranks import abstract_address
 from common.launch.servers import Servers
@@ -33,19 +35,23 @@ LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died
 
 @dataclass
 class Replacing:
-    """Of a job all of whose processes are on this host.
+    """Of a job on this host, or of one whose first host this is.
 
     Args:
-        start: starts a rank that meets the others at that place, or at servers with these addresses.
+        start: starts a rank of this host that meets the others at that place, or at servers with these addresses.
         patience: seconds within which all must have noticed that one has died; who has not is replaced too. So is who
             takes another's place and is frozen for as long before it joins.
         servers: at which the ranks meet; None: they meet by themselves.
+        others: the ranks of other hosts.
+        place: where ranks meet by themselves; "": at one of this host's, each time a new one.
     """
 
     job: Job
     start: Callable[[int, str], None]
     patience: float
     servers: Servers | None = None
+    others: Sequence[Crew] = ()
+    place: str = ""
     clock: Callable[[], float] = time.monotonic
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
     _stalled: list[str] = field(default_factory=list)  # names of those that were killed for it
@@ -57,6 +63,8 @@ class Replacing:
     _looked_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self._here = CrewHere(self.job, self.start, clock=self.clock)
+        self._crews: list[Crew] = [self._here, *self.others]
         life = self.job.life
         if life.is_mended:  # within it the last launcher died
             word = word_in(self.job.word_file)
@@ -72,16 +80,22 @@ class Replacing:
         """
         if self._cut_short:
             raise ProcessFailed("the launcher died while it started others again", PeerError.exit_code, joined=True)
-        ranks = self.job.children
+        for crew in self._crews:
+            crew.hear()
+        ranks = [rank for crew in self._crews for rank in crew.children]
         dead = any(rank.code for rank in ranks)
-        if self._gave_up or (self._noticed_at is None and not dead and self.clock() < self._looked_at + LOOK_S):
+        if self._gave_up:
+            return self._here.leave(self._noticed_at)
+        if self._noticed_at is None and not dead and self.clock() < self._looked_at + LOOK_S:
             return False
         self._looked_at = self.clock()
         waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
+        if self._replaced is None and not (dead or waiting):
+            return False
+        if any(crew.gone for crew in self.others):
+            return self._give_up()
         if self._replaced is not None:
             return self._go_on(ranks, waiting)
-        if not (dead or waiting):
-            return False
         if self._noticed_at is None:
             self._noticed_at = self.clock()
         return self._gather(ranks, waiting)
@@ -89,56 +103,63 @@ class Replacing:
     def _gather(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Wait until all that live have noticed, and replace the others."""
         assert self._noticed_at is not None
-        if any(rank.code == 0 or not has_kept(self.job.kept[rank.name]) for rank in ranks):
-            return self._give_up(waiting)
+        if any(rank.code == 0 or not crew.has_kept(rank) for crew in self._crews for rank in crew.children):
+            return self._give_up()
         missing = [rank for rank in ranks if rank.code is None and rank not in waiting]
         for rank in missing:
             if rank.is_frozen() or self.clock() > self._noticed_at + self.patience:
                 self._stalled.append(rank.name)
-                rank.process.kill()
-                rank.process.wait()  # it must not wake up and write into what is no more
+                self._kill(rank)
         if missing:
             return True
         failure = self._failure(ranks, waiting)
         dead = [rank for rank in ranks if rank.code is not None]
-        if not waiting or not self.job.life.replace(failure, [rank.name for rank in dead]):
-            return self._give_up(waiting)
-        self._replace(dead)
-        return True
+        return self._replace(failure, [rank.name for rank in dead]) if waiting else self._give_up()
+
+    def _kill(self, rank: Child) -> None:
+        next(crew for crew in self._crews if rank in crew.children).kill(rank)
+
+    def _first_failure(self) -> ProcessFailed | None:
+        """Of all hosts; who only reports another's comes last."""
+        failures = [failure for crew in self._crews if (failure := crew.failure())]
+        return min(failures, key=lambda each: (each.exit_code == PeerError.exit_code, each.since or 0.0), default=None)
 
     def _failure(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> ProcessFailed:
         """What has happened: who died of itself, or what the others say of who stalled."""
-        if any(rank.code and rank.name not in self._stalled for rank in ranks) or not waiting:
-            return self.job.failure()
+        first = self._first_failure()
+        if first and (any(rank.code and rank.name not in self._stalled for rank in ranks) or not waiting):
+            return first
         silent = " and ".join(rank.name for rank in ranks if rank.code)
         words = f"{silent} was frozen or silent; {waiting[0].name} says: {waiting[0].why_it_waits()}"
         return ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
 
-    def _replace(self, dead: Sequence[Child]) -> None:
+    def _replace(self, failure: ProcessFailed, names: Sequence[str]) -> bool:
         job = self.job
-        job.secret = secrets.token_hex(SECRET_BYTES)
-        self._word = Word(job.life.number, "" if self.servers else abstract_address("ring"), job.secret)
-        self._replaced = [rank.name for rank in dead]
-        for rank in dead:
-            job.end(rank.process)
-            rank.joined.unlink(missing_ok=True)
-        self._frozen_at = {}
+        if not job.life.replace(failure, names):
+            return self._give_up()
+        job.secret = secrets.token_hex(SECRET_BYTES) if job.all_ranks_here else ""
+        place = "" if self.servers else self.place or abstract_address("ring")
+        self._word = Word(job.life.number, place, job.secret)
+        self._replaced, self._frozen_at = names, {}
+        for crew in self._crews:
+            crew.end(failure, names, job.life.number)
         if self.servers is None:
-            self._start("rank", self._word.rendezvous)
-            return
+            self._start_ranks(place)
+            return True
         self.servers.forget_addresses()
-        self._word.give(job.word_file)
-        self._start("server")
+        self._give(self._word)
+        for name in names:
+            if name.startswith("server"):
+                self.servers.start(int(name.removeprefix("server ")))
+        return True
 
-    def _start(self, role: str, place: str = "") -> None:
-        """Those of this role, in the place of the dead."""
-        for name in self._replaced or ():
-            its_role, _, number = name.partition(" ")
-            if its_role == role == "server":
-                assert self.servers
-                self.servers.start(int(number))
-            elif its_role == role:
-                self.start(int(number), place)
+    def _start_ranks(self, place: str) -> None:
+        for crew in self._crews:
+            crew.start(self._replaced or (), place)
+
+    def _give(self, word: Word) -> None:
+        for crew in self._crews:
+            crew.give(word)
 
     def _go_on(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Let the others meet who was started again, as soon as that one is ready to, and see them all go on."""
@@ -146,25 +167,24 @@ class Replacing:
         steps = [pair for rank in ranks if (pair := rank.went_on(self.job.life.number))]
         if len(steps) == len(ranks):
             back_to = steps[0][0]
-            self.job.life.went_on(back_to, max(made for _, made in steps) - back_to)
+            for crew in self._crews:
+                crew.went_on(back_to, max(made for _, made in steps) - back_to)
             self._replaced, self._stalled, self._noticed_at = None, [], None
             return True  # whatever has happened since is looked at next
         if waiting or any(rank.code for rank in ranks if self._word is None or rank.name not in self._replaced):
-            return self._give_up(waiting)
+            return self._give_up()
         if self._word is None:
             return True
         new = [rank for rank in ranks if rank.name in self._replaced]
-        failure = self._of_a_frozen(new) or (self.job.failure() if any(rank.code for rank in new) else None)
+        failure = self._of_a_frozen(new) or (self._first_failure() if any(rank.code for rank in new) else None)
         if failure is not None:
-            if not self.job.life.replace(failure, self._replaced):
-                return self._give_up(waiting)
-            self._replace(new)
-        elif self.servers and not self._word.rendezvous:
+            return self._replace(failure, self._replaced)
+        if self.servers and not self._word.rendezvous:
             if addresses := self.servers.addresses():
                 self._word = replace(self._word, rendezvous=",".join(addresses))
-                self._start("rank", self._word.rendezvous)
+                self._start_ranks(self._word.rendezvous)
         elif all(rank.has_joined() for rank in new if rank.name.startswith("rank")):
-            self._word.give(self.job.word_file)
+            self._give(self._word)
             self._word = None
         return True
 
@@ -174,17 +194,14 @@ class Replacing:
         self._frozen_at = {rank.name: self._frozen_at.get(rank.name, now) for rank in new if rank.is_frozen()}
         late = [rank for rank in new if now > self._frozen_at.get(rank.name, now) + self.patience]
         for rank in late:
-            rank.process.kill()
-            rank.process.wait()
+            self._kill(rank)
         if not late:
             return None
         words = f"{late[0].name} was frozen for {self.patience:g} s before it joined"
         return ProcessFailed(words, PeerError.exit_code, joined=True)
 
-    def _give_up(self, waiting: Sequence[Child]) -> bool:
-        self._gave_up = True
-        if waiting and not any(rank.code for rank in self.job.children):
-            self.job.kill_the_frozen()
-            words = f"{waiting[0].name} says: {waiting[0].why_it_waits()}"
-            raise ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
-        return False
+    def _give_up(self) -> bool:
+        self._gave_up, failure = True, self._first_failure()
+        for crew in self._crews:
+            crew.give_up(failure)
+        return self._here.leave(self._noticed_at)

@@ -34,11 +34,6 @@ class Hosts:
         met = [self._pool.submit(each.meet, f"host-{i}", note, LIMIT_S) for i, each in enumerate(all_of_them)]
         return [each.result() for each in met]
 
-    def stream(self, host: int) -> MessageStream:
-        stream = self.lobby.stream(host)
-        assert stream
-        return stream
-
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
@@ -54,22 +49,20 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_they_meet_again_and_again_and_keep_their_streams(hosts: Hosts) -> None:
-    assert hosts.lobby.stream(1) is None
     for note in (b"0", b"1"):
         met = hosts.meet(note)
         assert [each.addresses for each in met] == [("host-0", "host-1", "host-2")] * 3
         assert [each.notes for each in met] == [(note,) * 3] * 3
-    stream, visit = hosts.stream(1), hosts.visits[1].stream
+    stream, visit = hosts.lobby.stream(1), hosts.visits[1].stream(0)
     hosts.meet()
-    assert hosts.stream(1) is stream
-    assert hosts.visits[1].stream is visit
+    assert hosts.lobby.stream(1) is stream
+    assert hosts.visits[1].stream(0) is visit
     assert not stream.gone
 
 
 def test_what_they_tell_each_other_comes_in_order(hosts: Hosts) -> None:
     hosts.meet()
-    here, there = hosts.stream(2), hosts.visits[2].stream
-    assert there
+    here, there = hosts.lobby.stream(2), hosts.visits[2].stream(0)
     for sender, receiver in ((here, there), (there, here)):
         sent = [b"%d" % number for number in range(50)]
         for message in sent:
@@ -77,22 +70,21 @@ def test_what_they_tell_each_other_comes_in_order(hosts: Hosts) -> None:
         come: list[bytes] = []
         until(lambda: len(come.__iadd__(receiver.take())) == len(sent))  # noqa: B023 - it is called at once
         assert come == sent
-    assert not hosts.stream(1).take()
+    assert not hosts.lobby.stream(1).take()
 
 
 def test_either_notices_that_the_other_is_gone_and_a_new_one_takes_its_place(hosts: Hosts) -> None:
     hosts.meet()
-    lost = hosts.stream(1)
+    lost = hosts.lobby.stream(1)
     hosts.visits[1].close()
     until(lambda: lost.gone)
     assert lost.gone == "the launcher of host 1 is gone"
-    assert not hosts.stream(2).gone
+    assert not hosts.lobby.stream(2).gone
     hosts.visits[1] = hosts.visit(1)
     hosts.meet()
-    assert hosts.stream(1) is not lost
-    assert not hosts.stream(1).gone
-    there = hosts.visits[2].stream
-    assert there
+    assert hosts.lobby.stream(1) is not lost
+    assert not hosts.lobby.stream(1).gone
+    there = hosts.visits[2].stream(0)
     hosts.lobby.close()
     until(lambda: there.gone)
     assert there.gone == "the launcher of host 0 is gone"
@@ -114,10 +106,10 @@ def test_who_comes_while_all_are_there_waits_in_vain_and_harms_nobody(hosts: Hos
     text = rf"the launchers of this job did not meet within .* s: that of host 0, at {hosts.address}, goes on without"
     with pytest.raises(PeerUnreachable, match=text):
         stranger.meet("another", b"0", 0.1)
-    assert not hosts.stream(1).gone
+    assert not hosts.lobby.stream(1).gone
     stranger.close()
     hosts.meet()
-    assert not hosts.stream(1).gone
+    assert not hosts.lobby.stream(1).gone
 
 
 def test_a_meeting_at_which_one_is_missing_fails_for_all_and_the_next_one_may_do(hosts: Hosts) -> None:

@@ -1,0 +1,112 @@
+"""What the launcher of another host than the first does about failures: it reports them, and does as it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.launch.child import ProcessFailed
+from common.launch.crew import CrewHere
+from common.launch.crew_messages import Failure, Order, RankReport, Report, orders_in, send
+from common.network.message_stream import MessageStream
+
+__all__ = ["Following"]
+
+LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died and nothing is asked for
+
+
+@dataclass
+class Following:
+    """Args:
+    here: the ranks of this host.
+    stream: with the first host's launcher.
+    """
+
+    here: CrewHere
+    stream: MessageStream
+    clock: Callable[[], float] = time.monotonic
+    _noticed_at: float | None = None  # that something is wrong; None: nothing is
+    _reported: Report | None = None
+    _gave_up: bool = False
+    _mends: bool = False  # ranks are being replaced
+    _looked_at: float = 0.0
+
+    def look(self) -> bool:
+        """As of Replacing."""
+        orders = orders_in(self.stream, self.here.life)
+        for order in orders:
+            self._follow(order)
+        if self._gave_up:
+            return self.here.leave(self._noticed_at)
+        dead = any(rank.code for rank in self.here.children)
+        calm = self._noticed_at is None and not (orders or dead)
+        if calm and self.clock() < self._looked_at + LOOK_S:
+            return False
+        self._looked_at = self.clock()
+        self._report()
+        epoch = self.here.job.life.number
+        waits = any(rank.code is None and rank.waits_for() > epoch for rank in self.here.children)
+        if not (dead or waits or self._mends):
+            return False
+        if self._noticed_at is None:
+            self._noticed_at = self.clock()
+        return self._give_up() if self.stream.gone else True
+
+    def _follow(self, order: Order) -> None:
+        for rank in [rank for rank in self.here.children if rank.name in order.kill]:
+            self.here.kill(rank)
+        since = self.clock() if self._mends else self._noticed_at  # this is another failure
+        error = order.failure.error(since) if order.failure else None
+        if order.end and error:
+            self._replace(order, error)
+        self.here.start(order.start, order.place)
+        if order.word:
+            self.here.give(order.word)
+        if order.went_on:
+            self.here.went_on(*order.went_on)
+            self._mends, self._noticed_at = False, None
+        if order.gave_up:
+            self._gave_up = True
+            self.here.give_up(error)
+
+    def _replace(self, order: Order, error: ProcessFailed) -> None:
+        """
+        Raises:
+            RecoveryFailed: no restart is left.
+        """
+        life = self.here.job.life
+        if order.epoch != life.number + 1 or not life.replace(error, order.end):
+            self._give_up()
+            return
+        self._mends = True
+        self.here.end(error, order.end, order.epoch)
+
+    def _give_up(self) -> bool:
+        self._gave_up = True
+        self.here.give_up(None)
+        self._report()
+        return self.here.leave(self._noticed_at)
+
+    def _report(self) -> None:
+        """What has changed."""
+        failure = self.here.failure()
+        report = Report(
+            self.here.life,
+            [
+                RankReport(
+                    rank.name,
+                    self.here.begun.get(rank.name, self.here.life),
+                    rank.code,
+                    frozen=rank.code is None and rank.is_frozen(),
+                    keeps=self.here.has_kept(rank),
+                    notes=rank.told,
+                )
+                for rank in self.here.children
+            ],
+            Failure.of(failure) if failure else None,
+            self._gave_up,
+        )
+        if report != self._reported:
+            self._reported = report
+            send(self.stream, report)

@@ -1,0 +1,125 @@
+"""Jobs of two hosts, emulated by a launcher each, of which a process is killed or frozen: those that live keep their
+processes on both hosts, and the bits are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("paddle")
+
+from common.system.fault_points import FAULT_VARIABLE
+from tests.support.commands import JOB, Started, digest_in, watched
+from tests.support.groups import free_port
+from tests.support.warm import COLD_VARIABLE
+
+pytestmark = [pytest.mark.processes, pytest.mark.long]
+STEPS, EACH = 40, 2
+GONE_ON = r"recovered: all go on after step \d+, [01] steps? replayed, .* s after that \(epoch {}\)"
+Hosts = Callable[..., "Two"]
+
+
+class Two:
+    """Launchers of two hosts."""
+
+    def __init__(self, start: Callable[..., Started], flags: Sequence[object]) -> None:
+        place = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", EACH]
+        self._start, self._flags = start, [*JOB, "--steps", STEPS, "--max-restarts", 3, *place, *flags]
+        self.launchers = [self.launch(index) for index in (0, 1)]
+
+    def launch(self, index: int) -> Started:
+        return self._start("collective.run", *self._flags, "--node-rank", index)
+
+    def processes(self) -> list[int]:
+        """How many each launcher has had, once both have ended well."""
+        with ThreadPoolExecutor(2) as pool:
+            counts = [*pool.map(watched, self.launchers)]
+        assert [launcher.code for launcher in self.launchers] == [0, 0], [each.err for each in self.launchers]
+        return counts
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """A training with faults; its record is at tmp_path."""
+    monkeypatch.setenv(COLD_VARIABLE, "1")  # launchers that have met would fork ranks, which then could not use gRPC
+
+    def run(faults: str, *flags: object) -> Two:
+        monkeypatch.setenv(FAULT_VARIABLE, faults)
+        return Two(start, ["--json", tmp_path / "record.json", *flags])
+
+    return run
+
+
+_undisturbed: list[str] = []
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, start: Callable[..., Started]) -> str:
+    """The digest of as many ranks on one host."""
+    if not _undisturbed:
+        record = tmp_path / "undisturbed.json"
+        start("collective.run", *JOB, "--steps", STEPS, "--nranks", 2 * EACH, "--json", record).ended_well()
+        _undisturbed.append(digest_in(record))
+    return _undisturbed[0]
+
+
+@pytest.mark.parametrize(
+    ("faults", "flags", "replaced"),
+    [
+        ("backward:3:9,before-reduce:0:25", (), "30"),
+        pytest.param("before-reduce:2:5:stop", ("--timeout", 2), "2", marks=pytest.mark.longest),
+        pytest.param("backward:1:3,joining:1:0", (), "11", marks=pytest.mark.longest),
+        pytest.param("sent:0:37", ("--algorithm", "ring"), "0", marks=pytest.mark.longest),
+        pytest.param("backward:2:4", ("--shard-optimizer",), "2", marks=pytest.mark.longest),
+    ],
+)
+def test_who_dies_is_replaced_while_the_others_keep_their_processes(
+    faults: str, flags: tuple[object, ...], replaced: str, tmp_path: Path, undisturbed: str, hosts: Hosts
+) -> None:
+    two = hosts(faults, *flags)
+    counts = two.processes()
+    for launcher in two.launchers:
+        assert "starting all again" not in launcher.err
+        for number, rank in enumerate(replaced, start=1):
+            assert f"; rank {rank} is started again (restart {number} of 3), the others go on" in launcher.err
+        assert re.search(GONE_ON.format(len(replaced)), launcher.err), launcher.err
+    here = [sum(int(rank) // EACH == host for rank in replaced) for host in (0, 1)]
+    assert counts == [1 + EACH + new for new in here]  # the guard, the ranks, and those in the places of others
+    assert digest_in(tmp_path / "record.json") == undisturbed
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
+    lost: int,
+    tmp_path: Path,
+    undisturbed: str,
+    hosts: Hosts,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., None],
+) -> None:
+    """All are started again, from the commit, when another one has taken its place."""
+    faults, commits = f"backward:{2 * lost}:9,joining:{2 * lost}:0:stop", tmp_path / "commits"
+    two = hosts(faults, "--host-wait", 60, "--timeout", 10, "--checkpoint-dir", commits, "--commit-every", 2)
+    launcher = two.launchers[lost].process
+    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.pid).children()), 60)
+    launcher.kill()
+    monkeypatch.setenv(FAULT_VARIABLE, "")
+    another = two.launch(lost)
+    other = two.launchers[1 - lost]
+    two.launchers[lost] = another
+    two.processes()
+    assert "this host joins a job that has lost one, in epoch 2" in another.err
+    assert f"; rank {2 * lost} is started again (restart 1 of 3), the others go on" in other.err
+    assert "starting all again (restart 2 of 3)" in other.err
+    assert "recovered: the group is complete again" in other.err
+    assert digest_in(tmp_path / "record.json") == undisturbed
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED

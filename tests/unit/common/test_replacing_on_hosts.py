@@ -1,0 +1,319 @@
+"""When launchers of two hosts replace a rank, and when they start all again: by processes that only sleep, notes by
+hand, and a stream without a network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.commit.kept_parts import KeptParts, path_of
+from common.errors import PeerError, RecoveryFailed
+from common.launch.child import Child, ProcessFailed
+from common.launch.crew import CrewHere
+from common.launch.crew_messages import Order, RankReport, Report, reports_in, send
+from common.launch.following import Following
+from common.launch.job import Job
+from common.launch.remote_crew import RemoteCrew
+from common.launch.replacing import Replacing
+from common.launch.restarts import Life, RestartFlags, supervise
+from common.network.message_stream import MessageStream
+from common.system.next_epoch import Word, word_in
+from tests.support.jobs import PAUSE, start
+
+LIMIT_S = 20.0
+PLACE = "10.0.0.1:8600"
+
+
+class Line:
+    """One end of a stream; in the place of a MessageStream."""
+
+    def __init__(self) -> None:
+        self.other: Any = self
+        self.come: list[bytes] = []
+        self.gone = ""
+
+    def send(self, message: bytes) -> None:
+        self.other.come.append(message)
+
+    def take(self) -> list[bytes]:
+        come, self.come = self.come, []
+        return come
+
+
+class Two:
+    """Jobs of two hosts, with two ranks each, all of which have kept a boundary; each has its launcher's view."""
+
+    def __init__(self, first: Job, second: Job) -> None:
+        self.jobs, self.places, self.now = (first, second), [""] * 0, 0.0
+        near, far = Line(), Line()
+        near.other, far.other = far, near
+        self.near: Any = near
+        self.far: Any = far
+        remote = RemoteCrew(self.near, range(2, 4), 0, clock=lambda: self.now)
+        self.first = Replacing(first, self.start, 30.0, None, [remote], PLACE, clock=lambda: self.now)
+        here = CrewHere(second, self.start, clock=lambda: self.now)
+        self.second = Following(here, self.far, clock=lambda: self.now)
+        for rank in range(4):
+            job = self.jobs[rank // 2]
+            start(job, rank, PAUSE)
+            KeptParts(path_of(job.kept[f"rank {rank}"])).write(0, b"")
+            self.note(rank, "4", "complete")
+
+    def start(self, rank: int, place: str) -> None:
+        self.places.append(f"{rank} {place}")
+        start(self.jobs[rank // 2], rank, PAUSE)
+
+    def rank(self, rank: int) -> Child:
+        return next(child for child in self.jobs[rank // 2].children if child.name == f"rank {rank}")
+
+    def note(self, rank: int, *lines: str) -> None:
+        with self.rank(rank).joined.open("a") as out:
+            out.writelines(f"{line}\n" for line in lines)
+
+    def kill(self, rank: int) -> None:
+        self.rank(rank).process.kill()
+        self.rank(rank).process.wait()
+
+    def wait(self, *ranks: int, epoch: int = 1) -> None:
+        for rank in ranks:
+            self.note(rank, f"waits {epoch} PeerLost: rank 3 died")
+
+    def look(self) -> tuple[bool, bool]:
+        """Each launcher twice, so that either has heard the other: whether each mends then."""
+        self.now += 1.0
+        self.second.look()
+        self.first.look()
+        second = self.second.look()
+        return self.first.look(), second
+
+    def words(self) -> list[Word | None]:
+        return [word_in(job.word_file) for job in self.jobs]
+
+    def loses(self, rank: int) -> None:
+        """It is replaced, up to where it has joined."""
+        self.kill(rank)
+        self.wait(*({0, 1, 2, 3} - {rank}))
+        assert self.look() == (True, True)
+
+
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def two() -> Run:
+    def run(what: Callable[[Two], None], most: tuple[int, int] = (2, 2)) -> None:
+        def live_first(first: Life) -> None:
+            def live_second(second: Life) -> None:
+                with (
+                    Job(life=first, keeps=True, patience=0.2, all_ranks_here=False) as job,
+                    Job(life=second, keeps=True, patience=0.2, all_ranks_here=False) as other,
+                ):
+                    what(Two(job, other))
+
+            supervise(RestartFlags(max_restarts=most[1]), live_second, prog="host 1")
+
+        supervise(RestartFlags(max_restarts=most[0]), live_first, prog="host 0")
+
+    return run
+
+
+@pytest.mark.parametrize("dead", [0, 3])
+def test_the_dead_is_started_again_on_its_host_and_the_others_are_let_go_on_once_it_joins(
+    dead: int, two: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    living = [rank for rank in range(4) if rank != dead]
+
+    def what(of: Two) -> None:
+        assert of.look() == (False, False)
+        before = {of.rank(rank).process.pid for rank in living}
+        of.kill(dead)
+        assert of.look()[dead // 2]
+        of.wait(*living[:2])
+        assert of.look() == (True, True)
+        assert not of.places  # one has not noticed yet
+        of.wait(living[2])
+        assert of.look() == (True, True)
+        assert of.places == [f"{dead} {PLACE}"]
+        told = capsys.readouterr().err
+        for host in (0, 1):
+            assert f"host {host}: rank {dead} was killed by SIGKILL, " in told
+        assert told.count(f"; rank {dead} is started again (restart 1 of 2), the others go on") == 2
+        assert of.look() == (True, True)
+        assert of.words() == [None, None]
+        of.note(dead, "4")
+        assert of.look() == (True, True)
+        assert of.words() == [Word(1, PLACE, "")] * 2
+        for rank in living:
+            of.note(rank, "goes on 1 4 5")
+        assert of.look() == (True, True)
+        assert "recovered" not in capsys.readouterr().err
+        of.note(dead, "goes on 1 4 4")
+        of.look()
+        assert of.look() == (False, False)
+        assert capsys.readouterr().err.count("recovered: all go on after step 4, 1 step replayed") == 2
+        assert {of.rank(rank).process.pid for rank in living} == before
+        of.kill(3 - dead)  # and once more
+        of.wait(*({0, 1, 2, 3} - {3 - dead}), epoch=2)
+        of.look()
+        assert of.look() == (True, True)
+        assert capsys.readouterr().err.count(f"rank {3 - dead} is started again (restart 2 of 2)") == 2
+
+    two(what)
+
+
+def test_who_has_stalled_on_another_host_is_killed_there_before_its_place_is_given_away(
+    two: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def what(of: Two) -> None:
+        frozen = of.rank(3).process
+        os.kill(frozen.pid, signal.SIGSTOP)
+        until(of.rank(3).is_frozen)
+        of.wait(0, 1, 2)
+        assert of.look() == (True, True)
+        assert frozen.returncode == -signal.SIGKILL
+        assert of.look() == (True, True)
+        assert of.places == [f"3 {PLACE}"]
+        assert capsys.readouterr().err.count("rank 3 was frozen or silent; rank 0 says: PeerLost: rank 3 died") == 2
+
+    two(what)
+
+
+def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced(two: Run) -> None:
+    """It has none between the order to end what the dead has left and the one to start another."""
+
+    def what(of: Two) -> None:
+        job, looks = of.jobs[1], [True, True, False]
+        of.kill(3)
+        job.end(of.rank(3).process)
+        of.kill(2)
+        job.end(of.rank(2).process)
+        job.mends = lambda: looks.pop(0)
+        job.wait()
+        assert not looks
+
+    two(what)
+
+
+@pytest.mark.parametrize("how", ["keeps nothing", "ended well", "ended with a usage error"])
+def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(how: str, two: Run) -> None:
+    def what(of: Two) -> None:
+        of.kill(3)
+        if how == "keeps nothing":
+            os.ftruncate(of.jobs[1].kept["rank 3"], 0)
+        else:
+            of.rank(3).process.returncode = 0 if how == "ended well" else 2
+        of.wait(0, 1, 2)
+        of.now += 1.0
+        of.second.look()
+        with pytest.raises(ProcessFailed, match=r"rank 0 says|rank 3 "):
+            of.first.look()
+        if how == "ended well":
+            with pytest.raises(ProcessFailed, match="rank 2 says: PeerLost: rank 3 died"):
+                of.second.look()
+        else:
+            assert not of.second.look()
+        assert not of.places
+
+    two(what)
+
+
+def test_whose_launcher_is_gone_is_not_waited_for(two: Run) -> None:
+    def what(of: Two) -> None:
+        of.loses(3)
+        of.near.gone = "the launcher of host 1 is gone"
+        with pytest.raises(ProcessFailed, match="rank 0 says: PeerLost: rank 3 died"):
+            of.first.look()
+
+    two(what)
+
+
+def test_where_the_first_launcher_is_gone_the_other_starts_all_again(two: Run) -> None:
+    def what(of: Two) -> None:
+        of.loses(0)
+        of.far.gone = "the launcher of host 0 is gone"
+        with pytest.raises(ProcessFailed, match="rank 2 says: PeerLost: rank 3 died"):
+            of.second.look()
+        with pytest.raises(ProcessFailed, match="rank 1 says"):  # it hears that the other gave up
+            of.first.look()
+
+    two(what)
+
+
+def test_streams_that_end_while_nothing_is_wrong_are_no_failure(two: Run) -> None:
+    def what(of: Two) -> None:
+        of.near.gone = of.far.gone = "it is gone"
+        assert of.look() == (False, False)
+
+    two(what)
+
+
+def test_a_host_whose_ranks_have_not_noticed_hears_why_all_are_started_again(two: Run) -> None:
+    def what(of: Two) -> None:
+        of.loses(0)
+        of.note(0, "4")
+        of.look()
+        of.kill(1)
+        assert not of.first.look()
+        for rank in (2, 3):
+            of.note(rank, "goes on 1 0 0")
+        assert of.second.look()  # they may still say what they have met
+        of.now += of.jobs[1].settle
+        with pytest.raises(ProcessFailed, match=r"^rank 1 was killed by SIGKILL$") as failure:
+            of.second.look()
+        assert failure.value.by_signal
+
+    two(what)
+
+
+def test_no_rank_is_replaced_where_one_launcher_has_no_restart_left(two: Run) -> None:
+    with pytest.raises(RecoveryFailed, match="0 restart did not help"):
+        two(lambda of: of.loses(3), most=(2, 0))
+
+
+def test_what_is_reported_of_the_dead_is_not_taken_for_who_comes_in_its_place() -> None:
+    stream: Any = Line()
+    crew = RemoteCrew(stream, [3], 0)
+    dead = RankReport("rank 3", 0, -9, frozen=False, keeps=True, notes="waits 1 x\n")
+
+    def told(report: Report) -> Child:
+        send(stream, report)
+        crew.hear()
+        return crew.children[0]
+
+    assert told(Report(0, [dead])).code == -9
+    assert told(Report(7, [RankReport("rank 3", 0, None, frozen=False, keeps=True, notes="")])).code == -9
+    crew.end(ProcessFailed("it died", PeerError.exit_code), ["rank 3"], 1)
+    stream.take()
+    assert told(Report(0, [dead])).code is None
+    assert told(Report(0, [RankReport("rank 3", 1, None, frozen=False, keeps=True, notes="4\n")])).has_joined()
+
+
+def test_what_cannot_be_read_ends_the_stream() -> None:
+    stream = MessageStream("the launcher of host 1", LIMIT_S)
+    stream.read([b'{"life": 0}', b'{"life": "no"}'])
+    assert not reports_in(stream, 0)
+    assert stream.gone == "the launcher of host 1 is gone"
+    stream = MessageStream("the launcher of host 1", LIMIT_S)
+    stream._come.append(b'{"life": "no"}')
+    assert not reports_in(stream, 0)
+    assert stream.gone == "the launcher of host 1 sent what cannot be read: Expected `int`, got `str` - at `$.life`"
+
+
+def test_orders_of_an_earlier_life_are_not_followed(two: Run) -> None:
+    def what(of: Two) -> None:
+        send(of.near, Order(7, gave_up=True))
+        assert of.look() == (False, False)
+
+    two(what)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
