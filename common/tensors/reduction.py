@@ -23,6 +23,7 @@ __all__ = [
     "WORTH_PREPARING",
     "Reduction",
     "mean_scale",
+    "piece_reducer",
     "reduce_bucket",
     "reduce_piece",
 ]
@@ -238,3 +239,23 @@ def reduce_piece(
     mean = Reduction.of("mean", out.dtype, nranks)
     for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop):
         mean.reduce([sources[rank][i:j] for rank in order], [out[i - start : j - start]])
+
+
+def piece_reducer(
+    sources: Sequence[npt.NDArray[Any]], *, bucket_start: int, bucket_length: int, start: int, stop: int
+) -> Callable[[Values], object]:
+    """What does as `reduce_piece` each time that it is given an `out`, of sources that stay. Not thread-safe."""
+    nranks = len(sources)
+    if nranks == 1:
+        return lambda out: np.copyto(out, sources[0][start:stop])
+    mean = Reduction.of("mean", sources[0].dtype, nranks)
+    runs = [
+        (slice(i - start, j - start), mean.into([sources[rank][i:j] for rank in order]))
+        for order, i, j in runs_of_chunks(bucket_start, bucket_length, nranks, start, stop)
+    ]
+
+    def reduce(out: Values) -> None:
+        for run, into in runs:
+            into(out[run])
+
+    return reduce

@@ -15,7 +15,7 @@ from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import ALIGNMENT, Bucket, pieces_of, words
 from common.tensors.parts import PADDING, Piece
-from common.tensors.reduction import reduce_bucket, reduce_piece
+from common.tensors.reduction import piece_reducer, reduce_bucket, reduce_piece
 from ps.store.shards import Shard, shard_of_bucket
 
 __all__ = ["WHOLE", "WORTH_HELP", "Contributions"]
@@ -53,6 +53,7 @@ class Contributions:
         self.parts = [shard_of_bucket(shard, bucket) for bucket in buckets]
         self._buckets, self._empty, self._helper = list(buckets), empty, helper
         self._in_place: dict[int, FloatArray] = {}  # gradients that are read where the trainer has them
+        self._reducers: dict[Piece, Callable[[FloatArray], object]] = {}  # of pieces, all of which lie there
         if gradients is not None:
             self.gradients = gradients
         self.begin_step()
@@ -87,6 +88,7 @@ class Contributions:
         if any(sent for (each, _), sent in self._sent.items() if each == rank):
             raise ProtocolError(f"rank {rank} offered its gradients after it had pushed some of step {step}")
         self._in_place[rank] = array
+        self._reducers.clear()
 
     def in_place(self, rank: int) -> FloatArray:
         """Where the gradients of a trainer lie that are read in place."""
@@ -140,6 +142,10 @@ class Contributions:
         known = self.parts[piece.bucket].start - self.shard.start + self.averaged[piece.bucket]
         if piece.stop <= known:
             out[...] = self.gradients[piece.start : piece.stop]
+        elif len(self._in_place) == len(self.ranks):
+            if piece not in self._reducers:  # finding the loops takes as long as adding up a tenth of a piece
+                self._reducers[piece] = self._reducer(piece)
+            self._reducers[piece](out)
         else:
             self._average(reduce_piece, piece.bucket, piece.start, piece.stop, out)
 
@@ -181,6 +187,19 @@ class Contributions:
                 start=0,
                 stop=(b - a) // word,
             )
+
+    def _reducer(self, piece: Piece) -> Callable[[FloatArray], object]:
+        """Writes the average of a piece, whose gradients are all read in place, to an array of its length."""
+        whole = self._buckets[piece.bucket]
+        kind, word = whole.dtype, words(whole.dtype)
+        reduce = piece_reducer(
+            [self._in_place[rank][piece.start : piece.stop].view(kind) for rank in self.ranks],
+            bucket_start=(whole.start - self.shard.start - piece.start) // word,
+            bucket_length=whole.length // word,
+            start=0,
+            stop=(piece.stop - piece.start) // word,
+        )
+        return lambda out: reduce(out.view(kind))
 
     def _runs(self, bucket: int, start: int, stop: int) -> Iterable[tuple[int, int]]:
         """Those words of a bucket in runs that lie, of every trainer, in one array."""

@@ -17,6 +17,7 @@ from common.tensors.reduction import (
     OPS,
     Reduction,
     mean_scale,
+    piece_reducer,
     reduce_bucket,
     reduce_piece,
 )
@@ -69,6 +70,21 @@ def test_pieces_have_the_bits_of_the_whole(length: int, nranks: int, dtype: str)
         out = np.empty(b - a, dtype)
         reduce_piece(sources, out, bucket_start=PADDING, bucket_length=length, start=PADDING + a, stop=PADDING + b)
         assert same_bits(out, expected[a:b])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 5])
+def test_a_piece_whose_sources_stay_has_these_bits_each_time(nranks: int, dtype: str) -> None:
+    length, a, b = 257, 48, 200
+    sources = gradients_of(nranks, length, dtype)
+    run = {"bucket_start": PADDING, "bucket_length": length, "start": PADDING + a, "stop": PADDING + b}
+    reduce = piece_reducer(sources, **run)
+    for seed in range(2):
+        for source, values in zip(sources, gradients_of(nranks, length, dtype, seed=seed), strict=True):
+            source[...] = values
+        out = np.empty(b - a, dtype)
+        reduce(out)
+        assert same_bits(out, naive_mean(sources, length)[a:b])
 
 
 @pytest.mark.parametrize("nranks", ORDERS)
