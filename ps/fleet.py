@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from common.paddle_api.fleet_api import FleetApi
 from common.paddle_api.names import OWN, PUBLIC, SERVER_SIDE, own_of_paddle
 from common.paddle_api.roles import arguments_of, is_user_defined
 from common.sync.synchronizer import Synchronizer
+from common.system.addresses import parse_addresses
 from ps.client.client import Client
 from ps.flags import ScriptSettings
 from ps.serving import find_servers, serve
@@ -151,8 +153,14 @@ def join(place: Placement) -> Synchronizer:
         servers = find_servers(task, count, settings)
         if not servers:
             raise SystemExit(0)
-    client = Client(servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
-    return ServerSynchronizer(client, overlap=settings.overlap, update=settings.update)
+
+    def connect(servers: Sequence[str]) -> Client:
+        return Client(servers, place.rank, place.nranks, timeout=settings.timeout, data_plane=settings.data_plane)
+
+    def connect_anew(servers: str) -> Client:
+        return connect(parse_addresses(servers))
+
+    return ServerSynchronizer(connect(servers), overlap=settings.overlap, update=settings.update, connect=connect_anew)
 
 
 surface = ServerFleetApi()

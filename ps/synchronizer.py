@@ -155,6 +155,11 @@ class OptimizerByClient(ServerOptimizer):
             if not again:
                 self._synchronizer.push_rest()
             self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
+        self.updates += 1
+
+    def keep(self, updates: int, step: int) -> None:
+        self.updates = updates
+        self._client.keep(updates, step)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         return self._client.optimizer_state()

@@ -49,7 +49,7 @@ class JoinReply(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., notes: _Optional[_Iterable[bytes]] = ..., desk: _Optional[str] = ..., data_port: _Optional[int] = ...) -> None: ...
 
 class TrainerMessage(_message.Message):
-    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull", "alive", "parcel", "taken", "awaiting")
+    __slots__ = ("hello", "register", "parameters", "gradients", "commit", "gather", "goodbye", "configure", "state", "state_request", "gradients_at", "pull", "alive", "parcel", "taken", "awaiting", "keep")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class TrainerMessage(_message.Message):
     PARCEL_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     AWAITING_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     register: Register
     parameters: Chunk
@@ -82,7 +83,8 @@ class TrainerMessage(_message.Message):
     parcel: Parcel
     taken: Taken
     awaiting: Awaiting
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., parcel: _Optional[_Union[Parcel, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., awaiting: _Optional[_Union[Awaiting, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., parameters: _Optional[_Union[Chunk, _Mapping]] = ..., gradients: _Optional[_Union[Chunk, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., state: _Optional[_Union[StatePiece, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., gradients_at: _Optional[_Union[Place, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., parcel: _Optional[_Union[Parcel, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., awaiting: _Optional[_Union[Awaiting, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("parameters", "served", "gathered", "failure", "state", "plane", "alive", "parcel", "taken")
@@ -276,6 +278,16 @@ class Configure(_message.Message):
     optimizer: Optimizer
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("epoch", "updates", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    updates: int
+    step: int
+    def __init__(self, epoch: _Optional[int] = ..., updates: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("epoch",)

@@ -8,7 +8,7 @@ and step; otherwise the ranks do, as under the collective scheme, and one line s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 from paddle.optimizer import Optimizer as PaddleOptimizer
 
-from common.errors import UsageError
+from common.errors import GradSyncError, PeerError, PeerUnreachable, UsageError
 from common.paddle_api.gradient_average import GradientAverage
 from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
@@ -28,6 +28,8 @@ from common.tensors.parts import slot_of_key
 
 __all__ = ["OptimizerHook", "forget_steps", "listen_to_steps"]
 
+SERVERS, TRAINERS = "servers", "trainers"  # decisions
+
 
 class OptimizerHook:
     """Decides who updates, and has the servers do it.
@@ -35,12 +37,15 @@ class OptimizerHook:
     Args:
         synchronizer: has `server_optimizer`.
         average: the model's gradients, in an arena that the synchronizer is attached to.
+        failed: is called with what the group has failed with in an update; unless that raises, the update is none.
     """
 
-    def __init__(self, synchronizer: Synchronizer, average: GradientAverage) -> None:
+    def __init__(
+        self, synchronizer: Synchronizer, average: GradientAverage, failed: Callable[[GradSyncError], None]
+    ) -> None:
         if synchronizer.server_optimizer is None or average.pushed_step is None:
             raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
-        self._servers, self._rank = synchronizer.server_optimizer, synchronizer.rank
+        self._servers, self._rank, self._failed = synchronizer.server_optimizer, synchronizer.rank, failed
         self._pushed_step = average.pushed_step
         named, slots = average.binding.named, average.binding.arena.layout.slots
         self._parameters = {p.name: p for _, p in named}  # by names which another model may use too
@@ -53,6 +58,48 @@ class OptimizerHook:
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
         self._inherited: dict[str, Any] = {}
         self._handed_over = False
+        self._is_out = False  # its group has failed
+
+    @property
+    def decision(self) -> str:
+        """Who updates: "servers" or "trainers"; "": that is not decided yet."""
+        return TRAINERS if self._by_trainers else SERVERS if self._optimizer is not None else ""
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the program has given the optimizer a state that the servers have not got yet."""
+        return self._loaded is not None
+
+    def has(self, optimizer: Any) -> bool:
+        """Whether the servers have this optimizer's state."""
+        return optimizer is self._optimizer
+
+    def state_here(self, optimizer: Any) -> dict[str, Any]:
+        """Its state_dict, without what the servers have."""
+        found: dict[str, Any] = _originals["state_dict"](optimizer)
+        return rest_of(found) if self.has(optimizer) else found
+
+    def set_state_here(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Give it what `state_here` gave, where the servers have the rest."""
+        _originals["set_state_dict"](optimizer, state)
+        forget_accumulators(optimizer)
+
+    def go_on(self, decision: str, optimizer: Any) -> None:
+        """As in the group before this one, where that was decided; servers have kept the optimizer's state, if it was
+        theirs. Before the first step."""
+        self._by_trainers = decision == TRAINERS
+        if decision != SERVERS:
+            return
+        found = describe_optimizer(optimizer, self._paddle_names)
+        if isinstance(found, str):
+            raise UsageError(f"servers cannot go on with the update that they have made: {found}")
+        self._optimizer = optimizer
+        self._servers.configure(found, self._slot_names)
+        forget_accumulators(optimizer)
+
+    def stand_still(self) -> None:
+        """The group has failed, and will be followed by another one: until then this optimizer's updates are none."""
+        self._is_out = True
 
     def inherit(self, by_trainers: bool, state: dict[str, Any]) -> None:
         """Go on from the decision and the optimizer's state of the one before, whose model has had other parameters."""
@@ -65,6 +112,15 @@ class OptimizerHook:
 
     def step(self, optimizer: Any) -> bool:
         """Called instead of an update; False: Paddle is to make it."""
+        if self._is_out:
+            return self.has(optimizer)
+        try:
+            return self._step(optimizer)
+        except (PeerError, PeerUnreachable) as exc:
+            self._failed(exc)
+            return True
+
+    def _step(self, optimizer: Any) -> bool:
         if self._by_trainers or not self._concerns(optimizer):
             return False
         if self._optimizer is None and not self._decide(optimizer):
@@ -85,6 +141,7 @@ class OptimizerHook:
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
             self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
+        self._pushed_step.servers_update = True
         self._pushed_step.update(optimizer.get_lr())
         return True
 
@@ -109,7 +166,7 @@ class OptimizerHook:
 
     def state(self, optimizer: Any) -> dict[str, Any] | None:
         """The state that servers keep for this optimizer; None: it is Paddle's affair."""
-        if optimizer is not self._optimizer:
+        if self._is_out or optimizer is not self._optimizer:
             return None
         return self._state()
 
@@ -157,12 +214,21 @@ class OptimizerHook:
         state = self._complete(found) if self._inherited else tensors_of(optimizer.state_dict())
         self._optimizer = optimizer
         self._servers.configure(found, self._slot_names)
-        self._pushed_step.servers_update = True
         if state:
             self._loaded = state
-            optimizer._accumulators.clear()
-            optimizer._accumulators_holder = {}
+            forget_accumulators(optimizer)
         return True
+
+
+def forget_accumulators(optimizer: Any) -> None:
+    """What Paddle keeps of its state is out of date."""
+    optimizer._accumulators.clear()
+    optimizer._accumulators_holder = {}
+
+
+def rest_of(state: dict[str, Any]) -> dict[str, Any]:
+    """What of an optimizer's state_dict servers never have."""
+    return {key: value for key, value in state.items() if key == "LR_Scheduler"}
 
 
 _hooks: list[OptimizerHook] = []
@@ -190,7 +256,7 @@ def listen_to_steps(hook: OptimizerHook) -> None:
     def state_dict(self: Any) -> dict[str, Any]:
         found: dict[str, Any] = _originals["state_dict"](self)
         served = next((state for hook in _hooks if (state := hook.state(self)) is not None), None)
-        return found if served is None else {**served, **{k: v for k, v in found.items() if k == "LR_Scheduler"}}
+        return found if served is None else {**served, **rest_of(found)}
 
     def set_state_dict(self: Any, state: dict[str, Any]) -> None:
         _originals["set_state_dict"](self, state)

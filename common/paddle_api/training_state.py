@@ -19,11 +19,12 @@ from common.commit.manifest import Manifest, PartEntry
 from common.commit.parts import Part
 from common.commit.resuming import ACCUMULATORS, BUFFERS, PARAMETERS, RANDOM, check_fits, participants
 from common.commit.writer import Writer
-from common.errors import UsageError
+from common.errors import PeerError, PeerUnreachable, UsageError
 from common.launch.settings import Settings, settings_from
 from common.paddle_api.arena_binding import trainable
 from common.paddle_api.data_position import DataPosition
 from common.paddle_api.random_states import RandomStates, random_arrays
+from common.paddle_api.servers_part import ServersPart
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.boundaries import Boundaries
 from common.sync.synchronizer import Synchronizer
@@ -93,11 +94,14 @@ class TrainingState:
         self._random = RandomStates()
         self._models = models or WrappedModels(joined)
         self._models.states += 1
+        self._servers = ServersPart(self._synchronizer, self._models, self._optimizer)
         self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
         self._leaving: threading.Timer | None = None
         self.step = 0  # that were made
         if not self._roll_back():
             self._restore()
+            if self._boundaries.are_kept and self._models.states == 1:
+                self._servers.keep(self.step)
 
     def steps(self, loader: Iterable[Any], *, epochs: int = 1) -> Iterator[tuple[int, Any]]:
         """(epoch, batch) of what is left of so many passes over the loader; the body of the loop is one step.
@@ -113,11 +117,12 @@ class TrainingState:
             while (epoch := self._position.epoch) < epochs:
                 for batch in self._position.batches(loader):
                     yield epoch, batch
+                    if not self._models.failed:
+                        self.step += 1
+                        self._position.done(loader)
+                        self._after_step()
                     if self._models.failed:
                         break
-                    self.step += 1
-                    self._position.done(loader)
-                    self._after_step()
                 else:
                     self._position.end(epoch)
                 if self._models.failed:
@@ -154,6 +159,7 @@ class TrainingState:
         boundary = self._boundaries.agree()
         if boundary is None:
             return False
+        self._servers.go_back(boundary.common.state["servers"], boundary.step)
         self._load(boundary.own, boundary.common)
         for _, p in trainable(self._model):
             p.clear_gradient()
@@ -176,30 +182,38 @@ class TrainingState:
         common = self._common() if keep or self._synchronizer.rank == 0 else Part()
         if keep:
             self._boundaries.keep(self.step, own, common)
-        if commit:
-            self._commit(own, common)
+        try:
+            if commit:
+                self._commit(own, common)
+        except (PeerError, PeerUnreachable) as exc:  # servers were asked for what they have
+            self._models.fail(exc)
 
     def _can_go_back_here(self) -> bool:
         """Whether what this object knows is all there is: neither gradients that the next step adds to, nor models of
         others."""
-        if not self._boundaries.are_kept or self._models.states > 1:
+        if not self._boundaries.are_kept or self._models.states > 1 or not self._servers.can_be_left:
             return False
         mine = [p for _, p in trainable(self._model)]
         return self._models.owned() <= {id(p) for p in mine} and all(map(is_cleared, mine))
 
     def _common(self) -> Part:
-        """What all ranks have alike."""
+        """What all ranks have alike, without what servers have."""
         parameters = {name: p.numpy() for name, p in trainable(self._model)}
-        optimizer = {key: plain_or_array(value, key) for key, value in self._optimizer.state_dict().items()}
-        arrays = {key: value for key, value in optimizer.items() if isinstance(value, np.ndarray)}
-        plain = {key: value for key, value in optimizer.items() if key not in arrays}
-        return Part(named(PARAMETERS, parameters) | named(ACCUMULATORS, arrays), {"optimizer": plain})
+        optimizer = parted(self._servers.state_here())
+        return Part(
+            {**named(PARAMETERS, parameters), **optimizer.arrays},
+            {"optimizer": optimizer.state, "servers": self._servers.note()},
+        )
 
     def _commit(self, own: Part, common: Part) -> None:
         if self._synchronizer.rank > 0:
             self._writer.write(self.step, own)
             return
-        self._writer.write(self.step, Part({**own.arrays, **common.arrays}, {**own.state, **common.state}))
+        optimizer = Part(common.arrays, common.state["optimizer"])
+        if self._servers.has_optimizer:
+            optimizer = parted(self._optimizer.state_dict())
+        arrays = {**own.arrays, **common.arrays, **optimizer.arrays}
+        self._writer.write(self.step, Part(arrays, {**own.state, "optimizer": optimizer.state}))
         parameters = common.beginning(PARAMETERS)
         names = participants(self._synchronizer.nranks, 0)
         describe = partial(self._describe, self.step, self._position.epoch, parameters)
@@ -248,7 +262,7 @@ class TrainingState:
         """Be where these were kept, by that many ranks; not `has_own`: by none of this number."""
         self._fill_model(common.beginning(PARAMETERS) | own.beginning(BUFFERS))
         accumulators = {key: paddle.to_tensor(array) for key, array in common.beginning(ACCUMULATORS).items()}
-        self._optimizer.set_state_dict({**accumulators, **common.state["optimizer"]})
+        self._servers.set_state({**accumulators, **common.state["optimizer"]})
         for name, each in self._others.items():
             if each is not None and name in own.state:
                 load = getattr(each, "set_state_dict", None) or each.load_state_dict
@@ -296,6 +310,13 @@ def is_cleared(parameter: Any) -> bool:
     """Whether it has no gradient, or zero."""
     grad = parameter.grad
     return grad is None or grad.data_ptr() is None or not grad.numpy().any()
+
+
+def parted(optimizer: Mapping[str, Any]) -> Part:
+    """Its state_dict as commits have it: accumulators, and plain values."""
+    values = {key: plain_or_array(value, key) for key, value in optimizer.items()}
+    arrays = {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
+    return Part(named(ACCUMULATORS, arrays), {key: value for key, value in values.items() if key not in arrays})
 
 
 def named(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -69,6 +69,7 @@ class WrappedModels:
             among or group,
             among.another if among else self.next_synchronizer,
             self.owned(),
+            self.fail,
             first_bytes=first_bytes,
             bucket_bytes=bucket_bytes,
         )
@@ -89,9 +90,18 @@ class WrappedModels:
         """The `id` of every parameter that some model averages."""
         return {id(p) for each in self._models for p in each.parameters}
 
+    @property
+    def only_hook(self) -> OptimizerHook | None:
+        """That of the one model, whose gradients the group's own synchronizer averages, so that servers keep what they
+        have of it; None: there are several, or servers have nothing of it."""
+        self._drop_dead()
+        if len(self._models) != 1 or not self._models[0].is_first:
+            return None
+        return self._models[0].hook
+
     def watch(self, on_failure: OnFailure | None) -> None:
-        """Call this instead of raising that the group has failed in a backward, unless it raises. Backward is this
-        rank's alone from then on, until `begin_again`."""
+        """Call this instead of raising that the group has failed in a backward or an update, unless it raises. Backward
+        is this rank's alone from then on, until `begin_again`."""
         self._on_failure = on_failure
 
     def begin_again(self) -> None:
@@ -105,8 +115,11 @@ class WrappedModels:
         if self.failed:
             return
         self._drop_dead()
-        for each in self._models:
-            each.before_backward()
+        try:
+            for each in self._models:
+                each.before_backward()
+        except (PeerError, PeerUnreachable) as exc:
+            self.fail(exc)
 
     def after_backward(self) -> None:
         if self.failed:
@@ -116,12 +129,20 @@ class WrappedModels:
             for each in sorted(self._models, key=lambda each: each.group is not first):  # of some: not within a step
                 each.after_backward()
         except (PeerError, PeerUnreachable) as exc:
-            if self._on_failure is None or any(each.group is not first for each in self._models):
-                raise
-            self._on_failure(exc)
-            self.failed = True
-            for each in self._models:
-                each.stop()
+            self.fail(exc)
+
+    def fail(self, error: GradSyncError) -> None:
+        """The group has failed so.
+
+        Raises:
+            GradSyncError: that error, unless somebody sees to it.
+        """
+        if self._on_failure is None or any(each.group is not self._first for each in self._models):
+            raise error
+        self._on_failure(error)
+        self.failed = True
+        for each in self._models:
+            each.stand_still()
 
     def stop(self) -> None:
         """Backward and optimizers are Paddle's own from now on."""
@@ -145,6 +166,7 @@ class WrappedModel:
         group: for what is not synchronised in every step.
         next_synchronizer: makes one for an arena.
         elsewhere: the `id` of parameters that other models average.
+        failed: is called with what the group has failed with in an update by servers.
     """
 
     def __init__(
@@ -153,9 +175,10 @@ class WrappedModel:
         group: Synchronizer,
         next_synchronizer: Callable[[], Synchronizer],
         elsewhere: Collection[int],
+        failed: OnFailure,
         **limits: int,
     ) -> None:
-        self._model, self.group, self._elsewhere = ref(model), group, frozenset(elsewhere)
+        self._model, self.group, self._elsewhere, self._failed = ref(model), group, frozenset(elsewhere), failed
         self._next_synchronizer, self._limits = next_synchronizer, limits
         self._enabled = True
         self._build(model)
@@ -166,6 +189,16 @@ class WrappedModel:
         """That this model averages."""
         dense = self._average.binding.named if self._average else []
         return [p for _, p in (*dense, *self._sparse.named)]
+
+    @property
+    def hook(self) -> OptimizerHook | None:
+        """Where servers can make its update."""
+        return self._hook
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the group's own synchronizer averages its gradients."""
+        return self._average is not None and self._synchronizer is self.group
 
     @property
     def is_gone(self) -> bool:
@@ -204,9 +237,18 @@ class WrappedModel:
         if self._hook:
             forget_steps(self._hook)
 
+    def stand_still(self) -> None:
+        """As `stop`, but for an optimizer whose state servers have: its updates are none from now on."""
+        self._sparse.stop()
+        if self._average:
+            self._average.stop()
+        if self._hook:
+            self._hook.stand_still()
+
     def begin_again(self) -> None:
-        """After `stop`, in a new group: as when it was wrapped."""
+        """After `stand_still`, in a new group: as when it was wrapped."""
         model = self._model()
+        self.stop()
         if model is not None:
             self.close()
             self._build(model)
@@ -232,7 +274,7 @@ class WrappedModel:
             self._average.enabled = self._enabled
             self._average.share_parameters()
             if self._synchronizer.server_optimizer:
-                self._hook = OptimizerHook(self._synchronizer, self._average)
+                self._hook = OptimizerHook(self._synchronizer, self._average, self._failed)
                 listen_to_steps(self._hook)
 
     def _dense(self, model: Any) -> list[tuple[str, Any]]:

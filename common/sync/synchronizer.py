@@ -198,6 +198,17 @@ class ServerOptimizer(ABC):
     """
 
     choice: str = "auto"  # who updates, as the user says: "server", "trainer", or "auto": servers if they can
+    updates: int = 0  # that servers have made, those of earlier groups included
+
+    @abstractmethod
+    def keep(self, updates: int, step: int) -> None:
+        """Have servers keep the optimizer's state after each update from now on, so that the next group can go back to
+        one of the last two; called by all ranks, before `configure`.
+
+        Args:
+            updates: that there have been; of a group that comes after another one, to which of them servers go back.
+            step: after which the ranks go on.
+        """
 
     @abstractmethod
     def configure(self, optimizer: Optimizer, names: Sequence[str]) -> None:

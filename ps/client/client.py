@@ -261,6 +261,16 @@ class Client:
         self._check_process()
         self._optimizer_state.configure(self._layout, optimizer, names)
 
+    def keep(self, updates: int, step: int) -> None:
+        """Have servers keep the optimizer's state after each update from now on; before `configure`.
+
+        Args:
+            updates, step: how many there have been, and after which step the trainers go on; in a group that comes
+                after another one, servers go on after so many updates.
+        """
+        self._check_process()
+        self._optimizer_state.keep(updates, step)
+
     def optimizer_state(self) -> dict[str, npt.NDArray[Any]]:
         """What the servers' optimizers keep, by Paddle's keys, with the slots' names; needs no other trainer."""
         self._check_process()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ProtocolError, UsageError
-from common.network.gradsync_pb2 import Configure, StateRequest, TrainerMessage
+from common.network.gradsync_pb2 import Configure, Keep, StateRequest, TrainerMessage
 from common.tensors.arena import Layout
 from common.tensors.optimizers import Optimizer
 from common.tensors.parts import Accumulator, is_number, parts_of, slot_of_key
@@ -38,6 +38,10 @@ class OptimizerState:
         named = optimizer_message(optimizer)
         message = Configure(epoch=self._epoch, rank=self._rank, optimizer=named, names=names)
         self._servers.send_all(TrainerMessage(configure=message))
+
+    def keep(self, updates: int, step: int) -> None:
+        """See Client.keep."""
+        self._servers.send_all(TrainerMessage(keep=Keep(epoch=self._epoch, updates=updates, step=step)))
 
     def gather(self) -> dict[str, Array]:
         """See Client.optimizer_state."""

@@ -64,7 +64,7 @@ class ServerCommits:
             )
         if rank == 0:
             self._plan = CommitPlan(register.commit_every, register.first_step)
-        if register.mode or not register.HasField("optimizer"):  # an update that is not made here, or not in step
+        if register.mode or not register.HasField("optimizer"):  # not in step, or of a program (program_boundaries.py)
             self._memory = None
 
     def begin(self, store: Store) -> None:

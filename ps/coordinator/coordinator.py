@@ -5,7 +5,7 @@ silence        who is connected but does not take part any longer
 registration   what all agree on before the first step
 data_planes    how gradients and results travel
 stepping       gradients in, results out; the state itself is in ps/store
-program        the optimizer of a user's program
+program        the optimizer of a user's program, and what is kept of it
 gathering      all-gather
 commits        its part of what is kept of the training
 relay          messages from one trainer to another, at server 0 for its first model
@@ -35,6 +35,7 @@ from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Lives, Members, ServerQueue
 from ps.coordinator.optimizer_messages import ProgramOptimizer
 from ps.coordinator.pace import Pace
+from ps.coordinator.program_boundaries import ProgramBoundaries
 from ps.coordinator.registration import Registration
 from ps.coordinator.relay import Relay
 from ps.coordinator.stepping import Stepping
@@ -88,12 +89,7 @@ class Coordinator:
         patience = Patience(timeout, wait_limit)
         self.lives: Lives = first.lives if first else Lives(self._members.queues)
         self.silence = Silence(
-            self._members,
-            self._lock,
-            patience,
-            self._missing,
-            self._waiting,
-            self.lives,
+            *(self._members, self._lock, patience, self._missing, self._waiting, self.lives),
             speaks=shard[0] == 0,
             clock=clock,
         )
@@ -111,7 +107,8 @@ class Coordinator:
             helper=helper,
             commits=self._commits,
         )
-        self._program = ProgramOptimizer(self._members, self.silence, self._registration)
+        kept = ProgramBoundaries(memory, shard[0])
+        self._program = ProgramOptimizer(self._members, self.silence, self._registration, kept)
         self._stepping = Stepping(
             self._members,
             self.silence,
@@ -120,6 +117,7 @@ class Coordinator:
             self._gathering,
             self._pace,
             self._commits,
+            self._program,
         )
         self._handlers = self._make_handlers()
 
@@ -133,6 +131,7 @@ class Coordinator:
             "pull": lambda rank, message, _: self._stepping.pull(rank, message.pull),
             "gather": lambda rank, message, _: self._gathering.take(rank, message.gather),
             "configure": lambda rank, message, _: self._program.configure(rank, message.configure),
+            "keep": lambda rank, message, _: self._program.keep(rank, message.keep),
             "state": lambda rank, message, _: self._program.load_state(rank, message.state),
             "state_request": lambda rank, message, _: self._program.send_state(rank, message.state_request),
             "alive": lambda rank, _, __: self.silence.heard(rank),

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from common.errors import LayoutMismatch, ProtocolError
-from common.network.gradsync_pb2 import Chunk, Configure, ServerMessage, StatePiece, StateRequest
+from common.network.gradsync_pb2 import Chunk, Configure, Keep, ServerMessage, StatePiece, StateRequest
 from common.tensors.arena import FloatArray
 from ps.coordinator.checks import check_states
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.liveness import Members
+from ps.coordinator.program_boundaries import ProgramBoundaries
 from ps.coordinator.registration import Registration
 from ps.planes.protobuf_messages import data_of, optimizer_of, state_of, state_pieces
+from ps.store.store import Store
 
 __all__ = ["ProgramOptimizer"]
 
 
 class ProgramOptimizer:
-    """What trainers say of their program's optimizer."""
+    """What trainers say of their program's optimizer.
 
-    def __init__(self, members: Members, silence: Silence, registration: Registration) -> None:
+    Args:
+        boundaries: keep its state, if they ask for it.
+    """
+
+    def __init__(
+        self, members: Members, silence: Silence, registration: Registration, boundaries: ProgramBoundaries
+    ) -> None:
         self._members, self._silence, self._registration = members, silence, registration
+        self._boundaries = boundaries
         self._named: Configure | None = None  # the optimizer, by the trainer that was first
         self._configured: set[int] = set()
         self._loading: list[StatePiece] = []  # pieces of an optimizer state that rank 0 is sending
@@ -49,6 +58,8 @@ class ProgramOptimizer:
         if self._named is None:
             self._named = configure
             updates.configure(optimizer, layout, list(configure.names))
+            if state := self._boundaries.to_load:
+                updates.load(state)
         mine = self._named
         if (mine.optimizer, list(mine.names)) != (configure.optimizer, list(configure.names)):
             theirs = optimizer_of(mine) if mine.optimizer != configure.optimizer else "other parameter names"
@@ -57,6 +68,19 @@ class ProgramOptimizer:
                 "make the same optimizer on all ranks"
             )
         self._configured.add(rank)
+
+    def keep(self, rank: int, keep: Keep) -> None:
+        """Trainers want the optimizer's state to be kept from now on."""
+        updates = self._registration.store_for(rank).program
+        self._members.check_epoch(keep.epoch, rank)
+        if self._registration.agreed.HasField("optimizer") or updates is None or rank in self._configured:
+            raise ProtocolError(f"rank {rank} sent an unexpected keep message at step {self._members.steps}")
+        self._boundaries.keep(rank, keep, updates)
+
+    def before_results(self, store: Store) -> None:
+        """An update may have been made, of which nobody has heard yet. Blocks while its state is copied."""
+        if store.program is not None:
+            self._boundaries.after_update(store.program)
 
     def replace_parameters(self, rank: int, chunk: Chunk, words: FloatArray | None) -> None:
         """The program has given its parameters other values; the next piece of them."""

@@ -15,6 +15,7 @@ from ps.coordinator.data_planes import DataPlanes
 from ps.coordinator.frozen_or_slow import Silence
 from ps.coordinator.gathering import Gathering
 from ps.coordinator.liveness import Members
+from ps.coordinator.optimizer_messages import ProgramOptimizer
 from ps.coordinator.pace import Pace
 from ps.coordinator.registration import Registration
 from ps.planes.protobuf_messages import data_of
@@ -36,8 +37,9 @@ class Stepping:
         gathering: Gathering,
         pace: Pace,
         commits: ServerCommits,
+        program: ProgramOptimizer,
     ) -> None:
-        self._commits = commits
+        self._commits, self._program = commits, program
         self._members, self._silence, self._planes = members, silence, planes
         self._registration, self._gathering, self._pace = registration, gathering, pace
         self._stop: GradSyncError | None = None  # to fail with when the step is complete
@@ -98,6 +100,7 @@ class Stepping:
         if progress.finished and not counted:
             self._pace.committed(rank, time.monotonic())
         self._commits.before_results(members.steps, store)
+        self._program.before_results(store)
         for result in progress.results:
             reach("before-reply", step)
             self._planes.deliver(result)

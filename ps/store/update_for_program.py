@@ -21,6 +21,7 @@ class UpdateByParameter:
         self._step = step
         self._of_parts: StatefulUpdater | None = None  # once configured
         self._parts: dict[int, Part] = {}  # by slot
+        self.made = 0  # updates
 
     def configure(self, optimizer: Optimizer, layout: Layout, names: Sequence[str]) -> None:
         """Later updates are this optimizer's; `names`: each slot's, with which its state's keys begin.
@@ -41,6 +42,7 @@ class UpdateByParameter:
     def apply(self) -> None:
         """Update the whole shard by its averaged gradients, as the step's ending says; the next step begins."""
         self._step.update(self._of_parts or NoUpdate())
+        self.made += 1
 
     def state(self) -> list[Accumulator] | None:
         """What the optimizer keeps; None before there is one."""

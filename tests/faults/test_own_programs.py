@@ -1,11 +1,13 @@
 """Row 1, of programs of a user's own: kill -9 of any process in the middle, and under `--max-restarts` the bits are
-those of the undisturbed run. They are those of examples/resumed: MNIST with two workers, and Fleet's ResNet-18."""
+those of the undisturbed run, and the others keep their processes. They are those of examples/resumed: MNIST with two
+workers, and Fleet's ResNet-18."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import os
+import re
 import signal
 import struct
 from collections.abc import Callable
@@ -91,7 +93,8 @@ def test_a_program_of_ones_own_survives_a_kill(scheme: str, who: str, program: s
     digest, job = train(scheme, program, lambda job: os.kill(victim(job, scheme, who), signal.SIGKILL))
     name = "server 0" if who == "server" else f"rank {who}"
     assert f"{name} was killed by SIGKILL" in job.err
-    assert "recovered: " in job.err
+    assert f"; {name} is started again (restart 1 of 1), the others go on" in job.err
+    assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, ", job.err), job.err
     if program not in _undisturbed:
         _undisturbed[program], _ = train("collective", program, None)
     assert digest == _undisturbed[program]

@@ -52,6 +52,7 @@ from tests.support.trainer_messages import (
     gather_message,
     goodbye_message,
     gradient_message,
+    keep_message,
     open_group,
     parameters_message,
     parameters_of,
@@ -196,6 +197,7 @@ REGISTERS = [register_message(1).SerializeToString(), register_message(1, optimi
 TRAINERS = [
     *(gradient_message(1, 0, 0, 64, 80), gradient_message(1, 0, 1, 0, 64), commit_message(0), update_message(0)),
     *(gather_message(0, b"abc"), goodbye_message("x"), goodbye_message(), configure_message(1)),
+    *(keep_message(), keep_message(2**63, 2**63)),
     parameters_message(0, parameters_of(0)),
     TrainerMessage(state=StatePiece(key="w_v", size=45, dtype="float32", data=bytes(4 * 45))),
     TrainerMessage(state=StatePiece(last=True)),

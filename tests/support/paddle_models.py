@@ -117,6 +117,9 @@ class Pair(Synchronizer, ServerOptimizer):
         self.arena.gradients[...] = self._mean()
         self.ends.append(("average",))
 
+    def keep(self, updates: int, step: int) -> None:
+        self.ends.append(("keep", updates, step))
+
     def configure(self, optimizer: Any, names: Any) -> None:
         self.ends.append(("configure", optimizer.name))
 
@@ -151,6 +154,8 @@ class Life:
         self.synchronizer, self.average, self.model = synchronizer, average, model
         self.optimizer = paddle.optimizer.SGD(2**-6, parameters=model.parameters())  # a power of two: no rounding
         self.seed = 0
+        self.hook: Any = None
+        self.failures: list[Exception] = []  # of updates
 
     def backward(self, *, left: bool = True, theirs: str = "body left", adds: bool = False) -> None:
         """Of both ranks; `theirs` is what the other one's reaches."""
@@ -169,14 +174,16 @@ def life(kind: Callable[[], Any] = Branches, *, serves_updates: bool) -> Iterato
     paddle.seed(3)
     model, synchronizer = kind(), Pair(serves_updates=serves_updates)
     with averaging(model, synchronizer) as average:
-        hooks = [OptimizerHook(synchronizer, average)] if serves_updates else []
-        for hook in hooks:
-            listen_to_steps(hook)
+        each = Life(synchronizer, average, model)
+        if not serves_updates:
+            yield each
+            return
+        each.hook = OptimizerHook(synchronizer, average, each.failures.append)
+        listen_to_steps(each.hook)
         try:
-            yield Life(synchronizer, average, model)
+            yield each
         finally:
-            for hook in hooks:
-                forget_steps(hook)
+            forget_steps(each.hook)
 
 
 def clear_gradients(each: Life) -> None:

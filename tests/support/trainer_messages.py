@@ -18,6 +18,7 @@ from common.network.gradsync_pb2 import (
     Gather,
     Goodbye,
     Hello,
+    Keep,
     ServerMessage,
     StatePiece,
     TrainerMessage,
@@ -52,6 +53,7 @@ __all__ = [
     "goodbye_message",
     "gradient_message",
     "gradients_of",
+    "keep_message",
     "loaded",
     "open_group",
     "outcome_of",
@@ -254,6 +256,10 @@ NAMES = ["w", "b", ""]  # the last slot is no parameter, and is never updated
 def configure_message(rank: int, optimizer: Optimizer | None = None, names: Sequence[str] = NAMES) -> TrainerMessage:
     named = optimizer_message(optimizer or Momentum())
     return TrainerMessage(configure=Configure(rank=rank, optimizer=named, names=names))
+
+
+def keep_message(updates: int = 0, step: int = 0, epoch: int = 0) -> TrainerMessage:
+    return TrainerMessage(keep=Keep(epoch=epoch, updates=updates, step=step))
 
 
 def state_message(piece: StatePiece) -> TrainerMessage:

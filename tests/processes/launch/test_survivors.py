@@ -1,5 +1,5 @@
 """Jobs with `--max-restarts` of which a process is killed or frozen: the others keep theirs, and the bits are those of
-the undisturbed run, of the built-in training under both schemes and of a ring's program with a `TrainingState`."""
+the undisturbed run, under both schemes, of the built-in training and of a program with a `TrainingState`."""
 
 from __future__ import annotations
 
@@ -46,11 +46,14 @@ def program(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.M
     """As `train`, of tests/programs/resumed.py, two epochs of 12 / nranks batches: what each rank says of the end."""
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
 
-    def run(fault: str, *flags: object, nranks: int = 2, workers: int = 2) -> tuple[list[str], Started, int]:
+    def run(
+        fault: str, *flags: object, nranks: int = 2, workers: int = 2, command: str = "collective.run"
+    ) -> tuple[list[str], Started, int]:
         monkeypatch.setenv(FAULT_VARIABLE, fault)
+        monkeypatch.setenv("RESUMED_SCHEME", command.partition(".")[0])
         logs = tmp_path / f"logs of {fault}"
         script = [ROOT / "tests" / "programs" / "resumed.py", tmp_path / f"commits of {fault}", workers, 2]
-        job = start("collective.run", "--nranks", nranks, "--max-restarts", 3, "--log-dir", logs, *flags, *script)
+        job = start(command, "--nranks", nranks, "--max-restarts", 3, "--log-dir", logs, *flags, *script)
         processes = watched(job)
         assert job.code == 0, job.err
         said = "".join(log.read_text(errors="replace") for log in sorted(logs.glob("workerlog.*")))
@@ -184,3 +187,65 @@ def test_a_program_with_a_training_state_goes_on_too(
     assert processes == 1 + nranks + 1
     assert len(results) == nranks
     assert results == undisturbed_program(program, nranks, workers)
+
+
+@pytest.mark.parametrize(
+    ("fault", "nranks", "workers", "flags"),
+    [
+        pytest.param("committed:1:7", 2, 2, (), marks=long),
+        pytest.param("stored:s0:6", 2, 2, (), marks=longest),
+        pytest.param("received:0:8", 2, 0, (), marks=longest),
+        pytest.param("replied:s1:3", 3, 2, ("--servers", 2), marks=longest),
+        pytest.param("pushed:2:4", 3, 0, ("--servers", 2, "--data-plane", "tcp", "--no-overlap"), marks=longest),
+        pytest.param("before-reply:s0:7", 2, 0, ("--data-plane", "grpc"), marks=longest),
+        pytest.param("committed:1:9:stop", 2, 0, ("--timeout", 4), marks=longest),
+        pytest.param("stored:s0:5:stop", 2, 0, ("--timeout", 4), marks=longest),
+        # where trainers update, and servers only average
+        pytest.param("received:1:7", 2, 2, ("--update", "trainer"), marks=longest),
+        pytest.param("stored:s0:8", 2, 0, ("--update", "trainer"), marks=longest),
+        pytest.param("committed:1:7", 2, 0, "clips", marks=longest),
+    ],
+)
+def test_a_program_under_servers_goes_on_too(
+    fault: str,
+    nranks: int,
+    workers: int,
+    flags: tuple[object, ...] | str,
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of whoever updates; they are the bits of a ring."""
+    if flags == "clips":
+        monkeypatch.setenv("RESUMED_CLIPS", "yes")
+        given, expected = (), program("", nranks=nranks, workers=workers)[0]
+    else:
+        given, expected = tuple(flags), undisturbed_program(program, nranks, workers)
+    results, job, processes = program(fault, *given, nranks=nranks, workers=workers, command="ps.run")
+    who = fault.split(":")[1]
+    assert recovered(job, f"server {who[1:]}" if who[0] == "s" else f"rank {who}"), job.err
+    assert processes == 1 + nranks + (2 if "--servers" in given else 1) + 1
+    assert results == expected
+    assert len(results) == nranks
+
+
+@longest
+@pytest.mark.parametrize(
+    ("faults", "restarts"),
+    [
+        ("pushed:1:3,stored:s0:2,received:0:3", 3),  # each life counts its steps anew
+        ("committed:1:3,committed:1:0", 2),
+    ],
+)
+def test_a_program_under_servers_that_loses_one_after_the_other(faults: str, restarts: int, program: Program) -> None:
+    results, job, processes = program(faults, nranks=2, workers=0, command="ps.run")
+    assert job.err.count("the others go on") == restarts, job.err
+    assert processes == 1 + 2 + 1 + restarts
+    assert results == undisturbed_program(program, 2, 0)
+
+
+@longest
+def test_a_program_under_servers_before_whose_first_step_one_dies_is_started_again(program: Program) -> None:
+    results, job, _ = program("committed:1:0", nranks=2, workers=0, command="ps.run")
+    assert "starting all again" in job.err, job.err
+    assert "the others go on" not in job.err
+    assert results == undisturbed_program(program, 2, 0)

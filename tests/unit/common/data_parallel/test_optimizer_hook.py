@@ -11,7 +11,7 @@ import pytest
 paddle = pytest.importorskip("paddle")
 from paddle import nn  # noqa: E402
 
-from common.errors import UsageError  # noqa: E402
+from common.errors import PeerLost, UsageError  # noqa: E402
 from tests.support.paddle_models import Life, batch, clear_grad, clear_gradients, gradients, life  # noqa: E402
 
 
@@ -219,3 +219,56 @@ def test_looking_at_gradients_is_no_change(served: Life) -> None:
     assert all(np.isfinite(value).all() for value in gradients(served.model).values() if value is not None)
     assert sum(float((p.grad**2).sum()) for p in served.model.left.parameters()) > 0
     assert not served.average.pushed_step.gradients_changed()
+
+
+def test_an_update_whose_group_fails_is_none_and_neither_are_those_after_it(served: Life) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise PeerLost("server 0 died")
+
+    served.synchronizer.update = fails
+    before = served.model.state_dict()["body.weight"].numpy().tobytes()
+    served.optimizer.step()
+    assert [str(each) for each in served.failures] == ["server 0 died"]
+    served.hook.stand_still()
+    served.step()
+    assert served.model.state_dict()["body.weight"].numpy().tobytes() == before
+    assert (len(served.failures), served.optimizer.state_dict()) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("who", "ends"),
+    [
+        ("servers", [("configure", "sgd"), ("average",), ("update", True, False), ("update", False, False)]),
+        ("trainers", [("average",), ("average",)]),
+        ("", [("average",), ("configure", "sgd"), ("update", True, False), ("update", False, False)]),
+    ],
+)
+def test_in_a_further_group_it_is_as_it_was_decided(who: str, ends: list[tuple[object, ...]]) -> None:
+    with life(serves_updates=True) as each:
+        each.hook.go_on(who, each.optimizer)
+        assert (each.hook.decision, each.hook.has(each.optimizer)) == (who, who == "servers")
+        for _ in range(2):
+            each.backward()
+            each.step()
+        assert each.synchronizer.ends == ends
+
+
+def test_servers_that_could_not_make_that_update_do_not_go_on_with_it() -> None:
+    with life(serves_updates=True) as each:
+        each.optimizer._grad_clip = nn.ClipGradByValue(1.0)
+        with pytest.raises(UsageError, match=r"go on with the update that they have made: the optimizer clips grad"):
+            each.hook.go_on("servers", each.optimizer)
+
+
+def test_of_a_state_that_servers_have_only_the_schedule_is_here() -> None:
+    with life(serves_updates=True) as each:
+        schedule = paddle.optimizer.lr.StepDecay(0.5, 1)
+        each.optimizer = paddle.optimizer.Momentum(schedule, parameters=each.model.parameters())
+        each.synchronizer.state = lambda: {"body.weight_velocity_0": np.ones(3, np.float32)}
+        each.backward()
+        each.step()
+        here = each.hook.state_here(each.optimizer)
+        assert here.keys() == {"LR_Scheduler"}
+        assert len(each.optimizer.state_dict()) == 2
+        each.hook.set_state_here(each.optimizer, {"LR_Scheduler": {**here["LR_Scheduler"], "last_epoch": 4}})
+        assert (schedule.last_epoch, each.hook.has_loaded) == (4, False)
