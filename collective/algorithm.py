@@ -12,7 +12,13 @@ import numpy.typing as npt
 from collective.call_tags import Array, Label
 from common.tensors.reduction import Reduction
 
-__all__ = ["Algorithm"]
+__all__ = ["Algorithm", "Repeat", "no_repeat"]
+
+Repeat = Callable[[Any, str, int, int, int], bool]  # of an array, an op, and a label
+
+
+def no_repeat(_array: Any, _op: str, _epoch: int, _step: int, _bucket: int) -> bool:
+    return False
 
 
 class Algorithm(ABC):
@@ -29,6 +35,9 @@ class Algorithm(ABC):
     name: str
     rank: int
     nranks: int
+    repeat: Repeat = staticmethod(no_repeat)
+    """An all-reduce of a kind that there was before, at once and without checks but its own; whether it was done. If
+    not, nothing was, and `all_reduce` follows."""
 
     @abstractmethod
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
@@ -47,12 +56,6 @@ class Algorithm(ABC):
     def restore(self, flat: Array, array: Array) -> None:
         """Write the elements of a contiguous copy back to the array, of any layout."""
         array[...] = flat.reshape(array.shape)
-
-    @property
-    def repeat(self) -> Callable[[Any, str, Label], bool]:
-        """An all-reduce, by `op`, of a kind that there was before, at once and without checks but its own; whether it
-        was done. If not, `all_reduce` follows."""
-        return lambda array, op, label: False  # noqa: ARG005
 
     @abstractmethod
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:

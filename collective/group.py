@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithm import Algorithm
+from collective.algorithm import Algorithm, no_repeat
 from collective.build import build, build_alone
 from collective.call_tags import Array, Label
 from collective.choice import MeetingPlace, choose_backend, topology_of
@@ -27,7 +27,7 @@ from common.network.links import CHECKSUMS
 from common.network.patience import WAIT_LIMIT_S
 from common.sync.messenger import ALONE, Messenger
 from common.system.addresses import own_host, parse_address
-from common.system.fault_points import reach
+from common.system.fault_points import fault_here, reach
 from common.system.process import forget_in_children, note_joined, note_joining, restarts
 from common.tensors.buckets import chunk_bounds
 from common.tensors.reduction import Reduction
@@ -49,7 +49,7 @@ class Group:
 
     def __init__(self, algorithm: Algorithm, *, backend: str, epoch: int = 0, messenger: Messenger = ALONE) -> None:
         self._algorithm, self.messenger = algorithm, messenger
-        self._repeat = algorithm.repeat
+        self._repeat = no_repeat if fault_here() else algorithm.repeat
         self.algorithm, self.backend = algorithm.name, backend
         self.rank, self.nranks = algorithm.rank, algorithm.nranks
         self.epoch = epoch
@@ -96,10 +96,11 @@ class Group:
             ValueError, TypeError: the array or op is not of that kind.
         """
         with self._turn if not (self._shut or self._turn.locked()) else self._one_call():
-            reach("before-reduce", self._calls if step is None else step)
-            if self._repeat(array, op, self._next_label(step, bucket)):
+            self.step = step
+            if self._repeat(array, op, self.epoch, self._calls + 1 if step is None else step, bucket):
                 self._calls += 1
                 return
+            reach("before-reduce", self._calls if step is None else step)
             reduction, flat, scattered = self._prepared(array, op)
             self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
             self._restore(flat, scattered)

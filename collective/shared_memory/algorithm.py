@@ -9,9 +9,6 @@ Every call begins with a meeting where the ranks compare what they are about to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
@@ -45,16 +42,13 @@ class SharedMemoryAlgorithm(Algorithm):
         self.rank, self.nranks = barrier.rank, barrier.nranks
         self._barrier = barrier
         self._short = ShortReduction(barrier)
+        self.repeat = self._short.known.repeat
         self._in_place = InPlaceReduction(barrier)
         self._staged = StagedReduction(barrier)
         self._copies = StagedCopies(barrier)
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
         return self._barrier.empty(count, dtype)
-
-    @property
-    def repeat(self) -> Callable[[Any, str, Label], bool]:
-        return self._short.repeat
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, ALL_REDUCE)

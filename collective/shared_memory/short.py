@@ -8,21 +8,19 @@ k has of every chunk the values that come k-th in its canonical order, so that a
                                                 term 1     rank 2    rank 3    rank 0    rank 1
                                                 ...
 
-Where meetings are compiled, all of that is one call (common/kernels/meeting.py).
+Where meetings are compiled, all of that is one call (common/kernels/whole_calls.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from collective.call_tags import ALL_REDUCE, OPERATIONS, Array, Label
 from collective.plans import remember
-from collective.shared_memory.agree import agree, places_of
+from collective.shared_memory.agree import agree
 from collective.shared_memory.barrier import SharedMemoryBarrier
+from collective.shared_memory.known_calls import KnownCalls, end
 from collective.shared_memory.whole_calls import WholeCall
-from common.kernels.layout import DIFFERENT, MET
 from common.system.memory import ALIGNMENT_BYTES
 from common.tensors.buckets import chunk_bounds
 from common.tensors.canonical_order import canonical_ranks
@@ -37,17 +35,7 @@ class ShortReduction:
     def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self._barrier = barrier
         self._plans: dict[tuple[object, ...], Posting | WholeCall] = {}
-        self._known: dict[tuple[str, int], WholeCall] = {}  # all-reduces by op and size, of the dtype that came last
-
-    def repeat(self, array: Array, op: str, label: Label) -> bool:
-        """An all-reduce in one call, if there was such a one before; whether that was done."""
-        if type(array) is not np.ndarray:
-            return False
-        call = self._known.get((op, array.size))
-        if call is None:
-            return False
-        state = call.attempt(array, label)
-        return state == MET or self._done(call, state)
+        self.known = KnownCalls(barrier)
 
     def reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
         """Replace the array, or with REDUCE_SCATTER this rank's chunk of it, by the reduction over ranks."""
@@ -58,14 +46,9 @@ class ShortReduction:
         if isinstance(plan, Posting):
             plan.reduce(flat, label)
             return
-        self._done(plan, plan.reduce(flat, label))
+        end(self._barrier, plan, plan.reduce(flat, label))
         if operation == ALL_REDUCE:
-            remember(self._known, (reduction.op, flat.size), plan)
-
-    def _done(self, call: WholeCall, state: int) -> bool:
-        if state == DIFFERENT:
-            places_of(self._barrier, call.notes())
-        return state == MET
+            self.known.add(plan, reduction.op, flat.size)
 
     def _plan(self, flat: Array, reduction: Reduction, operation: int) -> Posting | WholeCall:
         layout = Layout(self._barrier, flat, operation)

@@ -11,7 +11,7 @@ import numpy as np
 from collective.call_tags import OPERATIONS, Array, Label
 from collective.shared_memory.meetings.compiled import CompiledMeetings
 from common.kernels.layout import ARRAY, LATE, POSITION, RESULT, UNFIT, WORD
-from common.kernels.loader import whole_call
+from common.kernels.loader import called, whole_call
 from common.kernels.names import Whole
 from common.tensors.reduction import MOST_INPUTS, Reduction
 
@@ -39,13 +39,13 @@ class WholeCall:
     ) -> None:
         dtype = np.dtype(flat.dtype.name)
         head = [ctypes.addressof(meetings.frame), 0, 0, 0, 0, operation + OPERATIONS * reduction.number, flat.nbytes]
-        head += [id(dtype), flat.size, word_of(reduction.scale)]
+        code = whole_call(Whole(way, reduction.op, dtype.name, meetings.nranks))
+        self.available = code is not None
+        head += [id(dtype), flat.size, word_of(reduction.scale), code or 0]
         self._plan = (ctypes.c_int64 * (len(head) + len(words)))(*head, *words)
-        self._frame, self._meetings, self._dtype = meetings.frame, meetings, dtype
-        whole = Whole(way, reduction.op, dtype.name, meetings.nranks)
-        kernel = whole_call(whole, ctypes.addressof(self._plan))
-        self.available = kernel is not None
-        self._run = kernel or (lambda: None)
+        self.plan, self.dtype = ctypes.addressof(self._plan), dtype
+        self._frame, self._meetings = meetings.frame, meetings
+        self._run = called(code or 0, self.plan)
 
     @staticmethod
     def suits(reduction: Reduction, nranks: int) -> bool:
@@ -62,6 +62,10 @@ class WholeCall:
         epoch, step, bucket = label
         SAID.pack_into(self._plan, WORD * ARRAY, id(array), step, epoch | bucket << 32)
         self._run()
+        return self.finish()
+
+    def finish(self) -> int:
+        """Wait, if need be; returns what the call has come to."""
         state: int = self._frame[RESULT]
         if state == LATE:
             self._meetings.wait_longer(self._run)
@@ -72,7 +76,7 @@ class WholeCall:
         """As `attempt`, also of arrays that are not aligned or have a dtype of the same name."""
         state = self.attempt(flat, label)
         if state == UNFIT:
-            copy = flat.astype(self._dtype, copy=True)
+            copy = flat.astype(self.dtype, copy=True)
             state = self.attempt(copy, label)
             flat[...] = copy
         return state

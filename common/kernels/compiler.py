@@ -5,8 +5,9 @@ plain loop, vectorised for this processor, without fast-math and without contrac
 multiplication rounds by itself, as NumPy's do. It refers to nothing outside itself, and calls only C functions whose
 addresses it is given, so that it can lie anywhere; `machine_code` refuses any that does not.
 
-Kernels of a table have the convention int f(int64 table), the others Numba's own, int f(void *unused, void *unused,
-arguments...); all return 0.
+Kernels of a table have the convention int f(int64 table), REPEAT that of METH_FASTCALL, PyObject *f(PyObject *self,
+PyObject *const *arguments, Py_ssize_t count), and the others Numba's own, int f(void *unused, void *unused,
+arguments...). An int is always 0.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from numba import njit, types
 
 from common.kernels import meeting, whole_calls
 from common.kernels.copy_lines import copy_lines
-from common.kernels.names import COPY, MEETING, WAYS, Reduce, Whole
+from common.kernels.names import COPY, MEETING, REPEAT, WAYS, Reduce, Whole
 from common.kernels.reduce_loop import reduce_loop
+from common.kernels.repeat import repeat
 
 __all__ = ["machine_code", "main", "target_machine"]
 
@@ -41,10 +43,20 @@ OF_A_TABLE = (types.int64,)  # the arguments of such kernels
 NUMBAS = re.compile(r"(?m)^define (.*i32 @\S+?)\((\S.*?) noalias .*%retptr, (\S.*?) noalias .*%excinfo, i64 ")
 BY_TABLE = """
 define i32 @by_table(i64 %table) {{
-  %unused = alloca {}
-  %other = alloca {}
-  %status = call i32 @{}({} %unused, {} %other, i64 %table)
+  %unused = alloca {pointees[0]}
+  %other = alloca {pointees[1]}
+  %status = call i32 @{name}({types[0]} %unused, {types[1]} %other, i64 %table)
   ret i32 %status
+}}
+
+"""
+BY_PYTHON = """
+define i64 @by_python(i64 %self, i64 %arguments, i64 %count) {{
+  %place = alloca i64
+  %unused = alloca {pointees[1]}
+  %status = call i32 @{name}({types[0]} %place, {types[1]} %unused, i64 %self, i64 %arguments, i64 %count)
+  %found = load i64, {types[0]} %place
+  ret i64 %found
 }}
 
 """
@@ -55,6 +67,8 @@ def kernel_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     way = name.partition("-")[0]
     if name in MEETING:
         return getattr(meeting, name), OF_A_TABLE
+    if name == REPEAT:
+        return repeat, (types.int64, types.int64, types.int64)
     if name == COPY:
         return copy_lines, (types.int64, types.int64, types.int64)
     if way in WAYS:
@@ -80,13 +94,14 @@ def for_machine(code: str, machine: llvm.TargetMachine) -> str:
     return NO_PAUSE.sub(call, code) + declaration if call else code
 
 
-def by_table(code: str) -> str:
-    """LLVM's text of a kernel of a table, to be called with that alone: ctypes takes 0.1 us for each argument."""
+def entered(code: str, convention: str) -> str:
+    """LLVM's text of a kernel that is called in one of these ways: with a table alone, since ctypes takes 0.1 us for
+    each argument; or by Python."""
     found = NUMBAS.search(code)
     assert found, "Numba's own function comes first"
     name, types = found[1].rpartition("@")[2], found.group(2, 3)
     pointees = [kind[:-1] if kind.endswith("*") else "i64" for kind in types]  # of an opaque pointer: anything
-    entry = BY_TABLE.format(*pointees, name, *types)  # comes first: machine code is called at its beginning
+    entry = convention.format(name=name, types=types, pointees=pointees)  # first: code is called at its beginning
     return code.replace(f"define {found[1]}(", f"{entry}define internal {found[1]}(", 1)
 
 
@@ -99,7 +114,9 @@ def machine_code(name: str, machine: llvm.TargetMachine) -> bytes:
     compiled = njit(**OPTIONS)(loop)
     compiled.compile(argument_types)
     code = for_machine(compiled.inspect_llvm(argument_types), machine)
-    module = llvm.parse_assembly(by_table(code) if argument_types == OF_A_TABLE else code)
+    if name == REPEAT or argument_types == OF_A_TABLE:
+        code = entered(code, BY_PYTHON if name == REPEAT else BY_TABLE)
+    module = llvm.parse_assembly(code)
     optimiser = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     optimiser.getModulePassManager().run(module, optimiser)
     sections = {

@@ -28,11 +28,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import common
 from common.errors import choose
-from common.kernels.layout import ARRAY_DATA, ARRAY_DTYPE, ARRAY_FLAGS, ARRAY_GOOD, ARRAY_NDIM, ARRAY_SHAPE
-from common.kernels.names import COPY, MEETING, Reduce, Whole
+from common.kernels.layout import (
+    ARRAY_DATA,
+    ARRAY_DTYPE,
+    ARRAY_FLAGS,
+    ARRAY_GOOD,
+    ARRAY_NDIM,
+    ARRAY_SHAPE,
+    OBJECT_TYPE,
+)
+from common.kernels.names import COPY, MEETING, REPEAT, Reduce, Whole
+from common.kernels.python_function import python_function
 from common.system.private_files import OTHERS_WRITE, private_folder, user_folder
 
 __all__ = [
@@ -42,10 +52,12 @@ __all__ = [
     "Kernel",
     "Loop",
     "cache_folder",
+    "called",
     "copy_kernel",
     "fetch",
     "meeting_kernels",
     "reduce_kernel",
+    "repeat_kernel",
     "whole_call",
     "why_not",
 ]
@@ -110,17 +122,23 @@ def copy_kernel() -> Callable[[int, int, int], object] | None:
 
 def meeting_kernels(frame: int) -> list[Kernel] | None:
     """MEETING, of that frame; None if they cannot be had."""
-    code = None if why_not() else fetch(MEETING)
-    return [called(address, frame) for address in code] if code else None
+    code = None if why_not() else fetch([*MEETING, REPEAT])
+    return [called(address, frame) for address in code[: len(MEETING)]] if code else None
 
 
-def whole_call(kernel: Whole, plan: int) -> Kernel | None:
-    """Of that plan; None if it cannot be had."""
+def repeat_kernel(known: npt.NDArray[np.int64]) -> Callable[..., bool] | None:
+    """REPEAT, of that table; None if it cannot be had. It holds the GIL, but where it yields the core."""
+    code = None if why_not() or not arrays_are_as_expected() else fetch([REPEAT])
+    return python_function(REPEAT, code[0], known) if code else None
+
+
+def whole_call(kernel: Whole) -> int | None:
+    """The address of its code; None if it cannot be had."""
     if why_not() or kernel.dtype not in NATIVE or not arrays_are_as_expected():
         return None
     family = kernel.family()
     code = fetch(list(map(str, family)))
-    return called(code[family.index(kernel)], plan) if code else None
+    return code[family.index(kernel)] if code else None
 
 
 def called(address: int, table: int) -> Kernel:
@@ -143,7 +161,8 @@ def arrays_are_as_expected() -> bool:
 
     at = id(array)
     return (
-        word(at + ARRAY_DATA) == array.ctypes.data
+        word(at + OBJECT_TYPE) == id(np.ndarray)
+        and word(at + ARRAY_DATA) == array.ctypes.data
         and number(at + ARRAY_NDIM) == array.ndim
         and [word(word(at + ARRAY_SHAPE) + 8 * axis) for axis in range(2)] == [1, 3]
         and word(at + ARRAY_DTYPE) == id(array.dtype)

@@ -68,7 +68,7 @@ from common.kernels.layout import (
     YIELDS,
 )
 
-__all__ = ["arrive", "asleep", "awake", "fits", "meet", "take_note", "wait", "wait_for_all"]
+__all__ = ["arrive", "asleep", "awake", "elements_of", "fits", "meet", "take_note", "wait", "wait_for_all"]
 
 
 @part
@@ -113,14 +113,20 @@ def wait_for_all(frame: Any) -> Any:
 
 
 @part
-def fits(plan: Any) -> Any:
-    """Whether the array is of the plan's size and dtype, and its memory as it must be."""
-    array, elements = load(plan + WORD * ARRAY), 1
+def elements_of(array: Any) -> Any:
+    elements = 1
     for axis in range(load_int(array + ARRAY_NDIM)):
         one_by_one()
         elements *= load(load(array + ARRAY_SHAPE) + WORD * axis)
+    return elements
+
+
+@part
+def fits(plan: Any) -> Any:
+    """Whether the array is of the plan's size and dtype, and its memory as it must be."""
+    array = load(plan + WORD * ARRAY)
     return (
-        elements == load(plan + WORD * SIZE)
+        elements_of(array) == load(plan + WORD * SIZE)
         and load(array + ARRAY_DTYPE) == load(plan + WORD * DTYPE)
         and load_int(array + ARRAY_FLAGS) & ARRAY_GOOD == ARRAY_GOOD
     )
