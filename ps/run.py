@@ -76,7 +76,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             all_ranks_here=alone,
             joining=joining,
             life=life,
-            keeps=can_replace(config, node),
+            keeps=can_replace(config),
         ) as job,
     ):
 
@@ -96,9 +96,9 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
         job.wait()
 
 
-def can_replace(config: RunConfig, node: Node) -> bool:
+def can_replace(config: RunConfig) -> bool:
     """Whether a trainer or server that has died can be replaced while the others go on."""
-    return bool(config.restarts.max_restarts) and node.nnodes == 1 and config.consistency == SYNC
+    return bool(config.restarts.max_restarts) and config.consistency == SYNC
 
 
 def run_with_ray(config: RunConfig, script: list[str]) -> None:

@@ -27,13 +27,14 @@ Hosts = Callable[..., "Two"]
 class Two:
     """Launchers of two hosts."""
 
-    def __init__(self, start: Callable[..., Started], flags: Sequence[object]) -> None:
+    def __init__(self, start: Callable[..., Started], command: str, flags: Sequence[object]) -> None:
         place = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", EACH]
-        self._start, self._flags = start, [*JOB, "--steps", STEPS, "--max-restarts", 3, *place, *flags]
+        self._start, self._command = start, command
+        self._flags = [*JOB, "--steps", STEPS, "--max-restarts", 3, *place, *flags]
         self.launchers = [self.launch(index) for index in (0, 1)]
 
     def launch(self, index: int) -> Started:
-        return self._start("collective.run", *self._flags, "--node-rank", index)
+        return self._start(self._command, *self._flags, "--node-rank", index)
 
     def processes(self) -> list[int]:
         """How many each launcher has had, once both have ended well."""
@@ -48,9 +49,9 @@ def hosts(tmp_path: Path, start: Callable[..., Started], monkeypatch: pytest.Mon
     """A training with faults; its record is at tmp_path."""
     monkeypatch.setenv(COLD_VARIABLE, "1")  # launchers that have met would fork ranks, which then could not use gRPC
 
-    def run(faults: str, *flags: object) -> Two:
+    def run(command: str, faults: str, *flags: object) -> Two:
         monkeypatch.setenv(FAULT_VARIABLE, faults)
-        return Two(start, ["--json", tmp_path / "record.json", *flags])
+        return Two(start, command, ["--json", tmp_path / "record.json", *flags])
 
     return run
 
@@ -69,33 +70,45 @@ def undisturbed(tmp_path: Path, start: Callable[..., Started]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("faults", "flags", "replaced"),
+    ("command", "faults", "flags"),
     [
-        ("backward:3:9,before-reduce:0:25", (), "30"),
-        pytest.param("before-reduce:2:5:stop", ("--timeout", 2), "2", marks=pytest.mark.longest),
-        pytest.param("backward:1:3,joining:1:0", (), "11", marks=pytest.mark.longest),
-        pytest.param("sent:0:37", ("--algorithm", "ring"), "0", marks=pytest.mark.longest),
-        pytest.param("backward:2:4", ("--shard-optimizer",), "2", marks=pytest.mark.longest),
+        ("collective.run", "backward:3:9,before-reduce:0:25", ()),
+        pytest.param("collective.run", "before-reduce:2:5:stop", ("--timeout", 5), marks=pytest.mark.longest),
+        pytest.param("collective.run", "backward:1:3,joining:1:0", (), marks=pytest.mark.longest),
+        pytest.param("collective.run", "sent:0:37", ("--algorithm", "ring"), marks=pytest.mark.longest),
+        pytest.param("collective.run", "backward:2:4", ("--shard-optimizer",), marks=pytest.mark.longest),
+        ("ps.run", "replied:s0:9", ()),
+        pytest.param("ps.run", "replied:s0:9,pushed:3:25", (), marks=pytest.mark.longest),
+        pytest.param("ps.run", "committed:0:5", ("--servers", 2, "--data-plane", "grpc"), marks=pytest.mark.longest),
+        pytest.param("ps.run", "stored:s1:5:stop", ("--servers", 2, "--timeout", 10), marks=pytest.mark.longest),
+        pytest.param("ps.run", "pushed:1:3,joining:1:0", (), marks=pytest.mark.longest),
     ],
 )
 def test_who_dies_is_replaced_while_the_others_keep_their_processes(
-    faults: str, flags: tuple[object, ...], replaced: str, tmp_path: Path, undisturbed: str, hosts: Hosts
+    command: str, faults: str, flags: tuple[object, ...], tmp_path: Path, undisturbed: str, hosts: Hosts
 ) -> None:
-    two = hosts(faults, *flags)
+    two = hosts(command, faults, *flags)
+    replaced = [fault.split(":")[1] for fault in faults.split(",")]
     counts = two.processes()
     for launcher in two.launchers:
         assert "starting all again" not in launcher.err
-        for number, rank in enumerate(replaced, start=1):
-            assert f"; rank {rank} is started again (restart {number} of 3), the others go on" in launcher.err
+        for number, who in enumerate(replaced, start=1):
+            name = f"server {who[1:]}" if who[0] == "s" else f"rank {who}"
+            assert f"; {name} is started again (restart {number} of 3), the others go on" in launcher.err
         assert re.search(GONE_ON.format(len(replaced)), launcher.err), launcher.err
-    here = [sum(int(rank) // EACH == host for rank in replaced) for host in (0, 1)]
-    assert counts == [1 + EACH + new for new in here]  # the guard, the ranks, and those in the places of others
+    there = sum(who[0] != "s" and int(who) >= EACH for who in replaced)
+    servers = 0 if command == "collective.run" else 2 if "--servers" in flags else 1
+    # the guard, the ranks and servers, and those in the places of others
+    assert counts == [1 + EACH + servers + len(replaced) - there, 1 + EACH + there]
     assert digest_in(tmp_path / "record.json") == undisturbed
 
 
 @pytest.mark.longest
 @pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("command", "point"), [("collective.run", "backward"), ("ps.run", "pushed")])
 def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
+    command: str,
+    point: str,
     lost: int,
     tmp_path: Path,
     undisturbed: str,
@@ -104,8 +117,8 @@ def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
     wait_until: Callable[..., None],
 ) -> None:
     """All are started again, from the commit, when another one has taken its place."""
-    faults, commits = f"backward:{2 * lost}:9,joining:{2 * lost}:0:stop", tmp_path / "commits"
-    two = hosts(faults, "--host-wait", 60, "--timeout", 10, "--checkpoint-dir", commits, "--commit-every", 2)
+    faults, commits = f"{point}:{2 * lost}:9,joining:{2 * lost}:0:stop", tmp_path / "commits"
+    two = hosts(command, faults, "--host-wait", 60, "--timeout", 10, "--checkpoint-dir", commits, "--commit-every", 2)
     launcher = two.launchers[lost].process
     wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.pid).children()), 60)
     launcher.kill()

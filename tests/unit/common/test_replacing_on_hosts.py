@@ -21,6 +21,7 @@ from common.launch.job import Job
 from common.launch.remote_crew import RemoteCrew
 from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags, supervise
+from common.launch.servers import Servers
 from common.network.message_stream import MessageStream
 from common.system.next_epoch import Word, word_in
 from tests.support.jobs import PAUSE, start
@@ -45,17 +46,29 @@ class Line:
         return come
 
 
-class Two:
-    """Jobs of two hosts, with two ranks each, all of which have kept a boundary; each has its launcher's view."""
+class Served(Servers):
+    """One that only sleeps."""
 
-    def __init__(self, first: Job, second: Job) -> None:
+    def start(self, index: int) -> None:
+        self.job.start(f"server {index}", ["-c", PAUSE], log=f"serverlog.{index}")
+
+
+class Two:
+    """Jobs of two hosts, with two ranks each, all of which have kept a boundary; each has its launcher's view.
+
+    Args:
+        served: the ranks meet at a server, which is on the first host.
+    """
+
+    def __init__(self, first: Job, second: Job, *, served: bool = False) -> None:
         self.jobs, self.places, self.now = (first, second), [""] * 0, 0.0
         near, far = Line(), Line()
         near.other, far.other = far, near
         self.near: Any = near
         self.far: Any = far
         remote = RemoteCrew(self.near, range(2, 4), 0, clock=lambda: self.now)
-        self.first = Replacing(first, self.start, 30.0, None, [remote], PLACE, clock=lambda: self.now)
+        servers = Served(first, 1, nranks=4, timeout=30.0) if served else None
+        self.first = Replacing(first, self.start, 30.0, servers, [remote], PLACE, clock=lambda: self.now)
         here = CrewHere(second, self.start, clock=lambda: self.now)
         self.second = Following(here, self.far, clock=lambda: self.now)
         for rank in range(4):
@@ -63,6 +76,9 @@ class Two:
             start(job, rank, PAUSE)
             KeptParts(path_of(job.kept[f"rank {rank}"])).write(0, b"")
             self.note(rank, "4", "complete")
+        if servers:
+            servers.start(0)
+            KeptParts(path_of(first.kept["server 0"])).write(0, b"")
 
     def start(self, rank: int, place: str) -> None:
         self.places.append(f"{rank} {place}")
@@ -106,14 +122,14 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def two() -> Run:
-    def run(what: Callable[[Two], None], most: tuple[int, int] = (2, 2)) -> None:
+    def run(what: Callable[[Two], None], most: tuple[int, int] = (2, 2), *, served: bool = False) -> None:
         def live_first(first: Life) -> None:
             def live_second(second: Life) -> None:
                 with (
                     Job(life=first, keeps=True, patience=0.2, all_ranks_here=False) as job,
                     Job(life=second, keeps=True, patience=0.2, all_ranks_here=False) as other,
                 ):
-                    what(Two(job, other))
+                    what(Two(job, other, served=served))
 
             supervise(RestartFlags(max_restarts=most[1]), live_second, prog="host 1")
 
@@ -164,6 +180,33 @@ def test_the_dead_is_started_again_on_its_host_and_the_others_are_let_go_on_once
         assert capsys.readouterr().err.count(f"rank {3 - dead} is started again (restart 2 of 2)") == 2
 
     two(what)
+
+
+def test_a_rank_of_another_host_is_started_once_the_servers_listen(two: Run) -> None:
+    def what(of: Two) -> None:
+        of.kill(3)
+        of.wait(0, 1, 2)
+        server = of.jobs[0].children[-1]
+        with server.joined.open("a") as out:
+            out.write("waits 1 PeerLost: rank 3 died\n")
+        assert of.look() == (True, True)
+        assert of.words() == [Word(1, "", "")] * 2  # by which the server goes on
+        assert of.look() == (True, True)
+        assert not of.places
+        (of.jobs[0].scratch / "server-0").write_text("10.0.0.1:8600\n")
+        assert of.look() == (True, True)
+        assert of.places == [f"3 {PLACE}"]
+        of.note(3, "4")
+        of.look()
+        assert of.words() == [Word(1, PLACE, "")] * 2
+        for rank in range(4):
+            of.note(rank, "goes on 1 4 4")
+        with server.joined.open("a") as out:
+            out.write("goes on 1 4 4\n")
+        of.look()
+        assert of.look() == (False, False)
+
+    two(what, served=True)
 
 
 def test_who_has_stalled_on_another_host_is_killed_there_before_its_place_is_given_away(
