@@ -61,6 +61,15 @@ class Crew(ABC):
     def went_on(self, step: int, replayed: int) -> None:
         """All go on after that step."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended well."""
+        return all(child.code == 0 for child in self.children)
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Those of all hosts have ended well."""
+
     @abstractmethod
     def give_up(self, failure: ProcessFailed | None) -> None:
         """All are to be started again, because of that."""
@@ -123,6 +132,9 @@ class CrewHere(Crew):
 
     def went_on(self, step: int, replayed: int) -> None:
         self.job.life.went_on(step, replayed)
+
+    def dismiss(self) -> None:
+        """Nothing is left to do."""
 
     def give_up(self, failure: ProcessFailed | None) -> None:
         self._gave_up_at, self._why = self.clock(), failure

@@ -77,6 +77,7 @@ class Order(Struct, frozen=True):
     start: ranks to be started, which meet the others at `place`.
     word: for ranks that live.
     went_on: after which step all go on, and how many are made again.
+    over: all ranks, of all hosts, have ended well.
     """
 
     life: int
@@ -88,6 +89,7 @@ class Order(Struct, frozen=True):
     place: str = ""
     word: Word | None = None
     went_on: tuple[int, int] | None = None
+    over: bool = False
     gave_up: bool = False
 
 

@@ -29,6 +29,7 @@ class Following:
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
     _reported: Report | None = None
     _gave_up: bool = False
+    _over: bool = False  # on all hosts
     _mends: bool = False  # ranks are being replaced
     _looked_at: float = 0.0
 
@@ -40,7 +41,7 @@ class Following:
         if self._gave_up:
             return self.here.leave(self._noticed_at)
         dead = any(rank.code for rank in self.here.children)
-        calm = self._noticed_at is None and not (orders or dead)
+        calm = self._noticed_at is None and not (orders or dead or self.here.is_over)
         if calm and self.clock() < self._looked_at + LOOK_S:
             return False
         self._looked_at = self.clock()
@@ -48,7 +49,7 @@ class Following:
         epoch = self.here.job.life.number
         waits = any(rank.code is None and rank.waits_for() > epoch for rank in self.here.children)
         if not (dead or waits or self._mends):
-            return False
+            return self.here.is_over and not (self._over or self.stream.gone)  # another host may have to begin anew
         if self._noticed_at is None:
             self._noticed_at = self.clock()
         return self._give_up() if self.stream.gone else True
@@ -66,6 +67,7 @@ class Following:
         if order.went_on:
             self.here.went_on(*order.went_on)
             self._mends, self._noticed_at = False, None
+        self._over = self._over or order.over
         if order.gave_up:
             self._gave_up = True
             self.here.give_up(error)

@@ -117,6 +117,9 @@ class RemoteCrew(Crew):
     def went_on(self, step: int, replayed: int) -> None:
         self._order(went_on=(step, replayed))
 
+    def dismiss(self) -> None:
+        self._order(over=True)
+
     def give_up(self, failure: ProcessFailed | None) -> None:
         self._order(gave_up=True, failure=failure and Failure.of(failure))
 

@@ -86,12 +86,13 @@ class Replacing:
         dead = any(rank.code for rank in ranks)
         if self._gave_up:
             return self._here.leave(self._noticed_at)
-        if self._noticed_at is None and not dead and self.clock() < self._looked_at + LOOK_S:
+        calm = self._noticed_at is None and not (dead or (self.others and self._here.is_over))
+        if calm and self.clock() < self._looked_at + LOOK_S:
             return False
         self._looked_at = self.clock()
         waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
         if self._replaced is None and not (dead or waiting):
-            return False
+            return bool(self.others) and self._here.is_over and self._waits_for_others()
         if any(crew.gone for crew in self.others):
             return self._give_up()
         if self._replaced is not None:
@@ -99,6 +100,14 @@ class Replacing:
         if self._noticed_at is None:
             self._noticed_at = self.clock()
         return self._gather(ranks, waiting)
+
+    def _waits_for_others(self) -> bool:
+        """Whether ranks of other hosts have not ended yet: if one fails now, all begin anew."""
+        if any(not (crew.gone or crew.is_over) for crew in self.others):
+            return True
+        for crew in self.others:
+            crew.dismiss()
+        return False
 
     def _gather(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Wait until all that live have noticed, and replace the others."""

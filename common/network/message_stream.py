@@ -64,8 +64,8 @@ class MessageStream:
         self._tell()
 
     def outgoing(self) -> Iterator[bytes]:
-        """What gRPC is to send, with signs of life between; until the end."""
-        while not self._ended:
+        """What gRPC is to send, with signs of life between; until the end, what was to be sent before it first."""
+        while True:
             try:
                 message = self._outgoing.get(timeout=SIGN_S)
             except queue.Empty:

@@ -68,7 +68,15 @@ def test_a_job_that_loses_a_process_ends_with_the_bits_of_one_that_does_not(
 
 
 @long
-@pytest.mark.parametrize(("command", "fault"), [("collective.run", "joined:1:0"), ("ps.run", "joined:0:0")])
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("collective.run", "joined:1:0"),
+        ("ps.run", "joined:0:0"),
+        pytest.param("collective.run", "leaving:1:0", marks=pytest.mark.longest),
+        pytest.param("ps.run", "leaving:0:0", marks=pytest.mark.longest),
+    ],
+)
 def test_two_hosts_go_on_together(
     command: str, fault: str, tmp_path: Path, run: Run, start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:

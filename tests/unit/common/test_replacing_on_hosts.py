@@ -12,38 +12,22 @@ from typing import Any
 import pytest
 
 from common.commit.kept_parts import KeptParts, path_of
-from common.errors import PeerError, RecoveryFailed
+from common.errors import RecoveryFailed
 from common.launch.child import Child, ProcessFailed
 from common.launch.crew import CrewHere
-from common.launch.crew_messages import Order, RankReport, Report, reports_in, send
+from common.launch.crew_messages import Order, send
 from common.launch.following import Following
 from common.launch.job import Job
 from common.launch.remote_crew import RemoteCrew
 from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags, supervise
 from common.launch.servers import Servers
-from common.network.message_stream import MessageStream
 from common.system.next_epoch import Word, word_in
 from tests.support.jobs import PAUSE, start
+from tests.support.line import Line
 
 LIMIT_S = 20.0
 PLACE = "10.0.0.1:8600"
-
-
-class Line:
-    """One end of a stream; in the place of a MessageStream."""
-
-    def __init__(self) -> None:
-        self.other: Any = self
-        self.come: list[bytes] = []
-        self.gone = ""
-
-    def send(self, message: bytes) -> None:
-        self.other.come.append(message)
-
-    def take(self) -> list[bytes]:
-        come, self.come = self.come, []
-        return come
 
 
 class Served(Servers):
@@ -98,6 +82,11 @@ class Two:
     def wait(self, *ranks: int, epoch: int = 1) -> None:
         for rank in ranks:
             self.note(rank, f"waits {epoch} PeerLost: rank 3 died")
+
+    def end(self, rank: int) -> None:
+        """Well."""
+        self.kill(rank)
+        self.rank(rank).process.returncode = 0
 
     def look(self) -> tuple[bool, bool]:
         """Each launcher twice, so that either has heard the other: whether each mends then."""
@@ -242,6 +231,54 @@ def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced(two: Run) 
     two(what)
 
 
+def test_a_host_whose_ranks_have_ended_waits_for_those_of_the_other(two: Run) -> None:
+    def what(of: Two) -> None:
+        for rank in (0, 1):
+            of.end(rank)
+        assert of.look() == (True, False)
+        for rank in (2, 3):
+            of.end(rank)
+        assert of.second.look()
+        assert not of.first.look()
+        assert not of.second.look()
+
+    two(what)
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_rank_that_dies_when_those_of_the_other_host_have_ended_is_no_loss(last: int, two: Run) -> None:
+    def what(of: Two) -> None:
+        for rank in {0, 1, 2, 3} - {last}:
+            of.end(rank)
+        assert of.look()[1 - last // 2]
+        of.kill(last)
+        of.now += 1.0
+        of.second.look()
+        of.first.look()
+        of.second.look()
+        launchers = of.first, of.second
+        assert not launchers[last // 2].look()  # as of any failure
+        of.now += of.jobs[0].settle
+        with pytest.raises(ProcessFailed, match=f"^rank {last} was killed by SIGKILL$"):
+            launchers[1 - last // 2].look()
+
+    two(what)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_whose_ranks_have_ended_does_not_wait_for_one_that_is_lost(lost: int, two: Run) -> None:
+    def what(of: Two) -> None:
+        here = 1 - lost
+        for rank in (2 * here, 2 * here + 1):
+            of.end(rank)
+        assert of.look()[here]
+        of.near.gone = of.far.gone = "it is gone"
+        of.now += 1.0
+        assert not (of.first, of.second)[here].look()
+
+    two(what)
+
+
 @pytest.mark.parametrize("how", ["keeps nothing", "ended well", "ended with a usage error"])
 def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(how: str, two: Run) -> None:
     def what(of: Two) -> None:
@@ -316,35 +353,6 @@ def test_a_host_whose_ranks_have_not_noticed_hears_why_all_are_started_again(two
 def test_no_rank_is_replaced_where_one_launcher_has_no_restart_left(two: Run) -> None:
     with pytest.raises(RecoveryFailed, match="0 restart did not help"):
         two(lambda of: of.loses(3), most=(2, 0))
-
-
-def test_what_is_reported_of_the_dead_is_not_taken_for_who_comes_in_its_place() -> None:
-    stream: Any = Line()
-    crew = RemoteCrew(stream, [3], 0)
-    dead = RankReport("rank 3", 0, -9, frozen=False, keeps=True, notes="waits 1 x\n")
-
-    def told(report: Report) -> Child:
-        send(stream, report)
-        crew.hear()
-        return crew.children[0]
-
-    assert told(Report(0, [dead])).code == -9
-    assert told(Report(7, [RankReport("rank 3", 0, None, frozen=False, keeps=True, notes="")])).code == -9
-    crew.end(ProcessFailed("it died", PeerError.exit_code), ["rank 3"], 1)
-    stream.take()
-    assert told(Report(0, [dead])).code is None
-    assert told(Report(0, [RankReport("rank 3", 1, None, frozen=False, keeps=True, notes="4\n")])).has_joined()
-
-
-def test_what_cannot_be_read_ends_the_stream() -> None:
-    stream = MessageStream("the launcher of host 1", LIMIT_S)
-    stream.read([b'{"life": 0}', b'{"life": "no"}'])
-    assert not reports_in(stream, 0)
-    assert stream.gone == "the launcher of host 1 is gone"
-    stream = MessageStream("the launcher of host 1", LIMIT_S)
-    stream._come.append(b'{"life": "no"}')
-    assert not reports_in(stream, 0)
-    assert stream.gone == "the launcher of host 1 sent what cannot be read: Expected `int`, got `str` - at `$.life`"
 
 
 def test_orders_of_an_earlier_life_are_not_followed(two: Run) -> None:
