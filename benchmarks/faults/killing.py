@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.netlab.hosts import OneHost
 from benchmarks.records.faults import Recovery, Usage
 from common.commit.folder import CommitFolder
 from common.errors import GradSyncError
@@ -26,7 +27,7 @@ POLL_S = 0.005
 END_S, STEP_S = 60.0, 0.02  # what takes longer than this and so much for each step of the job hangs
 MODULES = {"collective.trainer": "rank", "ps.trainer": "rank", "ps.server": "server"}
 TRAINING = ["--model", "mlp:16", "--dataset", "digits", "--batch-size", "8"]
-RECOVERED = re.compile(r"\brecovered\b")
+RECOVERED = re.compile(r"\brecovered: (?:.* (\d+) steps? replayed)?")
 MEGABYTE = 1e6
 
 Role = tuple[str, psutil.Process]  # "rank 1", "server 0" or "launcher"
@@ -41,6 +42,7 @@ class Killing:
         backend: how data travel, as --backend or --data-plane has it.
         every: steps between two commits.
         restarts: how many it may make.
+        hosts: how many launchers it has, as of a host each, all on this machine.
     """
 
     scheme: str
@@ -49,9 +51,10 @@ class Killing:
     steps: int
     every: int = 20
     restarts: int = 2
+    hosts: int = 1
     killed: list[float] = field(default_factory=list)  # when somebody was, monotonic seconds
     recoveries: list[Recovery] = field(default_factory=list)
-    _recovered: list[float] = field(default_factory=list)
+    _recovered: list[tuple[float, int | None]] = field(default_factory=list)  # when, and steps replayed
     _lines: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Killing:
@@ -64,42 +67,53 @@ class Killing:
         kept = ["--checkpoint-dir", self._commits.path, "--commit-every", self.every]
         flags = [*(servers if self.scheme == "ps" else ring), *TRAINING, "--steps", self.steps, *files, *kept]
         command = [sys.executable, "-m", *map(str, flags), "--max-restarts", str(self.restarts)]
+        place = ["--nnodes", str(self.hosts), "--master", *OneHost().endpoints([0])] if self.hosts > 1 else []
         self.begun = time.monotonic()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        self.launcher = psutil.Process(self._process.pid)
+        self._processes = [
+            subprocess.Popen(
+                [*command, *place, *(["--node-rank", str(host)] if place else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if host else subprocess.PIPE,
+                text=True,
+            )
+            for host in range(self.hosts)
+        ]
+        self.launchers = [psutil.Process(process.pid) for process in self._processes]
         self._reader = threading.Thread(target=self._read, name="gradsync-lines", daemon=True)
         self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.over:
-            self._process.terminate()
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
             try:
-                self._process.wait(END_S)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
         self._reader.join()
-        if self._process.stderr:
-            self._process.stderr.close()
+        if (first := self._processes[0]).stderr:
+            first.stderr.close()
         self._temporary.cleanup()
 
     def _read(self) -> None:
-        for line in self._process.stderr or ():
+        for line in self._processes[0].stderr or ():
             self._lines.append(line.rstrip())
-            if RECOVERED.search(line):
-                self._recovered.append(time.monotonic())
+            if found := RECOVERED.search(line):
+                self._recovered.append((time.monotonic(), int(found[1]) if found[1] else None))
 
     @property
     def lines(self) -> list[str]:
-        """That the launcher has said."""
+        """That the first launcher has said."""
         return list(self._lines)
 
     @property
     def over(self) -> bool:
-        return self._process.poll() is not None
+        """All launchers have ended."""
+        return all(process.poll() is not None for process in self._processes)
 
     @property
     def step(self) -> int:
@@ -122,11 +136,12 @@ class Killing:
     def alive(self) -> list[Role]:
         """Its ranks and servers."""
         found = []
-        with suppress(psutil.Error):
-            for child in self.launcher.children():
-                with suppress(psutil.Error):
-                    if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
-                        found.append((who, child))
+        for launcher in self.launchers:
+            with suppress(psutil.Error):
+                for child in launcher.children():
+                    with suppress(psutil.Error):
+                        if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
+                            found.append((who, child))
         return sorted(found, key=lambda each: each[0])
 
     def kill(self, choose: Callable[[Sequence[Role]], Role]) -> str:
@@ -149,15 +164,15 @@ class Killing:
         new_at = time.monotonic()
         self.until(lambda: len(self._recovered) > seen, "recovery")
         if len(self._recovered) > seen:
-            recovered = self._recovered[seen]
-            times = (recovered - self.killed[-1], recovered - new_at)
-            self.recoveries.append(Recovery(*(round(each, 3) for each in times)))
+            recovered, replayed = self._recovered[seen]
+            whole, starting = recovered - self.killed[-1], recovered - new_at
+            self.recoveries.append(Recovery(round(whole, 3), round(starting, 3), replayed))
         return who
 
     def usage(self) -> list[Usage]:
         """Of the launcher and all processes."""
         found = []
-        for who, process in [("launcher", self.launcher), *self.alive()]:
+        for who, process in [("launcher", self.launchers[0]), *self.alive()]:
             with suppress(psutil.Error):
                 found.append(usage_of(who, process))
         return found
@@ -171,7 +186,7 @@ class Killing:
         self.until(lambda: False, "end of the job")
         self._reader.join(END_S)
         if not self._record.exists():
-            return f"exit code {self._process.poll()}: {' | '.join(self._lines[-3:])}"
+            return f"exit code {self._processes[0].poll()}: {' | '.join(self._lines[-3:])}"
         return str(json.loads(self._record.read_text())["parameters_sha256"])
 
 

@@ -17,7 +17,8 @@ from benchmarks.records.faults import Recovery, Usage
 
 __all__ = ["BACKENDS", "NRANKS", "Result", "grows", "random_kills", "soak"]
 
-BACKENDS = {"ring": ("shm", "tcp"), "ps": ("shm", "tcp", "grpc")}
+ON_TWO = "tcp on 2 hosts"  # of a launcher each, on this machine
+BACKENDS = {"ring": ("shm", "tcp", ON_TWO), "ps": ("shm", "tcp", "grpc", ON_TWO)}
 NRANKS = (2, 4)
 STEPS = 1_000
 GROWTH, ROOM_MB = 1.1, 8.0  # of memory, from the first third of a soak to the last
@@ -48,7 +49,7 @@ def random_kills(
     expected, length = undisturbed(scheme, BACKENDS[scheme][0], nranks, STEPS)
     while result.kills < count:
         backend = BACKENDS[scheme][result.kills % len(BACKENDS[scheme])]
-        with Killing(scheme, backend, nranks, STEPS) as job:
+        with Killing(scheme, backend.split()[0], nranks, STEPS, hosts=1 + (backend == ON_TWO)) as job:
             moment = job.begun + chance.uniform(0.0, length)
             job.until(lambda: time.monotonic() > moment, "moment")  # noqa: B023 - it is called at once
             who = job.kill(chance.choice)
@@ -61,9 +62,14 @@ def random_kills(
         what = f"{who} of {nranks}, {scheme} ({backend}), {moment - job.begun:.2f} s after the job's start"
         if digest != expected and not result.why_not:
             result.why_not = f"{what}: {digest}, not {expected}"
-        took = f"{job.recoveries[0].whole_s:.2f} s" if job.recoveries else "-"
+        took = words_of(job.recoveries[0]) if job.recoveries else "-"
         tell(f"kill {result.kills}: {what}: {took}, {'the same bits' if digest == expected else digest}")
     return result
+
+
+def words_of(recovery: Recovery) -> str:
+    how = "all anew" if recovery.replayed is None else f"the others went on, {recovery.replayed} replayed"
+    return f"{recovery.whole_s:.2f} s, {how}"
 
 
 def soak(scheme: str, steps: int, kill_every: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Result:

@@ -14,10 +14,13 @@ class Recovery(Struct, frozen=True):
     Args:
         whole_s: from a kill until the group was complete again, seconds.
         starting_s: of that, from the start of the killed process's successor on: its interpreter, its imports, joining.
+        replayed: complete steps that were made again while the others kept their processes; None: all were started
+            again.
     """
 
     whole_s: float
     starting_s: float
+    replayed: int | None = None
 
 
 class Usage(Struct, frozen=True):

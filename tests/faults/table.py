@@ -56,6 +56,11 @@ TABLE = [
         "any process, at any moment, 2 and 4 ranks, by seeds",
         "test_any_moment.py::test_a_process_is_killed_at_any_moment",
     ),
+    both(
+        2,
+        "likewise in a job of two hosts",
+        "test_any_moment.py::test_a_process_of_two_hosts_is_killed_at_any_moment",
+    ),
     both(3, "a second kill during recovery, 20 seeds", "test_second_kills.py::test_a_second_kill_during_recovery"),
     both(
         3, "a second kill where one restart is allowed", "test_second_kills.py::test_a_second_kill_that_is_one_too_many"

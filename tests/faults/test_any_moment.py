@@ -34,14 +34,25 @@ def undisturbed(nranks: int) -> str:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_process_is_killed_at_any_moment(scheme: str, seed: int, nranks: int) -> None:
     chance = random.Random(f"{scheme} {seed} {nranks}")
-    plane, after, more = chance.choice(PLANES[scheme]), 20 * chance.randrange(1, 15), chance.uniform(0.0, 0.1)
+    kill_one(scheme, chance.choice(PLANES[scheme]), nranks, chance)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_process_of_two_hosts_is_killed_at_any_moment(scheme: str, nranks: int) -> None:
+    kill_one(scheme, "tcp", nranks, random.Random(f"two hosts {scheme} {nranks}"), hosts=2)
+
+
+def kill_one(scheme: str, plane: str, nranks: int, chance: random.Random, hosts: int = 1) -> None:
+    after, more = 20 * chance.randrange(1, 15), chance.uniform(0.0, 0.1)
     before: list[Role] = []
 
     def choose(there: Sequence[Role]) -> Role:
         before.extend(there)
         return chance.choice(there)
 
-    with Killing("ps" if scheme == "ps" else "ring", plane, nranks, STEPS) as job:
+    with Killing("ps" if scheme == "ps" else "ring", plane, nranks, STEPS, hosts=hosts) as job:
         job.until(lambda: job.step >= after, f"step {after}")
         moment = time.monotonic() + more
         job.until(lambda: time.monotonic() > moment, "moment")
@@ -49,7 +60,8 @@ def test_a_process_is_killed_at_any_moment(scheme: str, seed: int, nranks: int) 
         survivors = {role: process.pid for role, process in job.alive()}
         digest = job.digest()
     (recovery,) = job.recoveries
-    print(f"{who} of {nranks}, {scheme} ({plane}), {more:.3f} s after step {after}: {recovery.whole_s:.2f} s")
+    where = f"{who} of {nranks}, {scheme} ({plane}, {hosts} hosts)"
+    print(f"{where}, {more:.3f} s after step {after}: {recovery.whole_s:.2f} s")
     assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed", "\n".join(job.lines)), job.lines
     changed = {role for role, process in before if survivors[role] != process.pid}
     assert changed == {who}

@@ -65,8 +65,8 @@ def test_what_came_of_kills_is_told_and_written(
     assert made == [("ps", nranks, 6, 7) for nranks in NRANKS]
     told = capsys.readouterr().out
     assert (
-        "row 1: ps (shm+tcp+grpc): random kills, 2 ranks: the bits of an undisturbed job: 6 of 6, complete again after "
-        "p50 3.00 s, max 4.00 s; until the new process began 0.75 and 1.00 s\n"
+        "row 1: ps (shm+tcp+grpc+tcp on 2 hosts): random kills, 2 ranks: the bits of an undisturbed job: 6 of 6, "
+        "complete again after p50 3.00 s, max 4.00 s; until the new process began 0.75 and 1.00 s\n"
     ) in told
     assert "random kills, 4 ranks: the bits of an undisturbed job: 5 of 6" in told
     assert (
