@@ -50,7 +50,19 @@ class HostsConfig(CredentialFlags):
     """With --max-restarts: how many seconds longer than else to wait for a host that is gone, at which, or at another
     in its place, the same command with its --node-rank is to be started."""
 
+    spares: int = 0
+    """With --max-restarts: how many further hosts, with --node-rank nnodes and on, wait to take the place of one that
+    is lost, other than the first."""
+
     def __post_init__(self) -> None:
+        if self.spares < 0:
+            raise UsageError(f"--spares must be at least 0 (got {self.spares})")
+        if self.spares and self.ips is not None:
+            raise UsageError(
+                "--spares needs --master and --nnodes, not --ips, by which no other can take a host's place"
+            )
+        if self.spares and self.count == 1:
+            raise UsageError("--spares is of several hosts (--nnodes)")
         if not 0 <= self.host_wait < float("inf"):
             raise UsageError(f"--host-wait must be a number of seconds, at least 0 (got {self.host_wait})")
         if self.host_wait and self.count == 1:
@@ -71,8 +83,10 @@ class HostsConfig(CredentialFlags):
                 raise UsageError(f"--nnodes {self.nnodes} needs --master HOST:PORT, where the hosts meet, or --ips")
             if self.node_rank is None:
                 raise UsageError(f"--nnodes {self.nnodes} needs --node-rank 0..{self.count - 1}: which host is this?")
-        if self.node_rank is not None and not 0 <= self.node_rank < self.count:
-            raise UsageError(f"--node-rank {self.node_rank} is outside 0..{self.count - 1}; --nnodes says how many")
+        last = self.count + self.spares - 1
+        if self.node_rank is not None and not 0 <= self.node_rank <= last:
+            more = f", and {self.spares} of --spares" if self.spares else ""
+            raise UsageError(f"--node-rank {self.node_rank} is outside 0..{last}; --nnodes says how many{more}")
 
     @property
     def count(self) -> int:
@@ -237,18 +251,27 @@ def find_place(
 
     Raises:
         UsageError, RendezvousError, PeerUnreachable: the flags cannot work, or the other launchers did not come.
+        SystemExit: with 0: this host was a spare one (--spares), and the job is over without it.
     """
     if hosts.host_wait and not restarts:
         raise UsageError("--host-wait needs --max-restarts: without it a job that loses a host has failed")
+    if hosts.spares and not restarts:
+        raise UsageError("--spares needs --max-restarts: without it a job that loses a host has failed")
     node, patience = find_node(hosts, nranks, ports=ports), 2 * timeout + hosts.host_wait
     place = Place(node, patience, waits=hosts.host_wait > 0)
     with ExitStack() as stack:
         if node.launchers_meet and (restarts or not hosts.ips):
             from common.launch.lobby import company_of
+            from common.launch.spare_host import SpareHost
 
-            company = company_of(node.launchers_meet, node.index, node.nnodes, silence=timeout)
-            place.company = stack.enter_context(company)
-            place.meet(0, patience if hosts.host_wait else timeout)
+            where = node.launchers_meet, node.index, node.nnodes
+            if is_spare := node.index >= node.nnodes:
+                spare = stack.enter_context(SpareHost(*where, silence=timeout, patience=patience))
+                place.node, place.company = replace(node, index=spare.wait_for_place()), spare
+            else:
+                company = company_of(*where, silence=timeout, spares=hosts.spares)
+                place.company = stack.enter_context(company)
+            place.meet(0, patience if hosts.host_wait or is_spare else timeout)
         if not restarts:
             stack.close()
         yield place

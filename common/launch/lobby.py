@@ -6,6 +6,7 @@ streams    each launcher of another host has one with the first (message_stream.
 
 host 0     Lobby    listens at the port after the job's own, opens meetings, knows who is there
 host 1...  Visit    meets there; where the first launcher was lost, with the one that has taken its place
+spares     are in touch with the lobby too, and meet once they have the place of a host that is gone (spares.py)
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from common import __version__
 from common.errors import GradSyncError, PeerLost, PeerUnreachable, RendezvousError
+from common.launch.spares import HELLO, Spares
 from common.network import rpc
 from common.network.callers import MOST_CALLERS, Callers
 from common.network.gradsync_pb2 import JoinReply, JoinRequest
@@ -32,6 +35,7 @@ SERVICE = "gradsync.Lobby"
 STAY = f"/{SERVICE}/Stay"
 MOST_WAIT_S = 1e6
 MOST_DIGITS = 5
+LOOK_S = 0.1  # between two looks who is gone, in a meeting
 AGAIN_S = 0.1  # after a meeting whose first launcher was lost
 MEETINGS, _, JOIN = METHOD[1:].partition("/")
 
@@ -62,30 +66,33 @@ class Company(ABC):
         self.close()
 
 
-def company_of(address: str, index: int, count: int, *, silence: float) -> Company:
+def company_of(address: str, index: int, count: int, *, silence: float, spares: int = 0) -> Company:
     """That of host `index` of `count`, whose launchers meet at HOST:PORT.
 
     Args:
         silence: seconds without a sign of life after which a launcher counts as gone.
+        spares: how many hosts may wait to take the place of one.
 
     Raises:
         PortInUse: on the first host.
     """
-    return Visit(address, index, count, silence=silence) if index else Lobby(address, count, silence=silence)
+    if index:
+        return Visit(address, index, count, silence=silence)
+    return Lobby(address, count, silence=silence, spares=spares)
 
 
 class Lobby(Company):
     """The first host's.
 
     Args:
-        silence: see `company_of`.
+        silence, spares: see `company_of`.
 
     Raises:
         PortInUse: at construction.
     """
 
-    def __init__(self, address: str, count: int, *, silence: float) -> None:
-        self._count, self._silence = count, silence
+    def __init__(self, address: str, count: int, *, silence: float, spares: int = 0) -> None:
+        self._count, self._silence, self._spares = count, silence, Spares(count, spares)
         self._meeting: Roster | None = None  # None: none is open
         self._streams: dict[int, MessageStream] = {}  # by host, of those who met last
         self._newcomers: dict[int, MessageStream] = {}  # since then
@@ -97,7 +104,7 @@ class Lobby(Company):
         def add(server: grpc.Server) -> None:
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, stay),))
 
-        threads = 2 * count + MOST_CALLERS + 2
+        threads = 2 * (count + spares) + MOST_CALLERS + 2
         self._server, self.address = rpc.serve(address, MEETINGS, handlers, threads=threads, more=add)
 
     def stream(self, host: int) -> MessageStream:
@@ -109,12 +116,36 @@ class Lobby(Company):
         with self._changed:
             self._meeting = meeting
             self._changed.notify_all()
-        members = meeting.wait_for_all(request, timeout)
+        with self._filling(meeting):
+            members = meeting.wait_for_all(request, timeout)
         with self._changed:
             self._meeting = None  # who comes from now on waits for the next one
             self._streams |= {h: new for h, new in self._newcomers.items() if h not in self._streams or not new.gone}
             self._newcomers = {}
         return Membership(tuple(m.address for m in members), b"", tuple(m.note for m in members))
+
+    @contextmanager
+    def _filling(self, meeting: Roster) -> Iterator[None]:
+        """Within, spares are given the places of those who were at a meeting and are gone."""
+        over = threading.Event()
+
+        def fill() -> None:
+            while not over.wait(LOOK_S):
+                with self._changed:
+                    for host, stream in self._streams.items():
+                        there = self._newcomers.get(host, stream)
+                        if there.gone and host not in meeting.members and (spare := self._spares.give(host)):
+                            self._newcomers[host] = spare
+
+        thread = threading.Thread(target=fill, name="gradsync-spares", daemon=True)
+        if self._spares.most:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if self._spares.most:
+                thread.join()
 
     def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> JoinReply:
         data = self._door.first_of(received, context)
@@ -152,12 +183,20 @@ class Lobby(Company):
 
     def _stay(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         data = self._door.first_of(received, context)
-        if not data.isdigit() or len(data) > MOST_DIGITS:
+        spare = HELLO.fullmatch(data)
+        if not spare and (not data.isdigit() or len(data) > MOST_DIGITS):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no host's number: {data[:20]!r}")
-        host = int(data)
+        host = int(spare[1] if spare else data)
         stream = MessageStream(f"the launcher of host {host}", self._silence)
-        with self._changed:
-            self._newcomers[host] = stream
+        try:
+            with self._changed:
+                if spare:
+                    self._spares.add(host, int(spare[2]), stream)
+                else:
+                    self._spares.check_back(host)
+                    self._newcomers[host] = stream
+        except GradSyncError as exc:
+            rpc.abort_with(context, exc)
         if not context.add_callback(lambda: stream.end(f"{stream.peer} is gone")):
             return
         threading.Thread(target=stream.read, args=(received,), name="gradsync-lobby", daemon=True).start()
@@ -171,6 +210,7 @@ class Lobby(Company):
                 self._meeting.fail(RendezvousError("host 0 left before the group was complete"))
         for stream in [*self._streams.values(), *self._newcomers.values()]:
             stream.end("this launcher ends")
+        self._spares.dismiss()
         self._server.stop(grace=1.0).wait()
 
 
@@ -211,7 +251,7 @@ class Visit(Company):
         assert self._stream
         return self._stream
 
-    def _come_in(self, timeout: float) -> None:
+    def _come_in(self, timeout: float) -> MessageStream:
         """Have a stream with the launcher that is the first one by now.
 
         Raises:
@@ -219,12 +259,12 @@ class Visit(Company):
             PeerLost: it is gone again.
         """
         if self._stream is not None and not self._stream.gone:
-            return
+            return self._stream
         self.close()
         self._channel = rpc.connect(self._address, timeout=timeout)
         stream = MessageStream("the launcher of host 0", self._silence)
         stay: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(STAY)
-        call = stay(with_hello(self._index, stream))
+        call = stay(with_hello(self._hello(), stream))
         try:
             next(call)
         except grpc.RpcError as exc:
@@ -232,6 +272,10 @@ class Visit(Company):
             raise rpc.translate(exc, f"host 0 at {self._address}", "joining the launchers") from exc
         threading.Thread(target=stream.read, args=(call,), name="gradsync-lobby", daemon=True).start()
         self._stream = stream
+        return stream
+
+    def _hello(self) -> bytes:
+        return str(self._index).encode()
 
     def close(self) -> None:
         if self._stream is not None:
@@ -241,6 +285,6 @@ class Visit(Company):
         self._channel = self._stream = None
 
 
-def with_hello(index: int, stream: MessageStream) -> Iterator[bytes]:
-    yield str(index).encode()
+def with_hello(hello: bytes, stream: MessageStream) -> Iterator[bytes]:
+    yield hello
     yield from stream.outgoing()

@@ -69,6 +69,12 @@ REFUSED = {
     f"--nproc-per-node 513 --ips {TWO}": "--nranks can be at most 1024 (got 1026)",
     "--host-wait -1 --nnodes 2": "--host-wait must be a number of seconds, at least 0 (got -1.0)",
     "--host-wait 5": "--host-wait is of several hosts (--nnodes or --ips)",
+    "--spares -1": "--spares must be at least 0 (got -1)",
+    "--spares 1": "--spares is of several hosts (--nnodes)",
+    f"--spares 1 --ips {TWO}": "--spares needs --master and --nnodes, not --ips, by which no other can take a host's "
+    "place",
+    "--nnodes 2 --master a:1 --spares 1 --node-rank 3": "--node-rank 3 is outside 0..2; --nnodes says how many, and 1 "
+    "of --spares",
     "--nnodes 0": "--nnodes must be at least 1 (got 0)",
     "--devices 0,x": "--devices must be numbers separated by commas, as in 0,1 (got '0,x')",
     "--ips 10.0.0.1,": "--ips must be addresses separated by commas, as in 10.0.0.1,10.0.0.2 (got '10.0.0.1,')",
@@ -205,6 +211,12 @@ def test_a_host_is_waited_for_only_where_the_job_is_started_again() -> None:
         UsageError, match=r"^--host-wait needs --max-restarts: without it a job that loses a host has fa"
     ):
         found(HostsConfig(ips=TWO, host_wait=9))
+
+
+def test_spares_wait_only_where_the_job_is_started_again() -> None:
+    config = HostsConfig(master="a:1", nnodes=2, node_rank=2, spares=1)
+    with pytest.raises(UsageError, match=r"^--spares needs --max-restarts: without it a job that loses a host has fa"):
+        found(config)
 
 
 def found(config: HostsConfig, timeout: float = LIMIT_S) -> Node:
