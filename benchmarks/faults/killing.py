@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,15 +11,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from benchmarks.netlab.hosts import OneHost
+from benchmarks.netlab.cluster import Cluster, why_no_cluster
+from benchmarks.netlab.hosts import Hosts, OneHost
 from benchmarks.records.faults import Recovery, Usage
 from common.commit.folder import CommitFolder
+from common.credentials.credentials import TOKEN_VARIABLE
+from common.credentials.token import new_token
 from common.errors import GradSyncError
 
 __all__ = ["Killing", "Role"]
@@ -42,7 +46,7 @@ class Killing:
         backend: how data travel, as --backend or --data-plane has it.
         every: steps between two commits.
         restarts: how many it may make.
-        hosts: how many launchers it has, as of a host each, all on this machine.
+        hosts: how many launchers it has, each on an emulated host, or, where none can be, all on this machine.
     """
 
     scheme: str
@@ -58,8 +62,15 @@ class Killing:
     _lines: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Killing:
-        self._temporary = tempfile.TemporaryDirectory(prefix="gradsync-kills-")
-        folder = Path(self._temporary.name)
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-kills-")))
+            emulated = self.hosts > 1 and not why_no_cluster()
+            hosts: Hosts = Cluster([0.0] * self.hosts) if emulated else OneHost()
+            self._start(folder, opened.enter_context(hosts))
+            self._opened = opened.pop_all()
+        return self
+
+    def _start(self, folder: Path, hosts: Hosts) -> None:
         self._record, self._commits = folder / "record.json", CommitFolder(folder / "commits")
         ring = ["collective.run", "--nranks", self.nranks, "--backend", self.backend]
         servers = ["ps.run", "--trainers", self.nranks, "--servers", 1, "--data-plane", self.backend]
@@ -67,11 +78,14 @@ class Killing:
         kept = ["--checkpoint-dir", self._commits.path, "--commit-every", self.every]
         flags = [*(servers if self.scheme == "ps" else ring), *TRAINING, "--steps", self.steps, *files, *kept]
         command = [sys.executable, "-m", *map(str, flags), "--max-restarts", str(self.restarts)]
-        place = ["--nnodes", str(self.hosts), "--master", *OneHost().endpoints([0])] if self.hosts > 1 else []
+        several = self.hosts > 1
+        place = ["--nnodes", str(self.hosts), "--master", *hosts.endpoints([0])] if several else []
+        token = {TOKEN_VARIABLE: new_token()} if hosts.emulated else {}
         self.begun = time.monotonic()
         self._processes = [
             subprocess.Popen(
-                [*command, *place, *(["--node-rank", str(host)] if place else [])],
+                [*hosts.within(host), *command, *place, *(["--node-rank", str(host)] if several else [])],
+                env={**os.environ, **hosts.environment, **token},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if host else subprocess.PIPE,
@@ -82,7 +96,6 @@ class Killing:
         self.launchers = [psutil.Process(process.pid) for process in self._processes]
         self._reader = threading.Thread(target=self._read, name="gradsync-lines", daemon=True)
         self._reader.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -97,7 +110,7 @@ class Killing:
         self._reader.join()
         if (first := self._processes[0]).stderr:
             first.stderr.close()
-        self._temporary.cleanup()
+        self._opened.close()
 
     def _read(self) -> None:
         for line in self._processes[0].stderr or ():

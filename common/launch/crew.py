@@ -18,7 +18,13 @@ __all__ = ["Crew", "CrewHere"]
 
 
 class Crew(ABC):
-    """Names are those of processes; a host is given those of all hosts, and takes its own."""
+    """Names are those of processes; a host is given those of all hosts, and takes its own.
+
+    Attributes:
+        gave_up: that host's launcher starts all again.
+    """
+
+    gave_up = False
 
     @abstractmethod
     def hear(self) -> None:
@@ -156,9 +162,8 @@ class CrewHere(Crew):
         self.job.kill_the_frozen()
         if self._why:
             raise self._why
-        words = (
-            f"{waiting[0].name} says: {waiting[0].why_it_waits()}" if waiting else "ranks of another host have failed"
-        )
+        says = f"{waiting[0].name} says: {waiting[0].why_it_waits()}" if waiting else ""
+        words = says or "processes of another host have failed"
         raise ProcessFailed(words, PeerError.exit_code, since=since, joined=True)
 
     def _waits(self, child: Child) -> bool:

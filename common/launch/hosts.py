@@ -216,8 +216,19 @@ class Place:
                 "the place of one that is gone start the same command, with its --node-rank",
                 file=sys.stderr,
             )
+        self._tell_others()
         self.meet(epoch, self.timeout)
         return self.node.epoch
+
+    def _tell_others(self) -> None:
+        """That all are started again: one that waits for processes of this host has seen nothing fail yet."""
+        if self.company is None:
+            return
+        from common.launch.crew_messages import Order, Report, send
+
+        life, index = self.node.epoch, self.node.index
+        for host in [0] if index else range(1, self.node.nnodes):
+            send(self.company.stream(host), Report(life, gave_up=True) if index else Order(life, gave_up=True))
 
     def meet(self, epoch: int, timeout: float) -> None:
         """As `agree`, without a word; this host's part is known then."""

@@ -66,7 +66,7 @@ class RemoteCrew(Crew):
     _ranks: dict[str, RemoteRank] = field(default_factory=dict)
     _failure: Failure | None = None
     _failed_at: float | None = None
-    _gave_up: bool = False
+    gave_up: bool = False
 
     def __post_init__(self) -> None:
         self._ranks = {name: RemoteRank(name, self.life) for name in (f"rank {rank}" for rank in self.ranks)}
@@ -75,7 +75,7 @@ class RemoteCrew(Crew):
         for report in reports_in(self.stream, self.life):
             if self._failure is None and report.failure is not None:
                 self._failed_at = self.clock()
-            self._failure, self._gave_up = report.failure, self._gave_up or report.gave_up
+            self._failure, self.gave_up = report.failure, self.gave_up or report.gave_up
             for each in report.ranks:
                 if each.name in self._ranks:
                     self._ranks[each.name].take(each)
@@ -86,7 +86,7 @@ class RemoteCrew(Crew):
 
     @property
     def gone(self) -> str:
-        return self.stream.gone or ("its launcher gave up" if self._gave_up else "")
+        return self.stream.gone
 
     def has_kept(self, child: Child) -> bool:
         lives_on = child.code is None and child.waits_for() < 0  # and may have kept some since the last report

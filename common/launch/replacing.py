@@ -86,6 +86,8 @@ class Replacing:
         dead = any(rank.code for rank in ranks)
         if self._gave_up:
             return self._here.leave(self._noticed_at)
+        if any(crew.gave_up for crew in self.others):
+            return self._give_up()
         calm = self._noticed_at is None and not (dead or (self.others and self._here.is_over))
         if calm and self.clock() < self._looked_at + LOOK_S:
             return False

@@ -265,9 +265,10 @@ def test_a_host_that_comes_to_a_job_under_way_learns_its_epoch_and_is_known_to_t
     node = replace(find_node(config, None, ports=1), index=0, endpoints=("127.0.0.1:6170", "lost:6170"))
     with ThreadPoolExecutor(1) as pool, Lobby(node.launchers_meet, 2, silence=LIMIT_S) as lobby:
         first = Place(node, LIMIT_S, company=lobby)
-        other = pool.submit(first.agree, 4)
+        other = pool.submit(first.meet, 4, LIMIT_S)
         with find_place(config, None, ports=1, timeout=LIMIT_S, restarts=True) as place:
-            assert place.node.epoch == other.result() == 4
+            other.result()
+            assert place.node.epoch == first.node.epoch == 4
     assert first.node.endpoints == place.node.endpoints == ("127.0.0.1:6170", "127.0.0.9:6170")
 
 
