@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from common.launch.child import ProcessFailed
@@ -14,6 +14,7 @@ from common.network.message_stream import MessageStream
 __all__ = ["Following"]
 
 LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died and nothing is asked for
+FROZEN_S = 1.0  # likewise, at whether one is frozen
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Following:
     _over: bool = False  # on all hosts
     _mends: bool = False  # ranks are being replaced
     _looked_at: float = 0.0
+    _frozen: Collection[str] = ()  # names of those that were, when looked at last
+    _frozen_at: float = 0.0  # when that was
 
     def look(self) -> bool:
         """As of Replacing."""
@@ -92,6 +95,9 @@ class Following:
 
     def _report(self) -> None:
         """What has changed."""
+        if self._noticed_at is not None or self.clock() >= self._frozen_at + FROZEN_S:
+            self._frozen = [rank.name for rank in self.here.children if rank.code is None and rank.is_frozen()]
+            self._frozen_at = self.clock()
         failure = self.here.failure()
         report = Report(
             self.here.life,
@@ -100,7 +106,7 @@ class Following:
                     rank.name,
                     self.here.begun.get(rank.name, self.here.life),
                     rank.code,
-                    frozen=rank.code is None and rank.is_frozen(),
+                    frozen=rank.name in self._frozen,
                     keeps=self.here.has_kept(rank),
                     notes=rank.told,
                 )
