@@ -125,7 +125,9 @@ class Replacing:
             return True
         failure = self._failure(ranks, waiting)
         dead = [rank for rank in ranks if rank.code is not None]
-        return self._replace(failure, [rank.name for rank in dead]) if waiting else self._give_up()
+        if not any(rank.name.startswith("rank") for rank in waiting):  # what all ranks have alike is gone with them
+            return self._give_up()
+        return self._replace(failure, [rank.name for rank in dead])
 
     def _kill(self, rank: Child) -> None:
         next(crew for crew in self._crews if rank in crew.children).kill(rank)

@@ -19,10 +19,11 @@ from common.commit.manifest import Manifest, PartEntry
 from common.commit.parts import Part
 from common.commit.resuming import ACCUMULATORS, BUFFERS, PARAMETERS, RANDOM, check_fits, participants
 from common.commit.writer import Writer
-from common.errors import PeerError, PeerUnreachable, UsageError
+from common.errors import GradSyncError, PeerError, PeerUnreachable, UsageError
 from common.launch.settings import Settings, settings_from
 from common.paddle_api.arena_binding import trainable
 from common.paddle_api.data_position import DataPosition
+from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.random_states import RandomStates, random_arrays
 from common.paddle_api.servers_part import ServersPart
 from common.paddle_api.wrapped_models import WrappedModels
@@ -95,6 +96,7 @@ class TrainingState:
         self._models = models or WrappedModels(joined)
         self._models.states += 1
         self._servers = ServersPart(self._synchronizer, self._models, self._optimizer)
+        self._trained = names_of(trainable(model))
         self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
         self._leaving: threading.Timer | None = None
         self.step = 0  # that were made
@@ -112,7 +114,7 @@ class TrainingState:
         """
         self._has_left()
         if self._boundaries.are_kept:
-            self._models.watch(self._boundaries.leave)
+            self._models.watch(self._leave)
         try:
             while (epoch := self._position.epoch) < epochs:
                 for batch in self._position.batches(loader):
@@ -146,6 +148,13 @@ class TrainingState:
             self._leaving = None
             self._boundaries.forget()
 
+    def _leave(self, error: GradSyncError) -> None:
+        """As of Boundaries, unless the model trains other parameters now than one that a program begins with, as who
+        takes the place of another does."""
+        if names_of(trainable(self._model)) != self._trained:
+            raise error
+        self._boundaries.leave(error)
+
     def _go_on(self) -> None:
         """The group has failed, and this rank outlives it: wait until it is whole again, and go back with it."""
         self._writer.close()
@@ -175,11 +184,12 @@ class TrainingState:
 
     def _after_step(self) -> None:
         self._writer.check()
-        keep, commit = self._can_go_back_here(), self.step % self._every == 0
+        trained = trainable(self._model)  # of a large model to be looked for once
+        keep, commit = self._can_go_back_here(trained), self.step % self._every == 0
         if not (keep or commit):
             return
-        own = Part(self._own_arrays(), {"position": self._position.state(), **self._own_state()})
-        common = self._common() if keep or self._synchronizer.rank == 0 else Part()
+        own = Part(self._own_arrays(trained), {"position": self._position.state(), **self._own_state()})
+        common = self._common(trained) if keep or self._synchronizer.rank == 0 else Part()
         if keep:
             self._boundaries.keep(self.step, own, common)
         try:
@@ -188,17 +198,20 @@ class TrainingState:
         except (PeerError, PeerUnreachable) as exc:  # servers were asked for what they have
             self._models.fail(exc)
 
-    def _can_go_back_here(self) -> bool:
+    def _can_go_back_here(self, trained: Named) -> bool:
         """Whether what this object knows is all there is: neither gradients that the next step adds to, nor models of
         others."""
         if not self._boundaries.are_kept or self._models.states > 1 or not self._servers.can_be_left:
             return False
-        mine = [p for _, p in trainable(self._model)]
+        if names_of(trained) != self._trained:
+            self._boundaries.forget()
+            return False
+        mine = [p for _, p in trained]
         return self._models.owned() <= {id(p) for p in mine} and all(map(is_cleared, mine))
 
-    def _common(self) -> Part:
+    def _common(self, trained: Named) -> Part:
         """What all ranks have alike, without what servers have."""
-        parameters = {name: p.numpy() for name, p in trainable(self._model)}
+        parameters = {name: p.numpy() for name, p in trained}
         optimizer = parted(self._servers.state_here())
         return Part(
             {**named(PARAMETERS, parameters), **optimizer.arrays},
@@ -231,9 +244,9 @@ class TrainingState:
             parameters_sha256=sha256_of_parameters(parameters.items()),
         )
 
-    def _own_arrays(self) -> dict[str, Array]:
+    def _own_arrays(self, trained: Named) -> dict[str, Array]:
         """Of this rank: all of the model that is not trained, such as BatchNorm statistics, and random states."""
-        shared = {id(p) for _, p in trainable(self._model)}
+        shared = {id(p) for _, p in trained}
         buffers = {name: t.numpy() for name, t in self._model.state_dict().items() if id(t) not in shared}
         random = named(RANDOM, self._random.arrays()) | named(BEGAN, self._position.began())
         return named(BUFFERS, buffers) | random
@@ -304,6 +317,10 @@ class TrainingState:
             self._writer.finish()
         self._synchronizer.all_gather(np.zeros(1, np.uint8))  # who could not write its part has said so
         self._writer.finish()
+
+
+def names_of(parameters: Named) -> list[str]:
+    return [name for name, _ in parameters]
 
 
 def is_cleared(parameter: Any) -> bool:

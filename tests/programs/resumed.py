@@ -71,6 +71,7 @@ scaler = paddle.amp.GradScaler(init_loss_scaling=1024, incr_every_n_steps=4)
 data = Noisy()
 loader = DataLoader(data, batch_sampler=DistributedBatchSampler(data, 4, shuffle=True), num_workers=workers)
 state = TrainingState(model=model, optimizer=optimizer, scaler=scaler, checkpoint_dir=folder, commit_every=EVERY)
+other = paddle.DataParallel(nn.Linear(2, 2)) if os.environ.get("RESUMED_OTHER") else None
 for _, (images, labels) in state.steps(loader, epochs=epochs):
     images = images + 0.01 * paddle.randn(images.shape)
     scaler.scale(nn.functional.cross_entropy(model(images), labels)).backward()

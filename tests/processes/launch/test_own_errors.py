@@ -34,21 +34,22 @@ for _, batch in state.steps([paddle.ones([2, 4]) * each for each in range(12)]):
     optimizer.clear_grad()
 print("RESULT", [p.numpy().tobytes().hex() for p in model.parameters()])
 """
-Run = Callable[[int, int], Started]
+Run = Callable[..., Started]
 
 
 @pytest.fixture
 def run(tmp_path: Path, start: Callable[..., Started]) -> Run:
-    def run(who: int, lives: int) -> Started:
+    def run(who: int, lives: int, command: str = "collective.run") -> Started:
         script = tmp_path / "program.py"
         script.write_text(PROGRAM)
-        return start("collective.run", "--nranks", 2, "--max-restarts", 1, script, who, lives, tmp_path / f"c{lives}")
+        return start(command, "--nranks", 2, "--max-restarts", 1, script, who, lives, tmp_path / f"c{lives}")
 
     return run
 
 
-def test_it_is_replaced_while_the_others_go_on(run: Run) -> None:
-    disturbed, undisturbed = run(1, 1), run(1, 0)
+@pytest.mark.parametrize("command", ["collective.run", pytest.param("ps.run", marks=pytest.mark.longest)])
+def test_it_is_replaced_while_the_others_go_on(command: str, run: Run) -> None:
+    disturbed, undisturbed = run(1, 1, command), run(1, 0)
     assert (disturbed.code, undisturbed.code) == (0, 0), disturbed.err
     assert re.search(
         r"rank 1 ended with exit code 1: ValueError: a mistake of the program's own, .*; "

@@ -244,6 +244,20 @@ def test_a_program_under_servers_that_loses_one_after_the_other(faults: str, res
 
 
 @longest
+@pytest.mark.parametrize("fault", ["committed:1:7", "stored:s0:7"])
+def test_a_program_under_servers_with_another_model_is_started_again(
+    fault: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESUMED_OTHER", "yes")
+    undisturbed, *_ = program("", nranks=2, workers=0, command="ps.run")
+    results, job, _ = program(fault, nranks=2, workers=0, command="ps.run")
+    assert "starting all again" in job.err, job.err
+    assert "the others go on" not in job.err
+    assert results == undisturbed
+    assert len(results) == 2
+
+
+@longest
 def test_a_program_under_servers_before_whose_first_step_one_dies_is_started_again(program: Program) -> None:
     results, job, _ = program("committed:1:0", nranks=2, workers=0, command="ps.run")
     assert "starting all again" in job.err, job.err

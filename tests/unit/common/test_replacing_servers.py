@@ -183,3 +183,17 @@ def test_the_death_of_a_server_that_goes_on_starts_all_again(mended: Run) -> Non
         assert not of.look()
 
     mended(what)
+
+
+def test_all_are_started_again_where_only_servers_live(mended: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """They have the optimizer's state, and no parameters."""
+
+    def what(of: Mended) -> None:
+        of.loses("rank 0")
+        of.child("rank 1").process.kill()
+        of.child("rank 1").process.wait()
+        assert not of.look()
+        assert "started again" not in capsys.readouterr().err
+        assert not of.places
+
+    mended(what)

@@ -182,6 +182,26 @@ def test_the_failure_of_a_group_without_a_step_in_memory_is_raised(program: Repl
         program.step(batch)
 
 
+@pytest.mark.parametrize("when", ["a step before", "in the same step"])
+def test_who_has_frozen_a_parameter_does_not_outlive_its_group(when: str, program: Replaceable, memory: int) -> None:
+    """Who takes the place of another begins with the model as it was."""
+
+    def fails(_: float) -> None:
+        raise PeerLost("rank 1 died")
+
+    def run() -> None:
+        for _, batch in program.state.steps(BATCHES):
+            if program.state.step == 2:
+                program.model.bias.stop_gradient = True
+            if program.state.step == 2 + (when == "a step before"):
+                assert has_kept(memory) == (when == "in the same step")
+                program.alone.finish = fails  # type: ignore[method-assign]
+            program.step(batch)
+
+    with pytest.raises(PeerLost, match="rank 1 died"):
+        run()
+
+
 def test_a_body_whose_group_fails_goes_on_alone_and_its_batch_comes_again(
     program: Replaceable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
