@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -34,7 +35,7 @@ TRAINING = ["--model", "mlp:16", "--dataset", "digits", "--batch-size", "8"]
 RECOVERED = re.compile(r"\brecovered: (?:.* (\d+) steps? replayed)?")
 MEGABYTE = 1e6
 
-Role = tuple[str, psutil.Process]  # "rank 1", "server 0" or "launcher"
+Role = tuple[str, psutil.Process]  # "rank 1", "server 0" or "launcher 0"
 
 
 @dataclass
@@ -81,21 +82,30 @@ class Killing:
         several = self.hosts > 1
         place = ["--nnodes", str(self.hosts), "--master", *hosts.endpoints([0])] if several else []
         token = {TOKEN_VARIABLE: new_token()} if hosts.emulated else {}
+        place += ["--host-wait", str(END_S)] if several else []
         self.begun = time.monotonic()
-        self._processes = [
-            subprocess.Popen(
-                [*hosts.within(host), *command, *place, *(["--node-rank", str(host)] if several else [])],
-                env={**os.environ, **hosts.environment, **token},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if host else subprocess.PIPE,
-                text=True,
-            )
+        self._commands = [
+            [*hosts.within(host), *command, *place, *(["--node-rank", str(host)] if several else [])]
             for host in range(self.hosts)
         ]
-        self.launchers = [psutil.Process(process.pid) for process in self._processes]
-        self._reader = threading.Thread(target=self._read, name="gradsync-lines", daemon=True)
-        self._reader.start()
+        self._environment = {**os.environ, **hosts.environment, **token}
+        self._processes = [self._launch(host) for host in range(self.hosts)]
+
+    def _launch(self, host: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            self._commands[host],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if host else subprocess.PIPE,
+            text=True,
+        )
+        if process.stderr:
+            self._reader = threading.Thread(
+                target=self._read, args=(process.stderr,), name="gradsync-lines", daemon=True
+            )
+            self._reader.start()
+        return process
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
@@ -108,15 +118,22 @@ class Killing:
                 process.kill()
                 process.wait()
         self._reader.join()
-        if (first := self._processes[0]).stderr:
-            first.stderr.close()
         self._opened.close()
 
-    def _read(self) -> None:
-        for line in self._processes[0].stderr or ():
-            self._lines.append(line.rstrip())
-            if found := RECOVERED.search(line):
-                self._recovered.append((time.monotonic(), int(found[1]) if found[1] else None))
+    def _read(self, stderr: IO[str]) -> None:
+        with stderr:
+            for line in stderr:
+                self._lines.append(line.rstrip())
+                if found := RECOVERED.search(line):
+                    self._recovered.append((time.monotonic(), int(found[1]) if found[1] else None))
+
+    @property
+    def launchers(self) -> list[Role]:
+        return [
+            (f"launcher {host}", psutil.Process(process.pid))
+            for host, process in enumerate(self._processes)
+            if process.poll() is None
+        ]
 
     @property
     def lines(self) -> list[str]:
@@ -125,8 +142,9 @@ class Killing:
 
     @property
     def over(self) -> bool:
-        """All launchers have ended."""
-        return all(process.poll() is not None for process in self._processes)
+        """One launcher has ended well, which they do together, or all have ended."""
+        codes = [process.poll() for process in self._processes]
+        return 0 in codes or None not in codes
 
     @property
     def step(self) -> int:
@@ -149,7 +167,7 @@ class Killing:
     def alive(self) -> list[Role]:
         """Its ranks and servers."""
         found = []
-        for launcher in self.launchers:
+        for _, launcher in self.launchers:
             with suppress(psutil.Error):
                 for child in launcher.children():
                     with suppress(psutil.Error):
@@ -157,15 +175,19 @@ class Killing:
                             found.append((who, child))
         return sorted(found, key=lambda each: each[0])
 
-    def kill(self, choose: Callable[[Sequence[Role]], Role]) -> str:
+    def kill(self, choose: Callable[[Sequence[Role]], Role], *, launchers: bool = False) -> str:
         """One of them, once there is one; who it was, "" if the job has ended.
 
         Waits until the group is complete again, and notes how long that took.
+
+        Args:
+            launchers: they may be chosen too; who takes the place of one is started at once.
         """
         self.until(lambda: bool(self.alive()), "process")
         there = self.alive()
         if not there:
             return ""
+        there += self.launchers if launchers else []
         who, victim = choose(there)
         seen = len(self._recovered)
         try:
@@ -173,7 +195,10 @@ class Killing:
         except psutil.NoSuchProcess:
             return ""
         self.killed.append(time.monotonic())
-        self.until(lambda: any(each == who and process != victim for each, process in self.alive()), "new process")
+        if who.startswith("launcher"):
+            self._replace(int(who.removeprefix("launcher ")))
+        else:
+            self.until(lambda: any(each == who and process != victim for each, process in self.alive()), "new process")
         new_at = time.monotonic()
         self.until(lambda: len(self._recovered) > seen, "recovery")
         if len(self._recovered) > seen:
@@ -182,12 +207,19 @@ class Killing:
             self.recoveries.append(Recovery(round(whole, 3), round(starting, 3), replayed))
         return who
 
+    def _replace(self, host: int) -> None:
+        """Its launcher, which was killed."""
+        self._processes[host].wait()
+        if not host:
+            self._reader.join()
+        self._processes[host] = self._launch(host)
+
     def usage(self) -> list[Usage]:
         """Of the launcher and all processes."""
         found = []
-        for who, process in [("launcher", self.launchers[0]), *self.alive()]:
+        for who, process in [*self.launchers[:1], *self.alive()]:
             with suppress(psutil.Error):
-                found.append(usage_of(who, process))
+                found.append(usage_of(who.replace("launcher 0", "launcher"), process))
         return found
 
     def digest(self) -> str:

@@ -1,7 +1,7 @@
 """Kills without a plan: at any moment, of any process; and for a long time, one after the other.
 
-random kills   each job loses one process at a random moment, from its start to its end; its digest is that of the job
-               that loses none (row 1)
+random kills   each job loses one process at a random moment, from its start to its end, of two hosts perhaps a
+               launcher; its digest is that of the job that loses none (row 1)
 soak           one job of many steps loses a process every so many; the same digest, and nothing grows (row 19)
 """
 
@@ -52,7 +52,7 @@ def random_kills(
         with Killing(scheme, backend.split()[0], nranks, STEPS, hosts=1 + (backend == ON_TWO)) as job:
             moment = job.begun + chance.uniform(0.0, length)
             job.until(lambda: time.monotonic() > moment, "moment")  # noqa: B023 - it is called at once
-            who = job.kill(chance.choice)
+            who = job.kill(chance.choice, launchers=backend == ON_TWO)
             digest = job.digest()
         if not who:
             continue  # it had ended by then

@@ -14,7 +14,12 @@ from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
 from common.system.next_epoch import Word
 
-__all__ = ["Crew", "CrewHere"]
+__all__ = ["Crew", "CrewHere", "lost"]
+
+
+def lost(gone: str) -> ProcessFailed | None:
+    """The failure that a launcher is gone, in words; None: none is."""
+    return ProcessFailed(gone, PeerError.exit_code, joined=True) if gone else None
 
 
 class Crew(ABC):
@@ -110,6 +115,11 @@ class CrewHere(Crew):
     @property
     def gone(self) -> str:
         return ""
+
+    @property
+    def has_met(self) -> bool:
+        """Whether all ranks are in a complete group, and so notice themselves whose launcher is lost."""
+        return all(child.is_in_group() for child in self.children if child.name.startswith("rank"))
 
     def has_kept(self, child: Child) -> bool:
         return has_kept(self.job.kept[child.name])

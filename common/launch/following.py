@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from common.launch.child import ProcessFailed
-from common.launch.crew import CrewHere
+from common.launch.crew import CrewHere, lost
 from common.launch.crew_messages import Failure, Order, RankReport, Report, orders_in, send
 from common.network.message_stream import MessageStream
 
@@ -38,6 +38,7 @@ class Following:
 
     def look(self) -> bool:
         """As of Replacing."""
+        gone = self.stream.gone  # before what was said last is taken
         orders = orders_in(self.stream, self.here.life)
         for order in orders:
             self._follow(order)
@@ -51,11 +52,11 @@ class Following:
         self._report()
         epoch = self.here.job.life.number
         waits = any(rank.code is None and rank.waits_for() > epoch for rank in self.here.children)
-        if not (dead or waits or self._mends):
-            return self.here.is_over and not (self._over or self.stream.gone)  # another host may have to begin anew
-        if self._noticed_at is None:
-            self._noticed_at = self.clock()
-        return self._give_up() if self.stream.gone else True
+        if dead or waits or self._mends:
+            self._noticed_at = self.clock() if self._noticed_at is None else self._noticed_at
+        elif self._over or not (self.here.is_over or (gone and not self.here.has_met)):
+            return False  # where it is over here only, another host may have to begin anew
+        return self._give_up(gone) if gone else True
 
     def _follow(self, order: Order) -> None:
         for rank in [rank for rank in self.here.children if rank.name in order.kill]:
@@ -87,9 +88,9 @@ class Following:
         self._mends = True
         self.here.end(error, order.end, order.epoch)
 
-    def _give_up(self) -> bool:
+    def _give_up(self, gone: str = "") -> bool:
         self._gave_up = True
-        self.here.give_up(None)
+        self.here.give_up(lost(gone))
         self._report()
         return self.here.leave(self._noticed_at)
 

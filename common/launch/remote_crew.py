@@ -67,11 +67,13 @@ class RemoteCrew(Crew):
     _failure: Failure | None = None
     _failed_at: float | None = None
     gave_up: bool = False
+    _gone: str = ""
 
     def __post_init__(self) -> None:
         self._ranks = {name: RemoteRank(name, self.life) for name in (f"rank {rank}" for rank in self.ranks)}
 
     def hear(self) -> None:
+        self._gone = self.stream.gone  # before what was said last is taken
         for report in reports_in(self.stream, self.life):
             if self._failure is None and report.failure is not None:
                 self._failed_at = self.clock()
@@ -86,7 +88,7 @@ class RemoteCrew(Crew):
 
     @property
     def gone(self) -> str:
-        return self.stream.gone
+        return self._gone
 
     def has_kept(self, child: Child) -> bool:
         lives_on = child.code is None and child.waits_for() < 0  # and may have kept some since the last report

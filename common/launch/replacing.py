@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
-from common.launch.crew import Crew, CrewHere
+from common.launch.crew import Crew, CrewHere, lost
 from common.launch.job import Job
 from common.launch.ranks import abstract_address
 from common.launch.servers import Servers
@@ -93,10 +93,11 @@ class Replacing:
             return False
         self._looked_at = self.clock()
         waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
-        if self._replaced is None and not (dead or waiting):
+        wrong = self._replaced is not None or dead or bool(waiting)
+        if (gone := self._who_is_gone()) and (wrong or not self._here.has_met):
+            return self._give_up(gone)
+        if not wrong:
             return bool(self.others) and self._here.is_over and self._waits_for_others()
-        if any(crew.gone for crew in self.others):
-            return self._give_up()
         if self._replaced is not None:
             return self._go_on(ranks, waiting)
         if self._noticed_at is None:
@@ -105,11 +106,17 @@ class Replacing:
 
     def _waits_for_others(self) -> bool:
         """Whether ranks of other hosts have not ended yet: if one fails now, all begin anew."""
-        if any(not (crew.gone or crew.is_over) for crew in self.others):
+        left = [crew for crew in self.others if not crew.is_over]
+        if any(crew.gone for crew in left):
+            return self._give_up(self._who_is_gone())
+        if left:
             return True
         for crew in self.others:
             crew.dismiss()
         return False
+
+    def _who_is_gone(self) -> str:
+        return next((gone for crew in self.others if (gone := crew.gone)), "")
 
     def _gather(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Wait until all that live have noticed, and replace the others."""
@@ -213,8 +220,12 @@ class Replacing:
         words = f"{late[0].name} was frozen for {self.patience:g} s before it joined"
         return ProcessFailed(words, PeerError.exit_code, joined=True)
 
-    def _give_up(self) -> bool:
-        self._gave_up, failure = True, self._first_failure()
+    def _give_up(self, gone: str = "") -> bool:
+        """
+        Args:
+            gone: which launcher is, in words.
+        """
+        self._gave_up, failure = True, self._first_failure() or lost(gone)
         for crew in self._crews:
             crew.give_up(failure)
         return self._here.leave(self._noticed_at)

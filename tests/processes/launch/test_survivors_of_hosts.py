@@ -135,4 +135,7 @@ def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    return process.status() == psutil.STATUS_STOPPED
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False

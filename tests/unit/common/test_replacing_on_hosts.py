@@ -183,15 +183,31 @@ def test_a_rank_that_dies_when_those_of_the_other_host_have_ended_is_no_loss(las
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_whose_ranks_have_ended_does_not_wait_for_one_that_is_lost(lost: int, two: Run) -> None:
+def test_a_host_that_is_lost_when_the_other_has_ended_is_a_failure(lost: int, two: Run) -> None:
     def what(of: Two) -> None:
         here = 1 - lost
         for rank in (2 * here, 2 * here + 1):
             of.end(rank)
         assert of.look()[here]
-        of.near.gone = of.far.gone = "it is gone"
+        of.near.gone = of.far.gone = "the other launcher is gone"
         of.now += 1.0
-        assert not (of.first, of.second)[here].look()
+        assert (of.first, of.second)[here].look()
+        of.now += of.jobs[0].settle
+        with pytest.raises(ProcessFailed, match=r"^the other launcher is gone$"):
+            (of.first, of.second)[here].look()
+
+    two(what)
+
+
+def test_the_last_word_of_a_launcher_that_ends_is_heard(two: Run) -> None:
+    def what(of: Two) -> None:
+        for rank in range(4):
+            of.end(rank)
+        of.now += 1.0
+        assert of.second.look()
+        assert not of.first.look()
+        of.far.gone = "the launcher of host 0 is gone"
+        assert not of.second.look()
 
     two(what)
 
@@ -223,7 +239,7 @@ def test_whose_launcher_is_gone_is_not_waited_for(two: Run) -> None:
     def what(of: Two) -> None:
         of.loses(3)
         of.near.gone = "the launcher of host 1 is gone"
-        with pytest.raises(ProcessFailed, match="rank 0 says: PeerLost: rank 3 died"):
+        with pytest.raises(ProcessFailed, match=r"^the launcher of host 1 is gone$"):
             of.first.look()
 
     two(what)
@@ -233,7 +249,7 @@ def test_where_the_first_launcher_is_gone_the_other_starts_all_again(two: Run) -
     def what(of: Two) -> None:
         of.loses(0)
         of.far.gone = "the launcher of host 0 is gone"
-        with pytest.raises(ProcessFailed, match="rank 2 says: PeerLost: rank 3 died"):
+        with pytest.raises(ProcessFailed, match=r"^the launcher of host 0 is gone$"):
             of.second.look()
         with pytest.raises(ProcessFailed, match="rank 1 says"):  # it hears that the other gave up
             of.first.look()
@@ -254,6 +270,24 @@ def test_a_host_that_starts_all_again_is_followed_by_the_other(host: int, two: R
         of.now += of.jobs[0].settle
         with pytest.raises(ProcessFailed, match=r"^processes of another host have failed$"):
             other.look()
+
+    two(what)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_is_lost_before_all_have_met_is_a_failure(lost: int, two: Run) -> None:
+    """Its ranks are not missed by others yet, which would wait for them in vain."""
+
+    def what(of: Two) -> None:
+        launcher = (of.second, of.first)[lost]
+        of.rank(2 * (1 - lost)).joined.write_text("4\n")
+        assert of.look() == (False, False)
+        of.near.gone = of.far.gone = "the other launcher is gone"
+        of.now += 1.0
+        assert launcher.look()
+        of.now += of.jobs[0].settle
+        with pytest.raises(ProcessFailed, match=r"^the other launcher is gone$"):
+            launcher.look()
 
     two(what)
 
