@@ -8,7 +8,7 @@ import socket
 import sys
 from contextlib import suppress
 
-__all__ = ["KEPT_BYTES", "host_of_peer", "keep_little", "on_loopback", "poll_readable", "tuned"]
+__all__ = ["KEPT_BYTES", "LOOPBACK", "host_of_peer", "keep_little", "on_loopback", "poll_readable", "tuned"]
 
 MIN_RTT = 148  # where tcp_info of linux/tcp.h has tcpi_min_rtt, microseconds
 LOOPBACK = ("127.0.0.1", "::1")

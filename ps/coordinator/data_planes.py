@@ -62,6 +62,11 @@ class DataPlanes:
         """Where trainers open data connections; 0: nowhere."""
         return self._port.port if self._port else 0
 
+    @property
+    def near(self) -> bool:
+        """Whether data connections are all within this host."""
+        return self._port is not None and self._port.near
+
     def choose(self, rank: int, register: Register, mode: Mode, store: Store, queue: ServerQueue) -> None:
         """A trainer has registered: memory if it reaches ours, and we its, else its data connection, else gRPC."""
         self._queues[rank] = queue

@@ -165,6 +165,7 @@ class Registration:
             self._members.nranks,
             epoch=self._members.epoch,
             sent=register.connected,
+            near=self._planes.near,
             empty=self._empty,
             helper=self._helper,
         )

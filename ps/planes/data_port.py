@@ -13,6 +13,7 @@ from common.credentials.credentials import Credentials, current
 from common.errors import PeerUnreachable, PortInUse
 from common.network.door import Door, listening
 from common.network.proofs import HANDSHAKE_S, connect_to, seat_key
+from common.network.sockets import LOOPBACK
 from common.system.addresses import address_of
 
 __all__ = ["HANDSHAKE_S", "DataPort", "Seats", "call"]
@@ -62,13 +63,14 @@ class DataPort:
                 f"cannot listen on data port {address_of(host, port)}: the port is in use or the address not ours; "
                 "choose another --data-port"
             ) from exc
-        self.port: int = listener.getsockname()[1]
+        home, self.port = listener.getsockname()[:2]
+        self._near = home in LOOPBACK
         self._door = Door([listener], self._credentials)
 
     def more(self, first: int, tokens: Sequence[bytes]) -> Seats:
         """Further seats, from number `first` on."""
         keys = {first + rank: seat_key(self._credentials, PURPOSE, token) for rank, token in enumerate(tokens)}
-        return Seats(self._door, self.port, keys)
+        return Seats(self._door, self.port, keys, near=self._near)
 
     def close(self) -> None:
         """Nobody is let in any longer; idempotent."""
@@ -86,10 +88,11 @@ class Seats:
 
     Args:
         keys: by seat, in the order of ranks.
+        near: who comes is of this host.
     """
 
-    def __init__(self, door: Door, port: int, keys: Mapping[int, bytes]) -> None:
-        self.port = port
+    def __init__(self, door: Door, port: int, keys: Mapping[int, bytes], *, near: bool) -> None:
+        self.port, self.near = port, near
         self._door, self._seats = door, list(keys)
         door.admit(keys)
 

@@ -332,9 +332,9 @@ def test_arrays_are_made_as_asked_and_large_pieces_are_shared_with_the_helper() 
     assert made
 
 
-@pytest.mark.parametrize(("sent", "there"), [(True, [SENT_PIECE]), (False, [])])
-def test_what_is_sent_is_answered_in_smaller_pieces(sent: bool, there: list[int]) -> None:
-    store = make_store(SYNC, Shard(0, PIECE), [Bucket(0, PIECE)], 2, epoch=EPOCH, sent=sent)
+@pytest.mark.parametrize(("sent", "near", "there"), [(True, False, [SENT_PIECE]), (True, True, []), (False, True, [])])
+def test_what_is_sent_between_hosts_is_answered_in_smaller_pieces(sent: bool, near: bool, there: list[int]) -> None:
+    store = make_store(SYNC, Shard(0, PIECE), [Bucket(0, PIECE)], 2, epoch=EPOCH, sent=sent, near=near)
     list(store.begin(SGD()))
     for rank in range(2):
         store.commit(rank, EPOCH, 0, Ending(rate_of(0)), b"", ahead=True)
