@@ -22,18 +22,10 @@ class MessageStream:
     Args:
         peer: who is at the other end, for people.
         silence: seconds without a sign of life after which it counts as gone, until there is one.
-        tell: called when something has come, or the other end is gone; from any thread, and must not block.
     """
 
-    def __init__(
-        self,
-        peer: str,
-        silence: float,
-        *,
-        tell: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.peer, self._silence, self._tell, self._clock = peer, silence, tell, clock
+    def __init__(self, peer: str, silence: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.peer, self._silence, self._clock = peer, silence, clock
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: no more
         self._lock = threading.Lock()
         self._come: list[bytes] = []
@@ -61,7 +53,6 @@ class MessageStream:
         with self._lock:
             self._ended = self._ended or why
         self._outgoing.put(None)
-        self._tell()
 
     def outgoing(self) -> Iterator[bytes]:
         """What gRPC is to send, with signs of life between; until the end, what was to be sent before it first."""
@@ -82,7 +73,6 @@ class MessageStream:
                 if message != SIGN:
                     with self._lock:
                         self._come.append(message)
-                    self._tell()
         except grpc.RpcError:  # that it has ended is all there is to know
             pass
         finally:

@@ -19,13 +19,14 @@ pytest.importorskip("paddle")
 from common.launch.job import FOLDER
 from common.system.fault_points import FAULT_VARIABLE
 from tests.faults.jobs import LAUNCHERS, SCHEMES, Start
-from tests.support.commands import JOB, Started, digest_in, until
+from tests.support.commands import JOB, Started, digest_in, is_running, until
 from tests.support.warm import COLD_VARIABLE
 
 STEPS, AT = 40, 20
 POINT = {"collective": "before-reduce", "ps": "before-push"}
 KEEPER = "common.launch.keeper"
 
+pytestmark = pytest.mark.usefixtures("own_temporary_folder")
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -56,20 +57,6 @@ class Orphans:
     @property
     def keepers_words(self) -> str:
         return (self.folder / "logs" / "keeperlog").read_text()
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-@pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no other launcher clears away."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
 
 
 def orphans(scheme: str, start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, *given: object) -> Orphans:

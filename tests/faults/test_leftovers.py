@@ -17,11 +17,12 @@ pytest.importorskip("paddle")
 from common.commit.folder import CommitFolder
 from common.launch.job import FOLDER
 from tests.faults.jobs import LAUNCHERS, SCHEMES, Start
-from tests.support.commands import JOB, Started, can_listen, digest_in, until
+from tests.support.commands import JOB, Started, can_listen, digest_in, is_running, until
 
 STEPS, COMMIT_EVERY, PAST = 1500, 50, 100
 GUARD = "common.launch.guard"
 
+pytestmark = pytest.mark.usefixtures("own_temporary_folder")
 schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -51,20 +52,6 @@ class Training:
 
     def folders(self) -> list[Path]:
         return [*Path(os.environ["TMPDIR"]).glob(f"{FOLDER}{self.started.process.pid}-*")]
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-@pytest.fixture(autouse=True)
-def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no other launcher clears away."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
 
 
 def begin(start: Start, scheme: str, folder: Path, *flags: object) -> Started:

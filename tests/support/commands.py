@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.support import warm
 from tests.support.groups import ROOT, environment
 
-__all__ = ["JOB", "Started", "can_listen", "digest_in", "end_all", "start_server", "until", "watched"]
+__all__ = ["JOB", "Started", "can_listen", "digest_in", "end_all", "is_running", "start_server", "until", "watched"]
 
 DEADLINE_S = 40.0  # of everything that ought to be done in a few seconds
 JOB = ["--model", "mlp:8", "--dataset", "synthetic", "--batch-size", "4"]
@@ -63,6 +65,14 @@ class Started:
         line = self.err
         for text in texts:
             assert text in line
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_all(started: Sequence[Started]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from common.launch.job import FOLDER, Job
 from common.system import leftovers
 from common.system.leftovers import Session, clear_away, members_of, session_of
-from tests.support.commands import Started, until
+from tests.support.commands import Started, is_running, until
 from tests.support.jobs import PAUSE
 from tests.support.jobs import start as start_rank
 
@@ -70,13 +70,6 @@ class Loading:
 
 def files_of(pid: int) -> list[Path]:
     return [*leftovers.SHARED_MEMORY.glob(f"paddle_{pid}_*")]
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.kept_memory import memory
 from tests.support.numpy_optimizer import instead_of_paddle
+
+__all__ = ["memory"]
 
 
 @pytest.fixture(autouse=True, scope="module")

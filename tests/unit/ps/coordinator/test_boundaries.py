@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.commit.kept_parts import KeptParts, make_kept, path_of
+from common.commit.kept_parts import KeptParts
 from common.commit.parts import from_bytes
 from common.commit.resuming import OPTIMIZER
 from common.commit.slices import slices_in
 from common.errors import RecoveryFailed
-from common.network.gradsync_pb2 import ServerMessage
 from common.system.process import JOINED_VARIABLE
 from common.tensors.arena import FloatArray
-from ps.planes.wire_format import Outgoing
+from tests.support.kept_memory import Looking
 from tests.support.trainer_messages import (
     LAYOUT,
-    Inbox,
     Setting,
     commit_message,
     configured,
@@ -34,13 +30,6 @@ from tests.support.trainer_messages import (
     running,
     update,
 )
-
-
-@pytest.fixture
-def memory() -> Iterator[KeptParts]:
-    descriptor = make_kept()
-    yield KeptParts(path_of(descriptor))
-    os.close(descriptor)
 
 
 def sums_in(memory: KeptParts, step: int) -> FloatArray:
@@ -81,20 +70,6 @@ def test_the_last_two_boundaries_are_kept(memory: KeptParts) -> None:
         assert memory.steps() == [step, step + 1]
     for step in memory.steps():
         np.testing.assert_array_equal(sums_in(memory, step), sums_after(step))
-
-
-class Looking(Inbox):
-    """Of a trainer that looks at what is kept as soon as it hears of the end of a step."""
-
-    def __init__(self, memory: KeptParts) -> None:
-        super().__init__()
-        self._memory, self.seen = memory, [0] * 0
-
-    def put(self, messages: Iterable[ServerMessage | Outgoing], *, at: int | None = None) -> None:
-        before = self.version
-        super().put(messages, at=at)
-        if self.version > before:
-            self.seen.append(max(self._memory.steps(), default=-1))
 
 
 def test_a_boundary_is_kept_before_anybody_hears_that_the_step_has_ended(memory: KeptParts) -> None:

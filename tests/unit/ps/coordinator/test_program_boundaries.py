@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.commit.kept_parts import KeptParts, make_kept, path_of
+from common.commit.kept_parts import KeptParts
 from common.commit.parts import from_bytes
 from common.errors import ProtocolError, RecoveryFailed, StaleEpoch
-from common.network.gradsync_pb2 import ServerMessage
 from common.system.process import JOINED_VARIABLE
 from ps.coordinator.program_boundaries import accumulators_in
 from ps.planes.protobuf_messages import state_pieces
-from ps.planes.wire_format import Outgoing
+from tests.support.kept_memory import Looking
 from tests.support.trainer_messages import (
     Inbox,
     Momenta,
@@ -30,13 +27,6 @@ from tests.support.trainer_messages import (
     state_message,
     update,
 )
-
-
-@pytest.fixture
-def memory() -> Iterator[KeptParts]:
-    descriptor = make_kept()
-    yield KeptParts(path_of(descriptor))
-    os.close(descriptor)
 
 
 def kept(memory: KeptParts, updates: int) -> dict[str, bytes]:
@@ -86,20 +76,6 @@ def test_a_step_that_ends_with_the_average_is_no_update(memory: KeptParts) -> No
     assert (memory.steps(), kept(memory, 1)) == ([0, 1], before)
     update(setting, 3)
     assert memory.steps() == [1, 2]
-
-
-class Looking(Inbox):
-    """Of a trainer that looks at what is kept as soon as it hears of the end of a step."""
-
-    def __init__(self, memory: KeptParts) -> None:
-        super().__init__()
-        self._memory, self.seen = memory, [0] * 0
-
-    def put(self, messages: Iterable[ServerMessage | Outgoing], *, at: int | None = None) -> None:
-        before = self.version
-        super().put(messages, at=at)
-        if self.version > before:
-            self.seen.append(max(self._memory.steps(), default=-1))
 
 
 def test_a_copy_is_kept_before_anybody_hears_of_the_update(memory: KeptParts) -> None:
