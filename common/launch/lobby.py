@@ -14,9 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -29,14 +29,16 @@ from common.network.gradsync_pb2 import JoinReply, JoinRequest
 from common.network.message_stream import MessageStream
 from common.network.rendezvous import GRACE, METHOD, Membership, Roster, join, read_join
 
-__all__ = ["Company", "Lobby", "Visit", "company_of"]
+__all__ = ["Company", "Lobby", "Visit", "company_of", "until_met"]
+
+T = TypeVar("T")
 
 SERVICE = "gradsync.Lobby"
 STAY = f"/{SERVICE}/Stay"
 MOST_WAIT_S = 1e6
 MOST_DIGITS = 5
 LOOK_S = 0.1  # between two looks who is gone, in a meeting
-AGAIN_S = 0.1  # after a meeting whose first launcher was lost
+AGAIN_S = 0.1  # after the first launcher was lost
 MEETINGS, _, JOIN = METHOD[1:].partition("/")
 
 
@@ -228,23 +230,21 @@ class Visit(Company):
 
     def meet(self, address: str, note: bytes, timeout: float) -> Membership:
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self._come_in(deadline - time.monotonic())
-                return join(
-                    self._address,
-                    rank=self._index,
-                    nranks=self._count,
-                    backend="",
-                    address=address,
-                    timeout=max(0.0, deadline - time.monotonic()),
-                    member="host",
-                    note=note,
-                )
-            except PeerLost:  # another launcher may take the place of the first one, with the rest of our time
-                if time.monotonic() + AGAIN_S > deadline:
-                    raise
-                time.sleep(AGAIN_S)
+
+        def join_others() -> Membership:
+            self._come_in(deadline - time.monotonic())
+            return join(
+                self._address,
+                rank=self._index,
+                nranks=self._count,
+                backend="",
+                address=address,
+                timeout=max(0.0, deadline - time.monotonic()),
+                member="host",
+                note=note,
+            )
+
+        return until_met(join_others, deadline)
 
     def stream(self, host: int) -> MessageStream:
         assert host == 0
@@ -283,6 +283,24 @@ class Visit(Company):
         if self._channel is not None:
             self._channel.close()
         self._channel = self._stream = None
+
+
+def until_met(attempt: Callable[[], T], deadline: float) -> T:
+    """What `attempt` returns; once more where the first launcher is lost meanwhile, for another may take its place.
+
+    Args:
+        deadline: no further attempt is begun after it, monotonic seconds.
+
+    Raises:
+        PeerLost: the first launcher is gone again.
+    """
+    while True:
+        try:
+            return attempt()
+        except PeerLost:
+            if time.monotonic() + AGAIN_S > deadline:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def with_hello(hello: bytes, stream: MessageStream) -> Iterator[bytes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from common.launch.lobby import Visit
+from common.launch.lobby import Visit, until_met
 from common.launch.spares import OVER, TAKE
+from common.network.message_stream import MessageStream
 
 __all__ = ["SpareHost"]
 
@@ -40,7 +41,7 @@ class SpareHost(Visit):
         )
         words: list[bytes] = []
         while not words:
-            stream = self._come_in(self._patience)
+            stream = self._with_first_host()
             gone = False
             while not (words or gone):
                 time.sleep(LOOK_S)
@@ -51,6 +52,11 @@ class SpareHost(Visit):
         self._index = next(host for host in range(self._count) if words[0] == TAKE % host)
         say(f"this host takes the place of host {self._index}, which is gone")
         return self._index
+
+    def _with_first_host(self) -> MessageStream:
+        """Also where the first host is lost while this one comes."""
+        deadline = time.monotonic() + self._patience
+        return until_met(lambda: self._come_in(deadline - time.monotonic()), deadline)
 
     def _hello(self) -> bytes:
         waits = self._index >= self._count

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from common.errors import PeerUnreachable, RendezvousError
+from common.errors import PeerLost, PeerUnreachable, RendezvousError
 from common.launch.lobby import Lobby, Visit
 from common.launch.spare_host import SpareHost
+from common.network.message_stream import MessageStream
 from common.network.rendezvous import Membership
 from tests.support.groups import free_port
 
@@ -92,7 +93,9 @@ def test_spares_take_the_places_of_hosts_that_are_gone(hosts: Hosts, capfd: pyte
 
 
 def test_a_spare_that_has_died_gets_no_place_and_one_that_dies_then_is_followed_by_the_next(hosts: Hosts) -> None:
-    dead, _ = hosts.waiting(3)
+    dead = hosts.spare(3)
+    dead._come_in(LIMIT_S)  # without a thread, which would come back
+    until(lambda: 3 in hosts.lobby._spares._waiting)
     gone = hosts.lobby._spares._waiting[3]
     hosts.meet_all()
     dead.close()
@@ -178,13 +181,28 @@ def test_a_spare_that_was_not_needed_ends_well(hosts: Hosts, capfd: pytest.Captu
     assert "the job is over: spare host 3 was not needed\n" in capfd.readouterr().err
 
 
+def test_a_first_host_that_is_lost_while_a_spare_comes_is_waited_for(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come_in, lost = SpareHost._come_in, [PeerLost("host 0 was lost while joining the launchers")]
+
+    def come_in_later(spare: SpareHost, timeout: float) -> MessageStream:
+        if lost:
+            raise lost.pop()
+        return come_in(spare, timeout)
+
+    monkeypatch.setattr(SpareHost, "_come_in", come_in_later)
+    hosts.waiting(3)
+    assert 3 in hosts.lobby._spares._waiting
+
+
 def test_where_the_first_host_is_lost_a_spare_waits_for_the_next_as_long_as_others_do(hosts: Hosts) -> None:
     _, place = hosts.waiting(3)
     short = hosts.spare(4, patience=0.2)
     gives_up = hosts.pool.submit(short.wait_for_place)
     until(lambda: 4 in hosts.lobby._spares._waiting)
     hosts.lobby._server.stop(grace=None).wait()  # without a word
-    with pytest.raises(PeerUnreachable):
+    with pytest.raises((PeerUnreachable, PeerLost)):
         gives_up.result(LIMIT_S)
     with Lobby(hosts.address, 3, silence=LIMIT_S, spares=2) as another:
         until(lambda: 3 in another._spares._waiting)
