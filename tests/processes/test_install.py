@@ -30,7 +30,7 @@ def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_p
 @pytest.mark.parametrize(
     "kind",
     [
-        "fit resume",
+        pytest.param("fit resume", marks=pytest.mark.long),
         pytest.param("data_parallel", marks=pytest.mark.long),
         pytest.param("fused", marks=pytest.mark.longest),
     ],
