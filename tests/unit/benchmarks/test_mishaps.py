@@ -27,12 +27,24 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
     end.settimeout(20.0)
     found = []
     while not found or found[-1] != "end":
-        found.append(end.recv(99).decode())
+        text, sender = end.recvfrom(99)
+        if text == b"hello":
+            end.sendto(text, sender)
+        else:
+            found.append(text.decode())
 print(json.dumps([int(each) for each in found[:-1]]))
 """
 SENDS = """
 import socket, sys, time
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+    end.settimeout(0.05)
+    for _ in range(200):  # what waits for the address of the other's card may be overtaken
+        end.sendto(b"hello", (sys.argv[1], 5000))
+        try:
+            end.recv(99)
+            break
+        except TimeoutError:
+            pass
     for number in range(int(sys.argv[2])):
         end.sendto(b"%d" % number, (sys.argv[1], 5000))
         time.sleep(1e-4)
