@@ -14,8 +14,13 @@ written before is there for all, for the memory is the kernel's.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
+from collections import deque
+from collections.abc import Sequence
+
+from common.commit.parts import Buffer
 
 __all__ = ["KEPT_VARIABLE", "KeptParts", "has_kept", "kept_here", "make_kept", "path_of"]
 
@@ -23,6 +28,7 @@ KEPT_VARIABLE = "GRADSYNC_KEPT"  # the memory that outlives this process; unset:
 
 ENTRY = struct.Struct("<qqqq")
 SLOTS = 2
+AT_ONCE = 1024  # buffers that the kernel takes in one call (IOV_MAX)
 TABLE_BYTES = SLOTS * ENTRY.size
 NOT_WHOLE = -1
 
@@ -62,15 +68,16 @@ class KeptParts:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def write(self, step: int, content: bytes) -> None:
-        """Keep this instead of the older one of the two."""
+    def write(self, step: int, content: Sequence[Buffer]) -> None:
+        """Keep these bytes, one after the other, instead of the older one of the two."""
+        length = sum(map(len, content))
         slot = min(range(SLOTS), key=lambda slot: self._entry(slot)[0])
         _, where, room, _ = self._entry(slot)
         self._set(slot, NOT_WHOLE, where, room, 0)
-        if room < len(content):
-            where, room = max(TABLE_BYTES, os.fstat(self._descriptor).st_size), len(content)
+        if room < length:
+            where, room = max(TABLE_BYTES, os.fstat(self._descriptor).st_size), length
         write_all(self._descriptor, content, where)
-        self._set(slot, step, where, room, len(content))
+        self._set(slot, step, where, room, length)
 
     def steps(self) -> list[int]:
         """Whose parts are whole, in order."""
@@ -105,11 +112,15 @@ class KeptParts:
         return (made - 1, *place)  # so that what was never written is not whole
 
     def _set(self, slot: int, step: int, *place: int) -> None:
-        write_all(self._descriptor, ENTRY.pack(step + 1, *place), slot * ENTRY.size)
+        write_all(self._descriptor, [ENTRY.pack(step + 1, *place)], slot * ENTRY.size)
 
 
-def write_all(descriptor: int, content: bytes, where: int) -> None:
-    left = memoryview(content)
+def write_all(descriptor: int, content: Sequence[Buffer], where: int) -> None:
+    left = deque(each for each in content if len(each))
     while left:
-        written = os.pwrite(descriptor, left, where)
-        left, where = left[written:], where + written
+        written = os.pwritev(descriptor, [*itertools.islice(left, AT_ONCE)], where)
+        where += written
+        while left and written >= len(left[0]):
+            written -= len(left.popleft())
+        if written:
+            left[0] = memoryview(left[0])[written:]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.commit.kept_parts import kept_here
-from common.commit.parts import Part, from_bytes, to_bytes
+from common.commit.parts import Part, from_buffers, to_buffers
 from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
 from common.sync.synchronizer import Synchronizer
 from common.system.next_epoch import begin_epoch, note_going_on, note_waiting
@@ -74,7 +74,7 @@ class Boundaries:
         self._common[step] = common
         for old in sorted(self._common)[:-MOST]:
             del self._common[old]
-        self._kept.write(step, to_bytes(own))
+        self._kept.write(step, to_buffers(own))
         self._made = step
 
     def forget(self) -> None:
@@ -133,7 +133,7 @@ class Boundaries:
             common = self._given(int(np.flatnonzero(rows[:, 0])[0]), common)
         assert common
         self._common[step] = common
-        return Boundary(step, from_bytes(self._kept.read(step)), common)
+        return Boundary(step, from_buffers(self._kept.read(step)), common)
 
     def gone_back(self, step: int) -> None:
         """This rank is at that boundary again, and goes on."""
@@ -147,9 +147,9 @@ class Boundaries:
 
     def _given(self, root: int, common: Part | None) -> Part:
         """What rank `root` has, which `common` is on ranks that have it too."""
-        content = to_bytes(common) if common and self._synchronizer.rank == root else b""
+        content = b"".join(to_buffers(common)) if common and self._synchronizer.rank == root else b""
         size = int(self._synchronizer.all_gather(np.array([len(content)], np.int64))[root, 0])
         words: npt.NDArray[np.int32] = np.zeros(-(-size // 4), np.int32)
         words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
         self._synchronizer.broadcast(words, root)
-        return common or from_bytes(words.view(np.uint8)[:size].tobytes())
+        return common or from_buffers(words.view(np.uint8)[:size].tobytes())

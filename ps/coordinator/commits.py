@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.commit.folder import CommitFolder
 from common.commit.kept_parts import KeptParts
-from common.commit.parts import Part, from_bytes, to_bytes
+from common.commit.parts import Part, from_buffers, to_buffers
 from common.commit.plan import NO_COMMITS, CommitPlan
 from common.commit.resuming import OPTIMIZER, optimizer_slices
 from common.commit.slices import arrays_of, slices_in
@@ -96,7 +96,7 @@ class ServerCommits:
     def _go_back(self, memory: KeptParts, step: int, store: Store) -> None:
         """To where all trainers are; a commit of that step may have been under way."""
         memory.forget_after(step)
-        store.load_optimizer(slices_in(from_bytes(memory.read(step)).beginning(OPTIMIZER)))
+        store.load_optimizer(slices_in(from_buffers(memory.read(step)).beginning(OPTIMIZER)))
         if step and self._plan.is_due(step):
             self._write(step, store)
         note_going_on(step, step)
@@ -109,7 +109,7 @@ class ServerCommits:
 
     def _keep(self, memory: KeptParts, step: int, store: Store) -> None:
         self._step = step
-        memory.write(step, to_bytes(part_of(store)))
+        memory.write(step, to_buffers(part_of(store)))
 
     def after(self, steps: int, store: Store) -> None:
         """So many steps of this server's have ended. Blocks for the copy, and while the commit before is written.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.commit.kept_parts import KeptParts
-from common.commit.parts import Part, from_bytes, to_bytes
+from common.commit.parts import Part, from_buffers, to_buffers
 from common.errors import ProtocolError, RecoveryFailed
 from common.network.gradsync_pb2 import Keep
 from common.system.next_epoch import note_going_on
@@ -64,7 +64,7 @@ class ProgramBoundaries:
             return
         self._kept = keep.updates
         self._memory.forget_after(keep.updates)
-        self.to_load = accumulators_in(from_bytes(self._memory.read(keep.updates)))
+        self.to_load = accumulators_in(from_buffers(self._memory.read(keep.updates)))
         note_going_on(keep.step, keep.step)
 
     def after_update(self, updates: UpdateByParameter) -> None:
@@ -75,7 +75,7 @@ class ProgramBoundaries:
 
     def _write(self, memory: KeptParts, made: int, updates: UpdateByParameter) -> None:
         self._kept = made
-        memory.write(made, to_bytes(part_of(updates.state() or ())))
+        memory.write(made, to_buffers(part_of(updates.state() or ())))
 
 
 def part_of(state: Sequence[Accumulator]) -> Part:

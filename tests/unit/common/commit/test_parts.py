@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.commit.parts import Part, from_bytes, to_bytes
+from common.commit.parts import Part, from_buffers, from_bytes, to_buffers, to_bytes
 
 DTYPES = st.sampled_from(["float32", "float64", "float16", "int64", "uint64", "int32", "uint8", "bool"])
 ARRAYS = DTYPES.flatmap(lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, min_side=0, max_side=4)))
@@ -23,10 +24,24 @@ PLAIN = st.recursive(
 )
 
 
+def through_a_file(part: Part) -> Part:
+    return from_bytes(to_bytes(part))
+
+
+def through_memory(part: Part) -> Part:
+    return from_buffers(b"".join(to_buffers(part)))
+
+
+both = pytest.mark.parametrize("through", [through_a_file, through_memory])
+
+
+@both
 @given(st.dictionaries(st.text(min_size=1), ARRAYS, max_size=4), st.dictionaries(st.text(), PLAIN, max_size=4))
-def test_what_is_written_is_read(named: dict[str, np.ndarray], state: dict[str, object]) -> None:
+def test_what_is_written_is_read(
+    through: Callable[[Part], Part], named: dict[str, np.ndarray], state: dict[str, object]
+) -> None:
     named.pop("__metadata__", None)
-    found = from_bytes(to_bytes(Part(named, state)))
+    found = through(Part(named, state))
     assert json.dumps(found.state, sort_keys=True) == json.dumps(state, sort_keys=True)
     assert found.arrays.keys() == named.keys()
     for name, array in named.items():
@@ -34,11 +49,19 @@ def test_what_is_written_is_read(named: dict[str, np.ndarray], state: dict[str, 
         assert found.arrays[name].tobytes() == array.tobytes()
 
 
-def test_views_that_are_not_contiguous_are_written_as_they_look() -> None:
+@both
+def test_views_that_are_not_contiguous_are_written_as_they_look(through: Callable[[Part], Part]) -> None:
     whole = np.arange(12, dtype=np.float32).reshape(3, 4)
-    found = from_bytes(to_bytes(Part({"turned": whole.T, "some": whole[:, 1::2]})))
+    found = through(Part({"turned": whole.T, "some": whole[:, 1::2]}))
     assert (found.arrays["turned"] == whole.T).all()
     assert (found.arrays["some"] == whole[:, 1::2]).all()
+
+
+def test_an_array_that_lies_contiguous_is_not_copied_before_it_is_written() -> None:
+    array = np.zeros(3, np.float32)
+    *_, values = to_buffers(Part({"a": array}))
+    array[:] = 1.0
+    assert bytes(values) == array.tobytes()
 
 
 def test_arrays_are_found_by_the_beginning_of_their_names() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.commit.kept_parts import KeptParts
-from common.commit.parts import from_bytes
+from common.commit.parts import from_buffers
 from common.commit.resuming import OPTIMIZER
 from common.commit.slices import slices_in
 from common.errors import RecoveryFailed
@@ -34,7 +34,7 @@ from tests.support.trainer_messages import (
 
 def sums_in(memory: KeptParts, step: int) -> FloatArray:
     """The optimizer's state of that boundary."""
-    (kept,) = slices_in(from_bytes(memory.read(step)).beginning(OPTIMIZER))
+    (kept,) = slices_in(from_buffers(memory.read(step)).beginning(OPTIMIZER))
     assert (kept.start, kept.stop) == (0, LAYOUT.length)
     array: FloatArray = kept.arrays["sum_0"]
     return array

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.commit.kept_parts import KeptParts
-from common.commit.parts import from_bytes
+from common.commit.parts import from_buffers
 from common.errors import ProtocolError, RecoveryFailed, StaleEpoch
 from common.system.process import JOINED_VARIABLE
 from ps.coordinator.program_boundaries import accumulators_in
@@ -31,7 +31,7 @@ from tests.support.trainer_messages import (
 
 def kept(memory: KeptParts, updates: int) -> dict[str, bytes]:
     """The optimizer's state after so many."""
-    return {each.key: each.values.tobytes() for each in accumulators_in(from_bytes(memory.read(updates)))}
+    return {each.key: each.values.tobytes() for each in accumulators_in(from_buffers(memory.read(updates)))}
 
 
 def momenta_after(updates: int) -> Momenta:
