@@ -77,6 +77,11 @@ class DataPosition:
         if self.epoch == epoch:
             self.epoch, self._batch = epoch + 1, 0
 
+    def at_end(self) -> None:
+        """No batch is left: random numbers go on as they did when the last one was used."""
+        set_random(self._now)
+        self._now = {}
+
     def _come_back(self, found: Iterator[Any]) -> None:
         for number in range(self._batch):
             if next(found, self) is self:

@@ -129,6 +129,7 @@ class TrainingState:
                     self._position.end(epoch)
                 if self._models.failed:
                     self._go_on()
+            self._position.at_end()
         except GeneratorExit:  # by a break, or by an error in the body, which may end this process
             self._leaving = threading.Timer(ENDS_WITHIN_S, self._has_left)
             self._leaving.daemon = True

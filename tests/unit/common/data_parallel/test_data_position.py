@@ -61,16 +61,21 @@ LOADERS = {
 
 
 def train(position: DataPosition, loader: Iterable[Any], *, draw: bool) -> tuple[list[Any], list[Any]]:
-    """What each step saw and drew, and what a commit after it keeps."""
+    """What each step saw and drew, and what a commit after it keeps; last, what was drawn after all steps."""
     seen, kept = [], []
+
+    def drawn() -> Any:
+        return paddle.rand([2]).numpy().tolist(), (np.random.rand(), random.random()) if draw else ()
+
     while (epoch := position.epoch) < EPOCHS:
         for batch in position.batches(loader):
             values = np.asarray(batch[0] if isinstance(batch, list) else batch).tolist()
-            drawn = (np.random.rand(), random.random()) if draw else ()
-            seen.append((epoch, values, paddle.rand([2]).numpy().tolist(), drawn))
+            seen.append((epoch, values, drawn()))
             position.done(loader)
             kept.append((position.state(), position.began(), random_arrays()))
         position.end(epoch)
+    position.at_end()
+    seen.append(drawn())
     return seen, kept
 
 
@@ -81,8 +86,8 @@ def test_what_follows_is_what_followed(kind: str) -> None:
     np.random.seed(2)
     random.seed(3)
     seen, kept = train(DataPosition(), LOADERS[kind](), draw=draw)
-    assert len(seen) == EPOCHS * BATCHES
-    for done in range(1, len(seen) + 1):
+    assert len(kept) == EPOCHS * BATCHES
+    for done in range(1, len(kept) + 1):
         paddle.seed(4)
         np.random.seed(5)
         random.seed(6)
