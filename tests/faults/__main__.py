@@ -65,7 +65,7 @@ def run(tests: list[str], number: int, workers: int) -> Outcomes:
             "-n",
             str(workers),
             "--dist",
-            "loadfile",
+            "worksteal",
             f"--junitxml={report}",
         ]
         done = subprocess.run(
