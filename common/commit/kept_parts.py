@@ -19,8 +19,10 @@ import os
 import struct
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from common.commit.parts import Buffer
+if TYPE_CHECKING:
+    from common.commit.parts import Buffer
 
 __all__ = ["KEPT_VARIABLE", "KeptParts", "has_kept", "kept_here", "make_kept", "path_of"]
 
