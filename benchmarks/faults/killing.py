@@ -22,7 +22,7 @@ from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.netlab.hosts import Hosts, OneHost
 from benchmarks.records.faults import Recovery, Usage
 from common.commit.folder import CommitFolder
-from common.credentials.credentials import TOKEN_VARIABLE
+from common.credentials.credentials import TOKEN_VARIABLE, environment_of, find
 from common.credentials.token import new_token
 from common.errors import GradSyncError
 
@@ -81,7 +81,7 @@ class Killing:
         command = [sys.executable, "-m", *map(str, flags), "--max-restarts", str(self.restarts)]
         several = self.hosts > 1
         place = ["--nnodes", str(self.hosts), "--master", *hosts.endpoints([0])] if several else []
-        token = {TOKEN_VARIABLE: new_token()} if hosts.emulated else {}
+        token = environment_of(find(environment={TOKEN_VARIABLE: new_token()})) if hosts.emulated else {}
         place += ["--host-wait", str(END_S)] if several else []
         self.begun = time.monotonic()
         self._commands = [

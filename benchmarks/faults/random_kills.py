@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.faults.killing import Killing
 from benchmarks.records.faults import Recovery, Usage
+from common.errors import GradSyncError
 
 __all__ = ["BACKENDS", "NRANKS", "Result", "grows", "random_kills", "soak"]
 
@@ -44,7 +45,11 @@ class Result:
 def random_kills(
     scheme: str, nranks: int, count: int, seed: int, tell: Callable[[str], None] = lambda _: None
 ) -> Result:
-    """So many, each in a job of its own. Over all backends in turn; which process and when is chosen by the seed."""
+    """So many, each in a job of its own. Over all backends in turn; which process and when is chosen by the seed.
+
+    Raises:
+        GradSyncError: a job hangs, or fails before it has lost anybody.
+    """
     chance, result = random.Random(f"{scheme} {nranks} {seed}"), Result()
     expected, length = undisturbed(scheme, BACKENDS[scheme][0], nranks, STEPS)
     while result.kills < count:
@@ -54,8 +59,10 @@ def random_kills(
             job.until(lambda: time.monotonic() > moment, "moment")  # noqa: B023 - it is called at once
             who = job.kill(chance.choice, launchers=backend == ON_TWO)
             digest = job.digest()
-        if not who:
-            continue  # it had ended by then
+        if not who:  # it had ended by then
+            if digest != expected:
+                raise GradSyncError(f"a job of {scheme} ({backend}) that lost nobody ended otherwise: {digest}")
+            continue
         result.kills += 1
         result.recoveries += job.recoveries
         result.kept += digest == expected

@@ -17,14 +17,16 @@ def outcomes(files: list[str], row: int) -> list[dict[str, Any]]:
 
 
 def random_kills(*files: str) -> list[list[str]]:
-    """Of each scheme and number of ranks: jobs, how many ended in the same bits, and seconds until the group was
-    complete again, the median and the most; then until the new process began."""
+    """Of each scheme and number of ranks: jobs, how many ended in the same bits, after how many kills the others went
+    on, and steps that they replayed at most; seconds until the group was complete again, the median and the most; then
+    until the new process began."""
     rows = []
     for each in outcomes([*files], RANDOM):
         whole = [recovery["whole_s"] for recovery in each["recoveries"]]
         rest = [recovery["whole_s"] - recovery["starting_s"] for recovery in each["recoveries"]]
         seconds = [f"{figure:.1f}" for figure in (median(whole), max(whole), median(rest), max(rest))]
-        rows.append([str(each["times"]), str(each["kept"]), *seconds])
+        replayed = [count for recovery in each["recoveries"] if (count := recovery.get("replayed")) is not None]
+        rows.append([*map(str, (each["times"], each["kept"], len(replayed), max(replayed, default=0))), *seconds])
     return rows
 
 

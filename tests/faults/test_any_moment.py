@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from benchmarks.faults.killing import Killing, Role
+from common.credentials.credentials import variable_of
 from tests.faults.jobs import SCHEMES
 
 SEEDS = 3
@@ -40,7 +41,10 @@ def test_a_process_is_killed_at_any_moment(scheme: str, seed: int, nranks: int) 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("nranks", [2, 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_process_of_two_hosts_is_killed_at_any_moment(scheme: str, nranks: int) -> None:
+def test_a_process_of_two_hosts_is_killed_at_any_moment(
+    scheme: str, nranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable_of("insecure"), "1")  # as `python -m benchmarks` does, started without credentials
     kill_one(scheme, "tcp", nranks, random.Random(f"two hosts {scheme} {nranks}"), hosts=2)
 
 

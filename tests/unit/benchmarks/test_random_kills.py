@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import random_kills as kills
 from benchmarks.faults.killing import named
 from benchmarks.faults.random_kills import NRANKS, Result, grows, random_kills
 from benchmarks.records.faults import Recovery, Usage
 from benchmarks.verbs import faults as verb
 from benchmarks.verbs.faults import FaultsConfig, faults
-from common.errors import UsageError
+from common.errors import GradSyncError, UsageError
 
 
 def samples(*memory: float, descriptors: int = 20, threads: int = 9) -> list[list[Usage]]:
@@ -73,6 +74,30 @@ def test_what_came_of_kills_is_told_and_written(
         "row 19: ps (shm): 10,000 steps, 19 kills: the bits of an undisturbed job, and no process grows: 1 of 1" in told
     )
     assert "rank 1 of 4: other bits" in (tmp_path / "faults.md").read_text()
+
+
+def test_a_job_that_fails_by_itself_ends_the_search_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended:
+        begun = 0.0
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __enter__(self) -> Ended:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def until(self, *_: object) -> None: ...
+        def kill(self, *_: object, **__: object) -> str:
+            return ""
+
+        def digest(self) -> str:
+            return "exit code 2: collective.run: UsageError: no"
+
+    monkeypatch.setattr(kills, "Killing", Ended)
+    monkeypatch.setattr(kills, "undisturbed", lambda *_: ("the digest", 3.0))
+    with pytest.raises(
+        GradSyncError, match=r"a job of ring \(shm\) that lost nobody ended otherwise: exit code 2: coll"
+    ):
+        random_kills("ring", 2, 1, 0)
 
 
 def test_flags_that_cannot_be() -> None:
