@@ -84,6 +84,8 @@ def test_an_impostor_takes_no_seat(listeners: list[Listener]) -> None:
     for rank, purpose, token, credentials in cases:
         with pytest.raises(PeerUnreachable, match=f"did not let rank {rank} in"):
             call(rank, (purpose, 0), listeners[0].address, token, credentials, DEADLINE_S)
+    rest = [(DATA, 1), (MESH, 2), (DATA, 2)]  # a door that takes some already refuses those that come before their time
+    listeners[0].door.admit({seat_of(each): key_of(TOKEN, 0, current()) for each in rest})
     meet(listeners)
 
 
