@@ -25,7 +25,7 @@ from tests.support.commands import JOB, Started, digest_in, until
 from tests.support.credentials import with_secret
 from tests.support.crowds import Crowd
 from tests.support.groups import free_port
-from tests.support.ports import GONE, UNKNOWN, Port, family_of, kind_of, ports_of, ports_of_all
+from tests.support.ports import ATTEMPTS, GONE, UNKNOWN, Port, family_of, kind_of, ports_of, ports_of_all
 
 pytestmark = pytest.mark.processes
 
@@ -116,6 +116,22 @@ def test_the_kinds_of_ports_are_told_by_how_they_refuse() -> None:
         found = [(kind_of(p), (p.family, p.type)) for p in {*ports_of([os.getpid()])} - before]
     kinds = [("desk", SEQPACKET), ("door", TCP), ("door", TCP), ("door", UNIX), ("gRPC", TCP)]
     assert sorted(found) == sorted(kinds)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_port_that_closes_during_the_last_attempt_is_gone(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(ports_of([os.getpid()]))
+    with Listener("127.0.0.1", f"gradsync-test-{os.getpid()}-closes", with_secret(1)) as listener:
+
+        def last_attempt(*_: object) -> str:
+            if closes:
+                listener.close()
+            return "nothing"
+
+        listener.door.admit({})
+        (port,) = [port for port in {*ports_of([os.getpid()])} - before if port.family == socket.AF_UNIX]
+        monkeypatch.setitem(ATTEMPTS, "bytes", last_attempt)
+        assert kind_of(port).startswith(GONE if closes else UNKNOWN)
 
 
 def test_strangers_at_a_server_take_neither_threads_nor_memory() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import grpc
 from common.network.proofs import ANSWER, GREETING, MARK
 from ps.planes.methods import JOIN
 
-__all__ = ["GONE", "PATIENCE_S", "UNKNOWN", "Port", "family_of", "kind_of", "ports_of", "ports_of_all"]
+__all__ = ["ATTEMPTS", "GONE", "PATIENCE_S", "UNKNOWN", "Port", "family_of", "kind_of", "ports_of", "ports_of_all"]
 
 LISTENS = "0A"  # of /proc/net/tcp
 ACCEPTS = 1 << 16  # __SO_ACCEPTCON, of /proc/net/unix
@@ -124,16 +124,23 @@ def kind_of(
         try:
             answers[doing] = attempt(port, max(patience, last) if doing == LAST else patience)
         except (ConnectionRefusedError, FileNotFoundError):
-            return (
-                GONE
-                if any(answers.items() <= refuses.items() for refuses in KINDS.values())
-                else f"{UNKNOWN}: {answers}"
-            )
+            return GONE if is_known(answers) else f"{UNKNOWN}: {answers}"
         if answers[doing] == GONE:
             return GONE
         if answers[doing] == OPEN:  # at once, before the job ends and closes it
             break
-    return next((kind for kind, refuses in KINDS.items() if answers == refuses), f"{UNKNOWN}: {answers}")
+    for kind, refuses in KINDS.items():
+        if answers == refuses:
+            return kind
+    last_answer = answers.popitem()
+    if is_known(answers) and port not in ports_of_all():  # it closed while the last attempt waited to be let in
+        return GONE
+    return f"{UNKNOWN}: {dict([*answers.items(), last_answer])}"
+
+
+def is_known(answers: Mapping[str, str]) -> bool:
+    """Whether one of our kinds answers so, as far as it was asked."""
+    return any(answers.items() <= refuses.items() for refuses in KINDS.values())
 
 
 def say_something(port: Port, patience: float) -> str:
