@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := benchmarks collective common ps
 
+unexport PYTHONDONTWRITEBYTECODE # the tests start thousands of processes, and each would compile our packages anew
+
 .PHONY: help setup compare test test-long coverage fuzz faults mutants check docs figures dist results format proto clean
 
 help:                ## this list

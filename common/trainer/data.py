@@ -91,12 +91,14 @@ def _split(images: npt.NDArray[np.float32], labels: npt.NDArray[Any], which: npt
 def make_synthetic(seed: int) -> Dataset:
     """6,000 + 1,000 images: ten random patterns under noise, so that a model can learn them."""
     random = np.random.default_rng(seed)
-    patterns = random.random((CLASSES, 1, SIDE, SIDE), np.float32)
+    half_patterns = np.float32(0.5) * random.random((CLASSES, 1, SIDE, SIDE), np.float32)
 
     def draw(count: int) -> Split:
         labels = random.integers(0, CLASSES, count)
-        noise = random.random((count, 1, SIDE, SIDE), np.float32)
-        return Split(0.5 * patterns[labels] + 0.5 * noise, labels)
+        images = random.random((count, 1, SIDE, SIDE), np.float32)  # noise, as yet
+        images *= np.float32(0.5)
+        images += half_patterns[labels]
+        return Split(images, labels)
 
     return Dataset(draw(6000), draw(1000))
 
