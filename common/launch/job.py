@@ -40,6 +40,7 @@ from common.system.process import (
     RESTARTS_VARIABLE,
     Terminated,
 )
+from common.system.sigterm import let_ends_come
 
 __all__ = ["FOLDER", "Job"]
 
@@ -255,6 +256,8 @@ class Job:
             ProcessFailed: for the process that failed first and not only because another had.
             UsageError: servers or ranks wait for a rank that has ended without joining.
         """
+        if self.was_adopted:
+            let_ends_come()
         self.life.is_under_way()
         while True:
             ended_well, mended = self._all_ended_well(), self.mends()

@@ -13,11 +13,25 @@ __all__ = [
     "PARENT_VARIABLE",
     "end_in_order_on_sigterm",
     "end_quietly_on_sigterm",
+    "hold_back_ends",
+    "let_ends_come",
     "quiet_once_paddle_is_there",
 ]
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 ENGINE_VARIABLE = "GRADSYNC_ENGINE"  # what else has started this rank: Slurm, Open MPI, ...
+
+
+ENDS = (signal.SIGTERM, signal.SIGINT)
+
+
+def hold_back_ends() -> None:
+    """Whoever tells this process to end is answered later, from `let_ends_come` on."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+
+
+def let_ends_come() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
 def end_in_order_on_sigterm() -> None:
