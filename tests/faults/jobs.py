@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from common.launch.ranks import abstract_address
 from tests.support.commands import JOB, Started, start_server, until
 
-__all__ = ["LAUNCHERS", "SCHEMES", "TOGETHER_S", "Start", "end_together", "started_ranks"]
+__all__ = ["LAUNCHERS", "SCHEMES", "TOGETHER_S", "Once", "Start", "end_together", "started_ranks"]
 
 Start = Callable[..., Started]
+Once = Callable[[str, Callable[[], str]], str]  # a name, and what makes the text if nobody has
 SCHEMES = ("ps", "collective")
 LAUNCHERS: dict[str, list[object]] = {
     "ps": ["ps.run", "--trainers", 2, "--servers", 1],

@@ -14,7 +14,7 @@ from common.commit.folder import CommitFolder
 from common.launch.job import FOLDER
 from common.system.atomic_file import UNFINISHED
 from common.system.fault_points import FAULT_VARIABLE
-from tests.faults.jobs import LAUNCHERS, Start
+from tests.faults.jobs import LAUNCHERS, Once, Start
 from tests.support.commands import JOB, Started, can_listen, digest_in, watched
 
 __all__ = ["AT", "COMMIT_EVERY", "PLANES", "STEPS", "Killed", "Run", "left_by", "undisturbed"]
@@ -78,16 +78,15 @@ def logs_in(folder: Path) -> list[Path]:
     return sorted((folder / "logs").glob("*log.*"))
 
 
-def undisturbed(run: Run) -> str:
+def undisturbed(run: Run, once: Once) -> str:
     """The digest without a fault: that of all schemes, planes, and however many commits."""
-    if not _undisturbed:
+
+    def make() -> str:
         done = run("collective", "", commits=False)
         assert done.started.code == 0, done.err
-        _undisturbed.append(done.digest)
-    return _undisturbed[0]
+        return done.digest
 
-
-_undisturbed: list[str] = []
+    return once("small training", make)
 
 
 def left_by(job: Killed) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from common.system.fault_points import COMMIT_FILES, STAGES
+from tests.faults.jobs import Once
 from tests.faults.kills import AT, COMMIT_EVERY, PLANES, STEPS, Run, left_by, undisturbed
 
 RING = ("backward", "before-reduce")
@@ -64,7 +65,7 @@ A_RANK = [*cases("collective", "1"), *cases("ps", "1"), *cases("ps", "0")]
 WHERE_ALL_MEET = [*cases("collective", "0"), *cases("ps", "s0")]
 
 
-def saved(run: Run, scheme: str, plane: str, fault: str) -> None:
+def saved(run: Run, once: Once, scheme: str, plane: str, fault: str) -> None:
     job = run(scheme, fault, "--max-restarts", 1, plane=plane)
     assert job.started.code == 0, job.err
     assert len(job.struck()) == 1
@@ -74,17 +75,17 @@ def saved(run: Run, scheme: str, plane: str, fault: str) -> None:
     if point not in (*ONCE, *CALLS) and int(step):
         assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, ", job.err), job.err
         assert job.processes == len(job.logs) + 2  # the guard, and the one in the place of another
-    assert job.digest == undisturbed(run)
+    assert job.digest == undisturbed(run, once)
     assert left_by(job) == []
 
 
 @given(A_RANK)
-def test_a_rank_is_killed_and_the_bits_are_the_same(scheme: str, plane: str, fault: str, run: Run) -> None:
-    saved(run, scheme, plane, fault)
+def test_a_rank_is_killed_and_the_bits_are_the_same(scheme: str, plane: str, fault: str, run: Run, once: Once) -> None:
+    saved(run, once, scheme, plane, fault)
 
 
 @given(WHERE_ALL_MEET)
 def test_the_server_or_rank_0_is_killed_and_the_bits_are_the_same(
-    scheme: str, plane: str, fault: str, run: Run
+    scheme: str, plane: str, fault: str, run: Run, once: Once
 ) -> None:
-    saved(run, scheme, plane, fault)
+    saved(run, once, scheme, plane, fault)

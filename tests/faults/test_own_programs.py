@@ -19,7 +19,7 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 from common.commit.folder import CommitFolder  # noqa: E402
-from tests.faults.jobs import LAUNCHERS, Start  # noqa: E402
+from tests.faults.jobs import LAUNCHERS, Once, Start  # noqa: E402
 from tests.support.commands import Started, until  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 from tests.system.test_examples import write_mnist_json  # noqa: E402
@@ -81,20 +81,15 @@ def victim(job: Started, scheme: str, who: str) -> int:
     return int(children[("server", "0", "1").index(who) - (scheme == "collective")])
 
 
-_undisturbed: dict[str, str] = {}
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("program", ["mnist_cnn.py", "fashion_resnet18.py"])
 @pytest.mark.parametrize(
     ("scheme", "who"), [("collective", "0"), ("collective", "1"), ("ps", "0"), ("ps", "1"), ("ps", "server")]
 )
-def test_a_program_of_ones_own_survives_a_kill(scheme: str, who: str, program: str, train: Train) -> None:
+def test_a_program_of_ones_own_survives_a_kill(scheme: str, who: str, program: str, train: Train, once: Once) -> None:
     digest, job = train(scheme, program, lambda job: os.kill(victim(job, scheme, who), signal.SIGKILL))
     name = "server 0" if who == "server" else f"rank {who}"
     assert f"{name} was killed by SIGKILL" in job.err
     assert f"; {name} is started again (restart 1 of 1), the others go on" in job.err
     assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, ", job.err), job.err
-    if program not in _undisturbed:
-        _undisturbed[program], _ = train("collective", program, None)
-    assert digest == _undisturbed[program]
+    assert digest == once(program, lambda: train("collective", program, None)[0])

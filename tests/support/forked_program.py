@@ -9,6 +9,7 @@ process that has threads is not forked.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import io
 import logging
@@ -75,13 +76,14 @@ def fork_instead_of_new_interpreters(path: Sequence[str]) -> None:
             return start(command, executables, close, keep, cwd, environ, *rest)
         streams = (rest[0], rest[3], rest[5])  # p2cread, c2pwrite, errwrite
         inherited = set(keep) - {rest[7]}  # errpipe_write, whose end says that all is well
-        return fork(program, streams, path, environment=given, cwd=cwd, keep=inherited, new_session=rest[9])
+        return fork(program, command, streams, path, environment=given, cwd=cwd, keep=inherited, new_session=rest[9])
 
     subprocess._fork_exec = fork_or_start  # type: ignore[attr-defined]
 
 
 def fork(
     program: Program,
+    command: Sequence[Any],
     streams: Sequence[int],
     path: Sequence[str],
     *,
@@ -106,6 +108,7 @@ def fork(
         forget_the_past()
         os.environ.clear()
         os.environ.update(environment)
+        show_command(command)
         begin_as_an_interpreter(program, path)
         code = run(program)
     except BaseException:
@@ -126,6 +129,13 @@ def take_streams(streams: Sequence[int], keep: Collection[int]) -> None:
                 os.close(int(name))
             except OSError:  # the one that listed them
                 continue
+
+
+def show_command(command: Sequence[Any]) -> None:
+    """As this process's command line, in the place of that of whom we come from, as far as there is room: proc(5)."""
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    words = b"".join(os.fsencode(word) + b"\0" for word in command)[: end - start - 1]
+    ctypes.memmove(start, words.ljust(end - start, b"\0"), end - start)
 
 
 def forget_the_past() -> None:

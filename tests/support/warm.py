@@ -26,6 +26,7 @@ PADDLES_LAUNCHER = (
 COLD_VARIABLE = "GRADSYNC_TEST_COLD"  # set: every program gets an interpreter of its own, as for measuring coverage
 START_S = 60.0
 MOST = 1 << 20  # bytes of a message
+ROOM = 4000  # for the command lines of what is forked
 
 
 class Popen(subprocess.Popen[Any]):
@@ -104,7 +105,7 @@ def heard(connection: socket.socket) -> dict[str, Any]:
 def address() -> str:
     """Where the warm interpreter of this process listens; started with the first program, ended by its stdin's end."""
     name = f"gradsync-warm-{secrets.token_hex(8)}"
-    command = [sys.executable, "-m", "tests.support.warm_server", name]
+    command = [sys.executable, "-m", "tests.support.warm_server", name, " " * ROOM]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(server.communicate)
     begun = time.monotonic()

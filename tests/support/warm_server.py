@@ -59,7 +59,9 @@ class WarmServer:
         message, descriptors, _, _ = socket.recv_fds(connection, MOST, 3)
         request = json.loads(message)
         program = program_of(request["command"], request["environment"])
-        pid = program and fork(program, descriptors, self.path, environment=request["environment"], cwd=request["cwd"])
+        pid = program and fork(
+            program, request["command"], descriptors, self.path, environment=request["environment"], cwd=request["cwd"]
+        )
         for descriptor in descriptors:
             os.close(descriptor)
         say(connection, pid=pid)
@@ -159,4 +161,4 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
