@@ -27,7 +27,7 @@ from pathlib import Path
 from common.commit.manifest import Manifest, PartEntry
 from common.commit.parts import Part, from_bytes, to_bytes
 from common.errors import CommitCorrupt, CommitFailed, FileNotWritten, UsageError
-from common.system.atomic_file import sync_folder, why_not_writable, write_file
+from common.system.atomic_file import UNFINISHED, sync_folder, why_not_writable, write_file
 from common.system.fault_points import reach_stage
 
 __all__ = ["MANIFEST", "CommitFolder", "say"]
@@ -241,9 +241,12 @@ class CommitFolder:
                 self._remove(later)
 
     def remove_unfinished(self) -> None:
-        """Remove what there is of commits that nobody ends any more."""
+        """Remove what there is of commits that nobody ends any more, and of files of whole ones that were being written
+        once more."""
         for step in set(self.begun()) - set(self.steps()):
             self._remove(step)
+        for file in self.path.glob(f"{PREFIX}*/*{UNFINISHED}"):
+            file.unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
         folder = self.of_step(step)

@@ -16,10 +16,10 @@ pytest.importorskip("paddle")
 
 from common.commit.folder import CommitFolder
 from common.launch.job import FOLDER
-from tests.faults.jobs import LAUNCHERS, SCHEMES, Start
+from tests.faults.jobs import LAUNCHERS, SCHEMES, Once, Start
 from tests.support.commands import JOB, Started, can_listen, digest_in, is_running, until
 
-STEPS, COMMIT_EVERY, PAST = 1500, 50, 100
+STEPS, COMMIT_EVERY, PAST = 1200, 50, 100
 GUARD = "common.launch.guard"
 
 pytestmark = pytest.mark.usefixtures("own_temporary_folder")
@@ -70,56 +70,56 @@ def training(start: Start, scheme: str, folder: Path, *flags: object) -> Trainin
     return Training(started, folder, [each for each in children if each != guard], guard)
 
 
-def undisturbed(start: Start, folder: Path) -> str:
-    if not _undisturbed:
+def undisturbed(start: Start, once: Once, folder: Path) -> str:
+    def make() -> str:
         done = begin(start, "collective", folder)
         assert done.code == 0, done.err
-        _undisturbed.append(digest_in(folder / "record.json"))
-    return _undisturbed[0]
+        return digest_in(folder / "record.json")
+
+    return once(f"{STEPS} steps", make)
 
 
-_undisturbed: list[str] = []
-
-
-def goes_on(start: Start, scheme: str, folder: Path) -> None:
+def goes_on(start: Start, once: Once, scheme: str, folder: Path) -> None:
     again = begin(start, scheme, folder, "--resume")
     assert again.code == 0, again.err
-    assert digest_in(folder / "record.json") == undisturbed(start, folder.parent / "undisturbed")
+    assert digest_in(folder / "record.json") == undisturbed(start, once, folder.parent / "undisturbed")
 
 
 @schemes
-def test_the_launcher_is_killed(scheme: str, start: Start, tmp_path: Path) -> None:
+def test_the_launcher_is_killed(scheme: str, start: Start, once: Once, tmp_path: Path) -> None:
     job = training(start, scheme, tmp_path / "job")
     assert job.folders()
     job.kill(psutil.Process(job.started.process.pid))
     assert job.started.process.wait(5) == -signal.SIGKILL
     until(lambda: not job.left(), "the end of all")
-    goes_on(start, scheme, tmp_path / "job")
+    goes_on(start, once, scheme, tmp_path / "job")
 
 
 @schemes
-def test_all_processes_are_killed_at_once(scheme: str, start: Start, tmp_path: Path) -> None:
+def test_all_processes_are_killed_at_once(scheme: str, start: Start, once: Once, tmp_path: Path) -> None:
     job = training(start, scheme, tmp_path / "job")
     job.kill(*job.processes)
     assert job.started.code == 128 + signal.SIGKILL
     assert "was killed by SIGKILL" in job.started.err
     assert job.left() == []
-    goes_on(start, scheme, tmp_path / "job")
+    goes_on(start, once, scheme, tmp_path / "job")
 
 
 @schemes
-def test_all_processes_are_killed_at_once_and_started_again(scheme: str, start: Start, tmp_path: Path) -> None:
+def test_all_processes_are_killed_at_once_and_started_again(
+    scheme: str, start: Start, once: Once, tmp_path: Path
+) -> None:
     job = training(start, scheme, tmp_path / "job", "--max-restarts", 1)
     job.kill(*job.processes)
     assert job.started.code == 0, job.started.err
     assert "recovered" in job.started.err
-    assert digest_in(tmp_path / "job" / "record.json") == undisturbed(start, tmp_path / "undisturbed")
+    assert digest_in(tmp_path / "job" / "record.json") == undisturbed(start, once, tmp_path / "undisturbed")
     assert job.left() == []
 
 
 @schemes
 def test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys(
-    scheme: str, start: Start, tmp_path: Path
+    scheme: str, start: Start, once: Once, tmp_path: Path
 ) -> None:
     dead, lives = (training(start, scheme, tmp_path / name) for name in ("dead", "lives"))
     dead.kill(dead.guard, psutil.Process(dead.started.process.pid))
@@ -128,7 +128,7 @@ def test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys(
     assert not (dead.folder / "record.json").exists(), "they trained to the end"
     assert dead.folders()
     folders = lives.folders()
-    goes_on(start, scheme, tmp_path / "dead")
+    goes_on(start, once, scheme, tmp_path / "dead")
     assert dead.left() == []
     if lives.started.process.poll() is None:
         assert lives.folders() == folders

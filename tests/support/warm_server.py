@@ -131,6 +131,7 @@ def import_what_programs_import() -> None:
     import grpc_health.v1.health_pb2_grpc
     import jinja2
     import msgspec
+    import numpy.ma
     import paddle
     import paddle.distributed.launch
     import paddle.vision
@@ -139,7 +140,7 @@ def import_what_programs_import() -> None:
     import tyro
 
     del os.environ["OPENBLAS_NUM_THREADS"]
-    del cryptography, grpc, grpc_health, jinja2, msgspec, paddle, psutil, rich, tyro
+    del cryptography, grpc, grpc_health, jinja2, msgspec, numpy, paddle, psutil, rich, tyro
 
 
 def main(address: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from common.commit.folder import MANIFEST, CommitFolder
 from common.errors import CommitCorrupt, CommitFailed, UsageError
 from common.system import fault_points
+from common.system.atomic_file import UNFINISHED
 from common.system.fault_points import COMMIT_FILES, STAGES
 from tests.support.commits import NAMES, commit, folder_of, part_of
 from tests.support.disks import fill, small_disk
@@ -189,6 +190,18 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     folder.remove_after(40)
     assert folder.begun() == [40]
     assert newest_of(folder) == (40, "")
+
+
+def test_what_is_left_of_a_whole_commit_that_was_being_written_once_more_is_removed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 20)
+    folder.write_part(40, "rank-0", part_of(40, "rank-0"))
+    whole = sorted(path.name for path in folder.of_step(20).iterdir())
+    for name in (MANIFEST, "rank-0.safetensors"):
+        (folder.of_step(20) / f"{name}.0123abcd{UNFINISHED}").touch()
+    folder.remove_unfinished()
+    assert folder.begun() == [20]
+    assert sorted(path.name for path in folder.of_step(20).iterdir()) == whole
+    folder.verify(20)
 
 
 def test_the_last_ones_stay(tmp_path: Path) -> None:
