@@ -29,6 +29,7 @@ from common.system.handover import check_user
 from common.system.leftovers import Session
 from common.system.memory import Unreachable
 from common.system.private_files import open_private
+from common.system.sigterm import hold_back_ends, let_ends_come
 
 __all__ = ["Adoption", "KeptJob", "adoption_of"]
 
@@ -253,6 +254,7 @@ class KeptJob:
             ProcessFailed: the keeper is gone, or does not answer.
         """
         message = json.dumps({"do": do, **words}).encode() + b"\n"
+        held = hold_back_ends()  # else the next one who asks would hear the answer to this
         try:
             sent = socket.send_fds(self._connection, [message], given)
             self._connection.sendall(message[sent:])
@@ -260,6 +262,8 @@ class KeptJob:
         except (OSError, EOFError) as exc:
             why = "does not answer" if isinstance(exc, TimeoutError) else "has died, and all processes with it"
             raise ProcessFailed(f"the job's keeper (process {self.parent}) {why}", 1, joined=True) from exc
+        finally:
+            let_ends_come(but=held)
 
     def dismiss(self) -> None:
         """The launcher has cleared away by itself."""

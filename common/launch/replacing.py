@@ -31,6 +31,7 @@ from common.system.next_epoch import Word, word_in
 __all__ = ["Replacing"]
 
 LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died
+DYING_S = 0.5  # from the end of a killed process's connections until it is seen to have died
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Replacing:
     _gave_up: bool = False
     _cut_short: bool = False  # nobody can tell who was started again
     _looked_at: float = 0.0
+    _failed_again_at: float | None = None  # since when some wait once more while others are started
 
     def __post_init__(self) -> None:
         self._here = CrewHere(self.job, self.start, clock=self.clock)
@@ -160,7 +162,7 @@ class Replacing:
         job.secret = secrets.token_hex(SECRET_BYTES) if job.all_ranks_here else ""
         place = "" if self.servers else self.place or abstract_address("ring")
         self._word = Word(job.life.number, place, job.secret)
-        self._replaced, self._frozen_at = names, {}
+        self._replaced, self._frozen_at, self._failed_again_at = names, {}, None
         for crew in self._crews:
             crew.end(failure, names, job.life.number)
         if self.servers is None:
@@ -191,6 +193,10 @@ class Replacing:
                 crew.went_on(back_to, max(made for _, made in steps) - back_to)
             self._replaced, self._stalled, self._noticed_at = None, [], None
             return True  # whatever has happened since is looked at next
+        if waiting and not any(rank.code for rank in ranks):  # has someone been killed once more?
+            self._failed_again_at = self.clock() if self._failed_again_at is None else self._failed_again_at
+            if self.clock() < self._failed_again_at + DYING_S:
+                return True
         if waiting or any(rank.code for rank in ranks if self._word is None or rank.name not in self._replaced):
             return self._give_up()
         if self._word is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Collection
 
 from common.system.after_import import call_after_import
 
@@ -25,13 +26,17 @@ ENGINE_VARIABLE = "GRADSYNC_ENGINE"  # what else has started this rank: Slurm, O
 ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
-def hold_back_ends() -> None:
-    """Whoever tells this process to end is answered later, from `let_ends_come` on."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+def hold_back_ends() -> set[signal.Signals]:
+    """Whoever tells this process to end is answered later, from `let_ends_come` on; what was held back before."""
+    return {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)}
 
 
-def let_ends_come() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+def let_ends_come(but: Collection[signal.Signals] = ()) -> None:
+    """
+    Args:
+        but: what is held back still.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDS} - {*but})
 
 
 def end_in_order_on_sigterm() -> None:

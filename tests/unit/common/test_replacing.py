@@ -245,8 +245,25 @@ def test_a_group_that_fails_again_before_all_go_on_is_no_cure(mended: Run) -> No
         of.wait(0, 2)
         assert of.look()
         of.wait(0, epoch=2)
+        assert of.look(), "who has died may be seen in a moment"
         with pytest.raises(ProcessFailed, match="rank 0 says: PeerLost: rank 1 died"):
             of.look()
+
+    mended(what)
+
+
+def test_who_is_killed_again_is_named_though_the_others_hear_of_it_first(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.kill(1)
+        of.wait(0, 2)
+        assert of.look()
+        of.note(1, "3")
+        assert of.look()
+        of.wait(0, epoch=2)
+        assert of.look()
+        of.kill(1)
+        assert not of.look(), "the job tells who it was"
+        assert of.job.failure().cause == "rank 1 was killed by SIGKILL"
 
     mended(what)
 
