@@ -156,7 +156,7 @@ def test_a_launcher_that_took_a_job_over_ends_it_when_told_to(
     next_one = job.again()
     until(lambda: "takes over the job" in next_one.err, "the next launcher")
     next_one.process.terminate()
-    assert next_one.code == 128 + signal.SIGTERM
+    assert next_one.code == 128 + signal.SIGTERM, next_one.err
     assert job.left() == []
 
 
@@ -169,6 +169,6 @@ def test_a_rank_that_died_without_a_launcher_is_told_of_by_the_next(
     job.members["rank 1"].kill()
     until(lambda: not is_running(job.members["rank 0"]), "the end of the other")
     next_one = job.again()
-    assert next_one.code == 128 + signal.SIGKILL
+    assert next_one.code == 128 + signal.SIGKILL, next_one.err
     assert "rank 1 was killed by SIGKILL" in next_one.err
     assert job.left() == []
