@@ -39,6 +39,7 @@ __all__ = [
     "abort_with",
     "check_bind_host",
     "connect",
+    "error_told",
     "host_of",
     "is_loopback",
     "let_go",
@@ -281,6 +282,16 @@ STATUS_MEANING: dict[grpc.StatusCode, Callable[[str], GradSyncError]] = {
 }
 
 
+def error_told(error: Any) -> GradSyncError | None:
+    """The one that `abort_with` has ended a call with; None: it was ended in another way.
+
+    Args:
+        error: a grpc.RpcError that is also a grpc.Call.
+    """
+    kind = dict(error.trailing_metadata() or ()).get(KIND_KEY)
+    return error_from_name(str(kind), error.details()) if kind else None
+
+
 def translate(error: Any, peer: str, doing: str) -> GradSyncError:
     """The error of ours that a failed gRPC call means.
 
@@ -289,9 +300,8 @@ def translate(error: Any, peer: str, doing: str) -> GradSyncError:
         peer: who was called, as a person knows it ("server 0 at 127.0.0.1:8500").
         doing: what was under way ("pushing step 12").
     """
-    kind = dict(error.trailing_metadata() or ()).get(KIND_KEY)
-    if kind:
-        return error_from_name(str(kind), error.details())
+    if told := error_told(error):
+        return told
     code = error.code()
     meaning = STATUS_MEANING[code]
     happened = "was lost" if meaning is PeerLost else "did not answer" if meaning is PeerStalled else "failed"

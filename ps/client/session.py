@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -113,10 +114,19 @@ class Session:
                 self.inbox.take(frame.message, frame.words)
             self.inbox.fail(ProtocolError(f"{self.name} ended the session without a reason"))
         except grpc.RpcError as exc:
-            self.inbox.fail(rpc.translate(exc, self.name, "training"))
+            self.inbox.fail(told_meanwhile(self.joined.call) or rpc.translate(exc, self.name, "training"))
         except DecodeError:
             self.inbox.fail(ProtocolError(f"{self.name} sent a message that cannot be decoded ({len(data):,} bytes)"))
             self._call.cancel()
         except GradSyncError as exc:
             self.inbox.fail(exc)
             self._call.cancel()
+
+
+def told_meanwhile(joining: Any) -> GradSyncError | None:
+    """What the server has ended the call with by which we joined: others were lost before we said hello. None: it has
+    not, or there was none."""
+    with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+        if joining is not None and (error := joining.exception(FAREWELL_S)):
+            return rpc.error_told(error)
+    return None

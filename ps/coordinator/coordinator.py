@@ -170,12 +170,13 @@ class Coordinator:
             if not self._members.complete:
                 self.silence.someone_waits()
 
-    def wait_for_hello(self, rank: int, call: grpc.ServicerContext) -> None:
+    def wait_for_hello(self, rank: int, call: grpc.ServicerContext) -> bool:
         """Block until a trainer that has joined enters, or the training is over, or the call ends by which it has
-        joined, and which it holds open."""
+        joined, and which it holds open; whether it has entered."""
         with self._lock:
             while call.is_active() and not (rank in self._members.queues or self._members.over):
                 self._lock.wait(WATCH_S)
+            return rank in self._members.queues
 
     def joining_ended(self, rank: int, call: grpc.ServicerContext) -> None:
         """That call has: a trainer that has not entered by now has died. If its time has run out, it may be slow; its

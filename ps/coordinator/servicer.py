@@ -181,7 +181,8 @@ class ParameterServer:
         self.close()
 
     def _join(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[JoinReply]:
-        """One answer; the call stays open until the trainer says hello, so that its death meanwhile is noticed."""
+        """One answer; the call stays open until the trainer says hello, so that its death meanwhile is noticed, and it
+        hears if the training fails meanwhile."""
         data = self._door.first_of(received, context)
         try:
             request = read_join(data)
@@ -199,7 +200,9 @@ class ParameterServer:
             if not context.add_callback(ended):
                 ended()
             yield self._reply(self._groups.first, request.rank)
-            self._coordinator.wait_for_hello(request.rank, context)
+            entered = self._coordinator.wait_for_hello(request.rank, context)
+            if not entered and self._coordinator.failure:  # it comes too late to hear that in its session
+                rpc.abort_with(context, self._coordinator.failure)
 
     def _reply(self, group: Group, rank: int) -> JoinReply:
         index, count = self._shard

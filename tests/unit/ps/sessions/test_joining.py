@@ -206,6 +206,27 @@ def test_who_dies_between_joining_and_its_first_message_is_missed_at_once() -> N
         assert time.monotonic() - begun < DEADLINE_S / 2
 
 
+def test_who_says_hello_when_the_server_has_ended_because_of_another_hears_of_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(servers: Sequence[str], index: int, channels: ExitStack, **of: Any) -> Joined:
+        found = join(servers, index, channels, **of)
+        failure_of(server)
+        server.close()
+        return found
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            with closing(Client([server.address], 0, 2)) as client:
+                client.register(make_arena(0), SGD())
+        with ExitStack() as channels:
+            join([server.address], 0, channels, rank=1, nranks=2, epoch=0, timeout=DEADLINE_S)
+
+    monkeypatch.setattr("ps.client.client.join", late)
+    with serving(2) as (server,):
+        assert_all(errors_of(2, body)[:1], PeerLost, "rank 1 died at step 0: its connection closed without a goodbye")
+
+
 def test_who_is_slow_between_joining_and_its_first_message_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the time has run out in which it was to join."""
     monkeypatch.setattr("ps.client.joining.GRACE", 1.0 - DEADLINE_S)  # its call ends after a second
