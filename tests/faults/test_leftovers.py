@@ -121,7 +121,7 @@ def test_all_processes_are_killed_at_once_and_started_again(
 def test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys(
     scheme: str, start: Start, once: Once, tmp_path: Path
 ) -> None:
-    dead, lives = (training(start, scheme, tmp_path / name) for name in ("dead", "lives"))
+    lives, dead = (training(start, scheme, tmp_path / name) for name in ("lives", "dead"))
     dead.kill(dead.guard, psutil.Process(dead.started.process.pid))
     dead.started.process.wait(5)
     until(lambda: not [each for each in dead.processes if is_running(each)], "the end of the processes")
