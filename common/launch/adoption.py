@@ -29,7 +29,7 @@ from common.system.handover import check_user
 from common.system.leftovers import Session
 from common.system.memory import Unreachable
 from common.system.private_files import open_private
-from common.system.sigterm import hold_back_ends, let_ends_come
+from common.system.sigterm import EndsHeldBack
 
 __all__ = ["Adoption", "KeptJob", "adoption_of"]
 
@@ -69,11 +69,23 @@ class Adoption:
     command: tuple[str, ...]
 
     def find(self) -> KeptJob | None:
-        """The job that waits for a launcher; None: there is none.
+        """The job that waits for a launcher; None: there is none. Whoever tells this one to end is answered from its
+        `listen` on, where it ends the job in order.
 
         Raises:
             UsageError: another one watches it, or it is of another command.
         """
+        held, job = EndsHeldBack(), None
+        try:
+            job = self._find()
+        finally:
+            if job is None:
+                held.release()
+        if job:
+            job.held_back = held
+        return job
+
+    def _find(self) -> KeptJob | None:
         if not self.log_dir.is_dir():
             return None
         with suppress(ConnectionRefusedError):
@@ -174,6 +186,7 @@ class KeptJob:
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._connection, self._process = connection, process
+        self.held_back: EndsHeldBack | None = None
         connection.settimeout(ANSWER_S)
         found = self._heard()
         self.refused: int = found.get("refused", 0)  # the launcher that has it
@@ -188,6 +201,12 @@ class KeptJob:
         self.notes: Any = found["notes"]
         self.launcher: int = found["launcher"]  # the last one
         self.died_at: float | None = found["died_at"]
+
+    def listen(self) -> None:
+        """Whoever has told this launcher to end since it found the job is answered now."""
+        if self.held_back:
+            self.held_back.release()
+            self.held_back = None
 
     def start(
         self,
@@ -254,7 +273,7 @@ class KeptJob:
             ProcessFailed: the keeper is gone, or does not answer.
         """
         message = json.dumps({"do": do, **words}).encode() + b"\n"
-        held = hold_back_ends()  # else the next one who asks would hear the answer to this
+        held = EndsHeldBack()  # else the next one who asks would hear the answer to this
         try:
             sent = socket.send_fds(self._connection, [message], given)
             self._connection.sendall(message[sent:])
@@ -263,7 +282,7 @@ class KeptJob:
             why = "does not answer" if isinstance(exc, TimeoutError) else "has died, and all processes with it"
             raise ProcessFailed(f"the job's keeper (process {self.parent}) {why}", 1, joined=True) from exc
         finally:
-            let_ends_come(but=held)
+            held.release()
 
     def dismiss(self) -> None:
         """The launcher has cleared away by itself."""

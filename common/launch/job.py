@@ -40,7 +40,6 @@ from common.system.process import (
     RESTARTS_VARIABLE,
     Terminated,
 )
-from common.system.sigterm import let_ends_come
 
 __all__ = ["FOLDER", "Job"]
 
@@ -256,8 +255,8 @@ class Job:
             ProcessFailed: for the process that failed first and not only because another had.
             UsageError: servers or ranks wait for a rank that has ended without joining.
         """
-        if self.was_adopted:
-            let_ends_come()
+        if isinstance(self._guard, KeptJob):
+            self._guard.listen()
         self.life.is_under_way()
         while True:
             ended_well, mended = self._all_ended_well(), self.mends()

@@ -19,7 +19,6 @@ from common.errors import CertificateFailed, PeerError, RecoveryFailed, UsageErr
 from common.launch.adoption import Adoption, KeptJob
 from common.launch.child import Child, ProcessFailed
 from common.launch.guard import Guard
-from common.system.sigterm import hold_back_ends, let_ends_come
 
 __all__ = ["Life", "RestartFlags", "supervise"]
 
@@ -191,14 +190,7 @@ class Supervisor:
 
     def _adopted(self) -> Life | None:
         """Of a job that has outlived its launcher; None: there is none."""
-        if self.adoption is None:
-            return None
-        hold_back_ends()  # until `Job.wait`, where they end the job in order
-        try:
-            self._kept = self.adoption.find()
-        finally:
-            if self._kept is None:
-                let_ends_come()
+        self._kept = self.adoption.find() if self.adoption else None
         if self._kept is None:
             return None
         for name in STATE:

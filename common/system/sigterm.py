@@ -5,38 +5,47 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Collection
 
 from common.system.after_import import call_after_import
 
 __all__ = [
     "ENGINE_VARIABLE",
     "PARENT_VARIABLE",
+    "EndsHeldBack",
     "end_in_order_on_sigterm",
     "end_quietly_on_sigterm",
-    "hold_back_ends",
-    "let_ends_come",
     "quiet_once_paddle_is_there",
 ]
 
 PARENT_VARIABLE = "GRADSYNC_PARENT"  # process id of the launcher, set by it
 ENGINE_VARIABLE = "GRADSYNC_ENGINE"  # what else has started this rank: Slurm, Open MPI, ...
-
-
 ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
-def hold_back_ends() -> set[signal.Signals]:
-    """Whoever tells this process to end is answered later, from `let_ends_come` on; what was held back before."""
-    return {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)}
+class EndsHeldBack:
+    """From now on SIGTERM and SIGINT are only noted, until `release`. To be made in the main thread, where Python runs
+    handlers, whichever thread gets the signal; a mask would leave it to the others, such as OpenBLAS's."""
 
+    def __init__(self) -> None:
+        self._told: list[int] = []
+        self._released = False
+        self._before = {int(number): signal.signal(number, self._note) for number in ENDS}
 
-def let_ends_come(but: Collection[signal.Signals] = ()) -> None:
-    """
-    Args:
-        but: what is held back still.
-    """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDS} - {*but})
+    def _note(self, number: int, _: object) -> None:
+        if not self._released:
+            self._told.append(number)
+            return
+        signal.signal(number, self._before[number])  # whoever came after us has put us back
+        signal.raise_signal(number)
+
+    def release(self) -> None:
+        """What has come is answered now, by whoever answers such signals by now."""
+        self._released = True
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, before)
+        for told in dict.fromkeys(self._told):
+            signal.raise_signal(told)
 
 
 def end_in_order_on_sigterm() -> None:

@@ -1,4 +1,4 @@
-"""A rank that its launcher ends: Paddle's handler is taken away, the program's own is kept."""
+"""A rank that its launcher ends: Paddle's handler is taken away, the program's own is kept. What is held back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from common.paddle_api.fleet_api import FleetApi
 from common.sync.local import LocalSynchronizer
 from common.sync.synchronizer import Synchronizer
 from common.system.process import PARENT_VARIABLE
+from common.system.sigterm import EndsHeldBack
 from tests.support.groups import ROOT
 from tests.support.signals import is_caught
 
@@ -32,6 +34,7 @@ def as_paddle_does() -> Iterator[None]:
 
 WHILE_IMPORTING = """
 import sys
+import threading
 from common.system.process import prepare_process
 from tests.support.signals import is_caught
 
@@ -81,3 +84,48 @@ def test_under_a_launcher_only_the_programs_own_handler_is_kept(monkeypatch: pyt
     FleetApi("ps", alone)
     assert signal.getsignal(signal.SIGTERM) is mine
     assert is_caught()
+
+
+@pytest.fixture
+def answered() -> Iterator[list[int]]:
+    """SIGTERMs that this process, in which another thread waits, has answered."""
+    answers: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: answers.append(number))
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    yield answers
+    over.set()
+    other.join()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_held_back_is_answered_once_when_it_is_released(answered: list[int]) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    held = EndsHeldBack()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert answered == []
+    held.release()
+    assert answered == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_it_is_answered_by_whoever_has_come_meanwhile_and_later_by_who_did_before(answered: list[int]) -> None:
+    held, others = EndsHeldBack(), []
+    os.kill(os.getpid(), signal.SIGTERM)
+    inner = EndsHeldBack()
+    inner.release()
+    ours = signal.signal(signal.SIGTERM, lambda number, _: others.append(number))
+    held.release()
+    assert (answered, others) == ([], [signal.SIGTERM])
+    signal.signal(signal.SIGTERM, ours)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert answered == [signal.SIGTERM]
+
+
+def test_ctrl_c_is_held_back_too() -> None:
+    held = EndsHeldBack()
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        held.release()
