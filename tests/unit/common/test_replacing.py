@@ -55,6 +55,14 @@ class Mended:
         for rank in ranks:
             self.note(rank, f"waits {epoch} PeerLost: rank 1 died")
 
+    def replace_rank_1(self) -> None:
+        """It is killed and started again, and the others have the word to go on."""
+        self.kill(1)
+        self.wait(0, 2)
+        assert self.look()
+        self.note(1, "3")
+        assert self.look()
+
 
 @pytest.fixture
 def mended() -> Callable[..., None]:
@@ -172,11 +180,7 @@ def test_where_a_rank_cannot_be_replaced_all_are_started_again(how: str, mended:
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_second_death_once_the_others_have_the_word_starts_all_again(who: int, mended: Run) -> None:
     def what(of: Mended) -> None:
-        of.kill(1)
-        of.wait(0, 2)
-        assert of.look()
-        of.note(1, "3")
-        assert of.look()
+        of.replace_rank_1()
         of.kill(who)
         assert not of.look()
 
@@ -254,11 +258,7 @@ def test_a_group_that_fails_again_before_all_go_on_is_no_cure(mended: Run) -> No
 
 def test_who_is_killed_again_is_named_though_the_others_hear_of_it_first(mended: Run) -> None:
     def what(of: Mended) -> None:
-        of.kill(1)
-        of.wait(0, 2)
-        assert of.look()
-        of.note(1, "3")
-        assert of.look()
+        of.replace_rank_1()
         of.wait(0, epoch=2)
         assert of.look()
         of.kill(1)
