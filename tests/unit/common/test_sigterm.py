@@ -125,7 +125,11 @@ def test_it_is_answered_by_whoever_has_come_meanwhile_and_later_by_who_did_befor
 
 
 def test_ctrl_c_is_held_back_too() -> None:
-    held = EndsHeldBack()
-    os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        held.release()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a worker of pytest's
+    try:
+        held = EndsHeldBack()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            held.release()
+    finally:
+        signal.signal(signal.SIGINT, before)
