@@ -259,10 +259,11 @@ class Job:
             self._guard.listen()
         self.life.is_under_way()
         while True:
-            ended_well, mended = self._all_ended_well(), self.mends()
+            ended_well, failed = self._all_ended_well(), any(child.code for child in self.children)
+            mended = self.mends()  # after that look: who dies from then on is looked at next time
             if ended_well and not mended:  # while it is, the dead may already be gone, and others not yet there
                 break
-            if not mended and any(child.code for child in self.children):
+            if failed and not mended:
                 self._let_the_others_notice()
                 failure = self.failure()
                 self.kill_the_frozen()

@@ -148,6 +148,27 @@ def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced(two: Run) 
     two(what)
 
 
+def test_a_rank_that_dies_while_nothing_is_found_to_be_mended_is_looked_at_again(two: Run) -> None:
+    def what(of: Two) -> None:
+        job, asked = of.jobs[1], 0
+
+        def mends() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                of.kill(3)
+            if asked == 2:
+                job.end(of.rank(3).process)
+                of.end(2)
+            return asked == 2
+
+        job.mends = mends
+        job.wait()
+        assert asked == 3
+
+    two(what)
+
+
 def test_a_host_whose_ranks_have_ended_waits_for_those_of_the_other(two: Run) -> None:
     def what(of: Two) -> None:
         for rank in (0, 1):
