@@ -91,8 +91,14 @@ def fork(
     cwd: Any = None,
     keep: Collection[int] = (),
     new_session: bool = True,
+    without: Collection[str] = (),
 ) -> int:
-    """Run a program in a child and return its process id; streams are its stdin, stdout and stderr, -1 for ours."""
+    """Run a program in a child and return its process id.
+
+    Args:
+        streams: its stdin, stdout and stderr; -1: ours.
+        without: packages that we have imported, and it has not.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -106,6 +112,8 @@ def fork(
         if cwd is not None:
             os.chdir(cwd)
         forget_the_past()
+        for name in [name for name in sys.modules if name.partition(".")[0] in without]:
+            del sys.modules[name]
         os.environ.clear()
         os.environ.update(environment)
         show_command(command)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import selectors
 import signal
 import socket
@@ -13,14 +15,17 @@ import sys
 import time
 from contextlib import suppress
 
-import common.credentials.contexts
-import common.credentials.issuing  # noqa: F401 - takes 35 ms, here once for all programs
+from common.launch.cli import parse
 from common.system.process import prepare_process
-from tests.support.forked_program import fork, fork_instead_of_new_interpreters, program_of
+from tests.support.forked_program import Program, fork, fork_instead_of_new_interpreters, program_of
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 GONE_S = 10.0  # what a program has started may take this long to end after it
 MOST = 1 << 20
+PACKAGES = ("collective", "common", "ps")
+OURS = (*PACKAGES, "benchmarks", "tests")
+# Only when something needs them: Numba, and what knows from the environment which rank it is.
+LATER = ("common.kernels.", "common.program.", "collective.fleet", "ps.fleet")
 
 
 class WarmServer:
@@ -58,9 +63,11 @@ class WarmServer:
     def start(self, connection: socket.socket) -> None:
         message, descriptors, _, _ = socket.recv_fds(connection, MOST, 3)
         request = json.loads(message)
-        program = program_of(request["command"], request["environment"])
+        command, environment = request["command"], request["environment"]
+        program = program_of(command, environment)
+        without = () if program and is_ours(program) else PACKAGES  # it may have its own of that name
         pid = program and fork(
-            program, request["command"], descriptors, self.path, environment=request["environment"], cwd=request["cwd"]
+            program, command, descriptors, self.path, environment=environment, cwd=request["cwd"], without=without
         )
         for descriptor in descriptors:
             os.close(descriptor)
@@ -97,6 +104,10 @@ class WarmServer:
                 os.kill(each, signal.SIGKILL)
 
 
+def is_ours(program: Program) -> bool:
+    return program.kind == "-m" and program.what.partition(".")[0] in OURS
+
+
 def say(connection: socket.socket, **what: object) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # a test that does not wait
         connection.sendall(json.dumps(what).encode())
@@ -123,11 +134,12 @@ def children() -> dict[int, str]:
 
 
 def import_what_programs_import() -> None:
-    """Not our own packages: each program imports those itself."""
+    """What they import first, and our own packages for programs of ours."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that has threads cannot be forked
     import cryptography.hazmat.primitives.serialization
     import cryptography.x509
-    import grpc
+    import grpc.experimental
+    import grpc_health.v1.health
     import grpc_health.v1.health_pb2_grpc
     import jinja2
     import msgspec
@@ -138,9 +150,24 @@ def import_what_programs_import() -> None:
     import psutil
     import rich.console
     import tyro
+    import xxhash
 
+    sys.argv[:1] = ["-m"]  # as our modules find it that are begun so
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not module.name.startswith(LATER) and not module.name.endswith(".__main__"):
+                importlib.import_module(module.name)
+    let_tyro_read_their_flags()
     del os.environ["OPENBLAS_NUM_THREADS"]
-    del cryptography, grpc, grpc_health, jinja2, msgspec, numpy, paddle, psutil, rich, tyro
+    del cryptography, grpc, grpc_health, jinja2, msgspec, numpy, paddle, psutil, rich, tyro, xxhash
+
+
+def let_tyro_read_their_flags() -> None:
+    from collective.command_flags import CollectiveRunConfig, CollectiveTrainerConfig
+    from ps.command_flags import RunConfig, ServerConfig, TrainerConfig
+
+    for config in (CollectiveRunConfig, CollectiveTrainerConfig, RunConfig, ServerConfig, TrainerConfig):
+        parse(config, "", ["--nranks", "2"])
 
 
 def main(address: str) -> None:
