@@ -56,8 +56,8 @@ def kept_here() -> KeptParts | None:
 
 
 def has_kept(descriptor: int) -> bool:
-    """Whether anything was ever written there."""
-    return os.fstat(descriptor).st_size > 0
+    """Whether the parts of a step boundary are whole there."""
+    return any(entry_of(descriptor, slot)[0] != NOT_WHOLE for slot in range(SLOTS))
 
 
 class KeptParts:
@@ -109,12 +109,16 @@ class KeptParts:
         os.close(self._descriptor)
 
     def _entry(self, slot: int) -> tuple[int, int, int, int]:
-        found = os.pread(self._descriptor, ENTRY.size, slot * ENTRY.size)
-        made, *place = ENTRY.unpack(found.ljust(ENTRY.size, b"\0"))
-        return (made - 1, *place)  # so that what was never written is not whole
+        return entry_of(self._descriptor, slot)
 
     def _set(self, slot: int, step: int, *place: int) -> None:
         write_all(self._descriptor, [ENTRY.pack(step + 1, *place)], slot * ENTRY.size)
+
+
+def entry_of(descriptor: int, slot: int) -> tuple[int, int, int, int]:
+    found = os.pread(descriptor, ENTRY.size, slot * ENTRY.size)
+    made, *place = ENTRY.unpack(found.ljust(ENTRY.size, b"\0"))
+    return (made - 1, *place)  # so that what was never written is not whole
 
 
 def write_all(descriptor: int, content: Sequence[Buffer], where: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -206,10 +207,10 @@ def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> No
 
 def _blame(child: Child) -> tuple[bool, bool, float]:
     """Processes that only report another's failure come last; among the rest, the first to end, but a server that has
-    refused what a rank does after that rank."""
+    refused what a rank does after that rank. Who was not seen to end yet did so after those who were."""
     lost = child.code == PeerError.exit_code
     refused = child.name.startswith("server") and (lost or child.code == UsageError.exit_code)
-    return (lost, refused, child.ended_at or 0.0)
+    return (lost, refused, child.ended_at or math.inf)
 
 
 def last_lines(log: Path) -> list[str]:

@@ -99,23 +99,19 @@ class Following:
         if self._noticed_at is not None or self.clock() >= self._frozen_at + FROZEN_S:
             self._frozen = [rank.name for rank in self.here.children if rank.code is None and rank.is_frozen()]
             self._frozen_at = self.clock()
-        failure = self.here.failure()
-        report = Report(
-            self.here.life,
-            [
-                RankReport(
-                    rank.name,
-                    self.here.begun.get(rank.name, self.here.life),
-                    rank.code,
-                    frozen=rank.name in self._frozen,
-                    keeps=self.here.has_kept(rank),
-                    notes=rank.told,
-                )
-                for rank in self.here.children
-            ],
-            Failure.of(failure) if failure else None,
-            self._gave_up,
-        )
+        ranks = [
+            RankReport(
+                rank.name,
+                self.here.begun.get(rank.name, self.here.life),
+                rank.code,
+                frozen=rank.name in self._frozen,
+                keeps=self.here.has_kept(rank),
+                notes=rank.told,
+            )
+            for rank in self.here.children
+        ]
+        failure = self.here.failure()  # after these looks, so that there is one for each that has failed
+        report = Report(self.here.life, ranks, Failure.of(failure) if failure else None, self._gave_up)
         if report != self._reported:
             self._reported = report
             send(self.stream, report)

@@ -138,6 +138,7 @@ class Lobby(Company):
                         there = self._newcomers.get(host, stream)
                         if there.gone and host not in meeting.members and (spare := self._spares.give(host)):
                             self._newcomers[host] = spare
+                            there.end(f"a spare host has the place of host {host}")  # should it only have been silent
 
         thread = threading.Thread(target=fill, name="gradsync-spares", daemon=True)
         if self._spares.most:

@@ -202,8 +202,12 @@ class Replacing:
         if self._word is None:
             return True
         new = [rank for rank in ranks if rank.name in self._replaced]
-        failure = self._of_a_frozen(new) or (self._first_failure() if any(rank.code for rank in new) else None)
-        if failure is not None:
+        listening = self.servers is not None and not self._word.rendezvous  # also those that live are to
+        servers = [rank for rank in ranks if rank.name.startswith("server") and rank not in new] if listening else []
+        frozen = self._of_a_frozen([*new, *servers])
+        if any(server.code for server in servers):
+            return self._give_up(frozen=frozen)
+        if failure := frozen or (self._first_failure() if any(rank.code for rank in new) else None):
             return self._replace(failure, self._replaced)
         if self.servers and not self._word.rendezvous:
             if addresses := self.servers.addresses():
@@ -214,24 +218,28 @@ class Replacing:
             self._word = None
         return True
 
-    def _of_a_frozen(self, new: Sequence[Child]) -> ProcessFailed | None:
+    def _of_a_frozen(self, awaited: Sequence[Child]) -> ProcessFailed | None:
         """Kill whoever has been frozen for so long; while nobody hears of it, only its state tells."""
         now = self.clock()
-        self._frozen_at = {rank.name: self._frozen_at.get(rank.name, now) for rank in new if rank.is_frozen()}
-        late = [rank for rank in new if now > self._frozen_at.get(rank.name, now) + self.patience]
+        self._frozen_at = {rank.name: self._frozen_at.get(rank.name, now) for rank in awaited if rank.is_frozen()}
+        late = [rank for rank in awaited if now > self._frozen_at.get(rank.name, now) + self.patience]
         for rank in late:
             self._kill(rank)
         if not late:
             return None
-        words = f"{late[0].name} was frozen for {self.patience:g} s before it joined"
+        what = "listened" if late[0].name.startswith("server") else "joined"
+        words = f"{late[0].name} was frozen for {self.patience:g} s before it {what}"
         return ProcessFailed(words, PeerError.exit_code, joined=True)
 
-    def _give_up(self, gone: str = "") -> bool:
+    def _give_up(self, gone: str = "", *, frozen: ProcessFailed | None = None) -> bool:
         """
         Args:
             gone: which launcher is, in words.
+            frozen: that a server was, which was killed.
         """
-        self._gave_up, failure = True, self._first_failure() or lost(gone)
+        self._gave_up, failure = True, frozen or self._first_failure() or lost(gone)
         for crew in self._crews:
             crew.give_up(failure)
+        if frozen:
+            raise frozen
         return self._here.leave(self._noticed_at)

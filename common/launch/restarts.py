@@ -26,6 +26,7 @@ HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again end
 # of a Supervisor, for the next launcher
 STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
+CUT = re.compile(r"\bPeerUnreachable: .* has acknowledged nothing for ")  # not so: a link may come back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +316,7 @@ def is_hopeless(failure: ProcessFailed) -> bool:
     """A restart would come to the same end: what was asked for cannot work, or the program ended with an error of its
     own before it joined, as for a module that is not there."""
     return (
-        failure.exit_code in CODES
+        (failure.exit_code in CODES and not CUT.search(failure.cause))
         or bool(HOPELESS.search(failure.cause))
         or not (failure.joined or failure.by_signal or failure.exit_code == PeerError.exit_code)
     )

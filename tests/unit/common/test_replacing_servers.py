@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from common.commit.kept_parts import KeptParts, path_of
-from common.launch.child import Child
+from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
 from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags, supervise
 from common.launch.servers import Servers
 from common.system.next_epoch import Word, word_in
+from tests.support.commands import until
 from tests.support.jobs import PAUSE, start
 
 TRAINERS, SERVERS = 2, 2
@@ -31,7 +34,8 @@ class Mended:
     def __init__(self, job: Job) -> None:
         self.job, self.places = job, [""] * 0
         self.servers = Served(job, SERVERS, nranks=TRAINERS, timeout=30.0)
-        self.replacing = Replacing(job, self.start, 30.0, self.servers)
+        self.now = 0.0
+        self.replacing = Replacing(job, self.start, 30.0, self.servers, clock=lambda: self.now)
         for index in range(SERVERS):
             self.servers.start(index)
             self.listens(index, "first")
@@ -195,5 +199,24 @@ def test_all_are_started_again_where_only_servers_live(mended: Run, capsys: pyte
         assert not of.look()
         assert "started again" not in capsys.readouterr().err
         assert not of.places
+
+    mended(what)
+
+
+def test_where_a_server_that_lives_freezes_before_it_listens_again_all_are_started_again(mended: Run) -> None:
+    def what(of: Mended) -> None:
+        of.loses("rank 1")
+        assert of.look()
+        of.listens(0, "then")
+        frozen = of.child("server 1").process
+        os.kill(frozen.pid, signal.SIGSTOP)
+        until(of.child("server 1").is_frozen, "it to freeze")
+        assert of.look()
+        of.now += 29
+        assert of.look()
+        of.now += 2
+        with pytest.raises(ProcessFailed, match=r"^server 1 was frozen for 30 s before it listened$"):
+            of.look()
+        assert frozen.returncode == -signal.SIGKILL
 
     mended(what)

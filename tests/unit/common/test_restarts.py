@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.errors import PeerUnreachable, RecoveryFailed, UsageError
+from common.errors import PeerStalled, PeerUnreachable, RecoveryFailed, UsageError
 from common.launch.child import Child, ProcessFailed
 from common.launch.restarts import Life, RestartFlags, supervise
+from common.network import reach
 from common.system.leftovers import Session
 
 KILLED = ("rank 1 was killed by SIGKILL", 137)
@@ -210,6 +211,15 @@ def test_what_would_happen_again_ends_the_job_at_once(failure: Exception) -> Non
 )
 def test_what_may_not_happen_again_is_tried_again(failure: Exception) -> None:
     job = Job(failure)
+    job.run(1)
+    assert job.epochs == [0, 1]
+
+
+def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "is_cut_off", lambda host: host == "10.0.0.2")
+    error = reach.told_apart(PeerStalled("rank 1 was silent"), "rank 1", "10.0.0.2", 30.0)
+    cause = f"rank 0 ended with exit code 2: mine.py: {type(error).__name__}: {error}"
+    job = Job(ProcessFailed("rank 0", error.exit_code, joined=True, cause=cause))
     job.run(1)
     assert job.epochs == [0, 1]
 

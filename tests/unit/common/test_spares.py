@@ -142,6 +142,20 @@ def test_who_comes_again_when_its_place_was_given_is_told_so(hosts: Hosts) -> No
     assert not again.done()
 
 
+def test_a_host_that_was_only_silent_when_its_place_was_given_is_told_so(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, place = hosts.waiting(3)
+    hosts.meet_all()
+    monkeypatch.setattr(hosts.lobby._streams[1], "_silence", -1.0)
+    met = hosts.meet(hosts.lobby, hosts.visits[2])
+    assert place.result(LIMIT_S) == 1
+    with pytest.raises(RendezvousError, match=r"^spare host 3 has taken the place of host 1, which was gone; "):
+        hosts.visits[1].meet("again", b"0", LIMIT_S)
+    for each in [*met, *hosts.meet(first)]:
+        each.result(LIMIT_S)
+
+
 @pytest.mark.parametrize(
     ("number", "count", "text"),
     [

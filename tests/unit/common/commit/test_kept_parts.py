@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,18 @@ def test_what_is_newer_counts_no_longer(memory: int) -> None:
     assert KeptParts(path_of(memory)).steps() == [4]
     kept.write(5, [b"ag", b"", b"ain"])
     assert (kept.read(4), kept.read(5)) == (b"4", b"again")
+
+
+def test_nothing_is_kept_while_the_first_is_being_written(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_all, seen = kept_parts.write_all, list[bool]()
+
+    def write(*given: Any) -> None:
+        write_all(*given)
+        seen.append(has_kept(memory))
+
+    monkeypatch.setattr(kept_parts, "write_all", write)
+    KeptParts(path_of(memory)).write(0, [b"all"])
+    assert seen == [False, False, True]
 
 
 @pytest.mark.parametrize("last", range(4))
