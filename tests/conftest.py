@@ -27,6 +27,7 @@ from tests.support.thorough import ALL, LONG
 os.environ.pop(PARENT_VARIABLE, None)  # pytest itself has no launcher to die with
 prepare_process()  # before anything imports Paddle or gRPC
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it, for children too, if in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVE_S = 5.0  # what has been told to end may take this long to be gone

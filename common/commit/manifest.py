@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from common.tensors.arena import Layout, Slot
 
 __all__ = ["VERSION", "Manifest", "PartEntry", "SlotEntry"]
 
-VERSION = 1  # of the format
+VERSION = 2  # of the format
 
 
 class SlotEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         job: what must be the same where it goes on; of the built-in trainer its flags.
         parts: by their names.
         parameters_sha256: see `sha256_of_parameters`.
+        sha256: of these bytes without it; filled in as they are written.
     """
 
     version: int = VERSION
@@ -64,9 +66,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     job: dict[str, Any] = {}
     parts: dict[str, PartEntry]
     parameters_sha256: str
+    sha256: str = ""
 
     def to_bytes(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        return written(msgspec.structs.replace(self, sha256=hashlib.sha256(written(self.unsigned())).hexdigest()))
+
+    def unsigned(self) -> Manifest:
+        return msgspec.structs.replace(self, sha256="")
 
     @staticmethod
     def from_bytes(content: bytes) -> Manifest:
@@ -78,9 +84,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
             if version != VERSION:
                 raise ValueError(f"it has version {version}, this program reads version {VERSION}")
-            return msgspec.json.decode(content, type=Manifest)
+            found = msgspec.json.decode(content, type=Manifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise ValueError(f"not a manifest ({exc})") from exc
+        if found.to_bytes() != content:
+            raise ValueError("its checksum is wrong: it is not what was written")
+        return found.unsigned()
 
     def arena_layout(self) -> Layout:
         return Layout(tuple(Slot(s.name, tuple(s.shape), s.start, s.dtype) for s in self.layout), self.length)
+
+
+def written(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

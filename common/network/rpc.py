@@ -63,6 +63,7 @@ OPTIONS = [
 ]
 CHANNEL_OPTIONS = [
     *OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: not one that waits for TCP to send again
     ("grpc.enable_http_proxy", 0),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),

@@ -45,7 +45,9 @@ __all__ = ["ParameterServer"]
 
 SERVING = HealthCheckResponse.SERVING
 MOST_READERS = 8  # of the trace at a time: each may read as slowly as it likes
-FAREWELL_S = 2.0  # for the last messages to reach the trainers
+FAREWELL_S = (
+    1.0  # for the last messages to reach the trainers; a frozen one takes all of it, and a launcher waits 1.5 s
+)
 ONES_WAITING, ALL_WAITING = 8 << 20, 32 << 20  # bytes received of a trainer, or all, and not taken; gRPC has no limit
 
 

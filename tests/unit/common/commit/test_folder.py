@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from common.commit.folder import MANIFEST, CommitFolder
@@ -87,17 +88,29 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 20, 40)
     random = np.random.default_rng(1)
     for file in files_of(folder, 40)[:-1]:
-        content = file.read_bytes()
-        for at in random.integers(0, len(content), 40):
-            flipped = bytearray(content)
-            flipped[at] ^= 1 << random.integers(8)
-            file.write_bytes(flipped)
+        for _ in flips_of(file, random.integers(0, file.stat().st_size, 40), random):
             step, said = newest_of(folder)
             assert step == 20
             assert f"{file}: its checksum is wrong: SHA-256" in said
             with pytest.raises(CommitCorrupt, match="checksum"):
                 folder.part(folder.manifest(40), file.name.partition(".")[0])
-        file.write_bytes(content)
+    manifest = folder.of_step(40) / MANIFEST
+    for _ in flips_of(manifest, np.arange(manifest.stat().st_size), random):
+        step, said = newest_of(folder)
+        assert step == 20
+        assert f"the commit of step 40 is not whole: {manifest}: " in said
+    assert newest_of(folder) == (40, "")
+
+
+def flips_of(file: Path, places: npt.NDArray[np.int64], random: np.random.Generator) -> Iterator[None]:
+    """A bit of the byte at each of these places is another one, in turn; then the file is as it was."""
+    content = file.read_bytes()
+    for at in places:
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << int(random.integers(8))
+        file.write_bytes(flipped)
+        yield
+    file.write_bytes(content)
 
 
 def test_a_part_that_is_gone_or_longer_is_found(tmp_path: Path) -> None:
@@ -128,10 +141,10 @@ def test_where_none_is_whole_that_is_said_with_the_newest_ones_fault(tmp_path: P
 def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 20)
     file = folder.of_step(20) / MANIFEST
-    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(CommitCorrupt, match="it has version 2, this program reads version 1"):
+    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(CommitCorrupt, match="it has version 1, this program reads version 2"):
         folder.manifest(20)
-    file.write_text('{"version": 1, "step": "twenty"}')
+    file.write_text('{"version": 2, "step": "twenty"}')
     with pytest.raises(CommitCorrupt, match=f"{file}: not a manifest"):
         folder.manifest(20)
     shutil.copytree(folder_of(tmp_path / "other", 40).of_step(40), folder.of_step(60))
