@@ -4,7 +4,8 @@ row 1    a rank is killed                       PeerLost, within K of all others
     2    the server, or the rank where the others have met, is killed: likewise
     4    a process is frozen                    for longer than the timeout: PeerStalled, within S
                                                 for shorter: the bits of an undisturbed run
-    5    a link is cut                          for longer: PeerUnreachable, within S, at both ends
+    5    a link is cut, or carries nothing      for longer: PeerUnreachable, within S, at both ends
+         one of its two ways
                                                 for shorter: the bits of an undisturbed run
     6    a link loses packets, brings them twice, or late: the bits of an undisturbed run, or an error that says so
     7    a message is lost, comes twice, after the next one, late, or from an epoch before: likewise
@@ -137,14 +138,13 @@ def paused(scheme: str, backend: str, who: int) -> Sequence[float]:
     return []
 
 
-def cut(scheme: str, backend: str) -> Sequence[float]:
-    """The second host's link is cut for good; rank 1 is there."""
+def cut(scheme: str, backend: str, how: Callable[[Cluster, int], None], limit: float) -> Sequence[float]:
+    """The second host's link carries nothing any more, one way or both; rank 1 is there."""
     with Cluster([0] * HOSTS) as cluster, Running(cluster, scheme, backend, timeout=TIMEOUT_S) as running:
         running.at_step(AT)
         begun = time.monotonic()
-        cluster.unplug(1)
+        how(cluster, 1)
         first, second = running.ranks
-        limit = S_S + (TRAINERS_S if scheme == "ps" else 0.0)
         other = "rank 0" if scheme == "ring" else "server 0"
         return [
             *notices(running, second, "PeerUnreachable", limit, begun, "rank 1"),
@@ -152,16 +152,18 @@ def cut(scheme: str, backend: str) -> Sequence[float]:
         ]
 
 
-def healed(scheme: str, backend: str) -> Sequence[float]:
-    """The link is cut for a moment."""
+def healed(
+    scheme: str, backend: str, how: Callable[[Cluster, int], None], mend: Callable[[Cluster, int], None]
+) -> Sequence[float]:
+    """Likewise, for a moment."""
     with (
         Cluster([0] * HOSTS) as cluster,
         Running(cluster, scheme, backend, timeout=TIMEOUT_S, steps=STEPS) as running,
     ):
         running.at_step(AT)
-        cluster.unplug(1)
+        how(cluster, 1)
         time.sleep(SHORT_S)
-        cluster.plug(1)
+        mend(cluster, 1)
         ends_in_the_same_bits(running)
     return []
 
@@ -224,6 +226,12 @@ def simulation(first: int, count: int) -> Sequence[float]:
     return []
 
 
+ONE_WAY_S = 1.0  # more: one end learns of it by the other's end
+CUTS = (
+    ("a link cut", Cluster.unplug, Cluster.plug, 0.0),
+    ("a link that carries nothing to the others", Cluster.mute, Cluster.mend, ONE_WAY_S),
+    ("a link that carries nothing from the others", Cluster.deafen, Cluster.mend, ONE_WAY_S),
+)
 FLIPPED = 0.005  # of the packets with data
 MISSED = (  # by servers
     Interception("gradients", "doubled", 5, 1),
@@ -260,11 +268,14 @@ def table() -> list[Case]:
         ]
     for scheme, backend in BETWEEN:
         way, late = (scheme, backend), TRAINERS_S if scheme == "ps" else 0.0
-        within = f"PeerUnreachable within {S_S + late:g} s"
-        found += [
-            Case(5, "a link cut", *way, within, partial(cut, *way), needs_hosts=True),
-            Case(5, f"a link cut for {SHORT_S:g} s", *way, SAME_BITS, partial(healed, *way), needs_hosts=True),
-        ]
+        for name, how, mend, more in CUTS:
+            limit = S_S + late + more
+            within, run = f"PeerUnreachable within {limit:g} s", partial(cut, *way, how, limit)
+            again = partial(healed, *way, how, mend)
+            found += [
+                Case(5, name, *way, within, run, needs_hosts=True),
+                Case(5, f"{name} for {SHORT_S:g} s", *way, SAME_BITS, again, needs_hosts=True),
+            ]
         for name, shares in SHARES.items():
             promise = SAME_BITS if shares[0] <= MENDED else f"{SAME_BITS}, or a named error"
             found.append(Case(6, name, *way, promise, partial(rough, *way, *shares), needs_hosts=True))

@@ -29,6 +29,7 @@ from common.system.process import Terminated
 __all__ = ["Cluster", "run", "why_no_cluster"]
 
 NETWORK = "10.77.0"
+NOBODY = "02:00:00:00:00:01"
 COMMAND_S = 20.0
 NAMESPACE = re.compile(r"gs(\d+)(?:sw|h\d+)\b")
 BURST_S, BURST_BYTES = 1e-3, 131_072  # no less than the 64 KiB that TCP hands to a link at once, or tbf cuts them up
@@ -107,6 +108,30 @@ class Cluster:
     def plug(self, host: int) -> None:
         """Put it together again."""
         run(f"ip -n {self.switch} link set port{host} master switch".split())
+
+    def mute(self, host: int) -> None:
+        """What a host sends arrives nowhere any more, which it does not notice; what others send it does arrive."""
+        for other in self._others(host):
+            self._misdirect(host, other)
+
+    def deafen(self, host: int) -> None:
+        """The other way round: nothing arrives at this host any more."""
+        for other in self._others(host):
+            self._misdirect(other, host)
+
+    def mend(self, host: int) -> None:
+        """After `mute` or `deafen`."""
+        for other in self._others(host):
+            for one, another in ((host, other), (other, host)):
+                run(f"ip -n {self.names[one]} neigh flush to {self.address(another)} dev eth0 nud all".split())
+
+    def _others(self, host: int) -> list[int]:
+        return [other for other in range(len(self.names)) if other != host]
+
+    def _misdirect(self, sender: int, receiver: int) -> None:
+        """To an Ethernet address that nobody has."""
+        where = f"to {self.address(receiver)} lladdr {NOBODY} dev eth0 nud permanent"
+        run(f"ip -n {self.names[sender]} neigh replace {where}".split())
 
     def limit(self, links: Sequence[float]) -> None:
         """Change the rates of the links, bytes/s and none of them 0, of a cluster that was entered with limits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import tempfile
 from collections.abc import Callable
@@ -17,11 +19,23 @@ from common.system.fault_points import FAULT_VARIABLE
 from tests.faults.jobs import LAUNCHERS, Once, Start
 from tests.support.commands import JOB, Started, can_listen, digest_in, watched
 
-__all__ = ["AT", "COMMIT_EVERY", "PLANES", "STEPS", "Killed", "Run", "left_by", "undisturbed"]
+__all__ = [
+    "AT",
+    "COMMIT_EVERY",
+    "PLANES",
+    "STEPS",
+    "Killed",
+    "Run",
+    "left_by",
+    "states_of",
+    "undisturbed",
+    "undisturbed_states",
+]
 
 STEPS, COMMIT_EVERY = 7, 2
 AT = (0, 3, STEPS - 1)  # the first step, one in the middle, the last
 LIMIT_S = 60.0
+UNSEEDED = {"random.python", "random.numpy"}
 PLANES = {"ps": ("shm", "tcp", "grpc"), "collective": ("shm", "tcp")}
 PLANE_FLAG = {"ps": "--data-plane", "collective": "--backend"}
 STRUCK = re.compile(r"^GRADSYNC_FAULT_HERE=\S+ at ([\d.]+) s$", re.MULTILINE)
@@ -57,14 +71,22 @@ Run = Callable[..., Killed]
 
 @pytest.fixture
 def run(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A training with these faults, to its end."""
+    """A training with these faults, to its end; `meanwhile` is given its launcher when that has been started."""
 
-    def run(scheme: str, faults: str, *flags: object, plane: str = "shm", commits: bool = True) -> Killed:
+    def run(
+        scheme: str,
+        faults: str,
+        *flags: object,
+        plane: str = "shm",
+        commits: bool = True,
+        meanwhile: Callable[[Started], object] = lambda _: None,
+    ) -> Killed:
         monkeypatch.setenv(FAULT_VARIABLE, faults)
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         files = ["--json", folder / "record.json", "--log-dir", folder / "logs", PLANE_FLAG[scheme], plane]
         kept = ["--checkpoint-dir", folder / "commits", "--commit-every", COMMIT_EVERY] if commits else []
         job = start(*LAUNCHERS[scheme], *JOB, "--steps", STEPS, *files, *kept, *flags)
+        meanwhile(job)
         processes = watched(job, LIMIT_S)
         job.process.wait(0)
         digest = digest_in(folder / "record.json") if (folder / "record.json").exists() else ""
@@ -87,6 +109,33 @@ def undisturbed(run: Run, once: Once) -> str:
         return done.digest
 
     return once("small training", make)
+
+
+def undisturbed_states(scheme: str, run: Run, once: Once) -> dict[int, str]:
+    """`states_of` a training under this scheme without a fault."""
+
+    def make() -> str:
+        done = run(scheme, "")
+        assert done.started.code == 0, done.err
+        return json.dumps(states_of(done))
+
+    found = json.loads(once(f"states of a small training under {scheme}", make))
+    return {int(step): state for step, state in found.items()}
+
+
+def states_of(job: Killed) -> dict[int, str]:
+    """SHA-256 of each commit, by its step: parameters, the optimizer's state, Paddle's random states, the place in the
+    data. Nobody has seeded the generators of Python and NumPy."""
+    commits, found = CommitFolder(job.commits), dict[int, str]()
+    for step in commits.steps():
+        manifest = commits.manifest(step)
+        whole = hashlib.sha256(f"{manifest.epoch} {manifest.ahead} {manifest.parameters_sha256}".encode())
+        for name in sorted(manifest.parts):
+            part = commits.part(manifest, name)
+            for key in sorted(set(part.arrays) - UNSEEDED):
+                whole.update(f"{name} {key} {hashlib.sha256(part.arrays[key].tobytes()).hexdigest()}\n".encode())
+        found[step] = whole.hexdigest()
+    return found
 
 
 def left_by(job: Killed) -> list[str]:

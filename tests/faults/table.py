@@ -1,4 +1,4 @@
-"""The matrix of faults: kills, wrong messages, wrong ranks, strangers, hostile bytes: which test shows which case."""
+"""The matrix of faults: kills, cut links, torn files, wrong messages, strangers, hostile bytes: which test shows it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def both(row: int, case: str, test: str) -> Fault:
     return Fault(row, case, test, test)
 
 
+FROZEN, CUT, COMMITS = "test_frozen.py", "test_cut_launchers.py", "test_commits.py"
+RANKS = "test_numpy_ranks.py"
+FOLDER = "tests/unit/common/commit/test_folder.py"
 KILLS, LEFT, ADOPTED = "test_kills.py", "test_leftovers.py", "test_adoption.py"
 MESSAGES, FLIPS = "test_messages.py", "test_flips.py"
 TABLE = [
@@ -61,10 +64,32 @@ TABLE = [
         "likewise in a job of two hosts",
         "test_any_moment.py::test_a_process_of_two_hosts_is_killed_at_any_moment",
     ),
+    both(
+        2,
+        "without restarts, NumPy ranks: within a second, by all",
+        f"{RANKS}::test_who_is_killed_is_named_within_a_second",
+    ),
     both(3, "a second kill during recovery, 20 seeds", "test_second_kills.py::test_a_second_kill_during_recovery"),
     both(
         3, "a second kill where one restart is allowed", "test_second_kills.py::test_a_second_kill_that_is_one_too_many"
     ),
+    both(4, "any process frozen, and woken in time", f"{FROZEN}::test_for_less_than_the_timeout_nothing_is_lost"),
+    both(4, "for longer, without restarts: all others name it", f"{FROZEN}::test_for_longer_all_others_name_it"),
+    both(
+        4,
+        "for longer: another takes its place",
+        f"{FROZEN}::test_for_longer_another_takes_its_place_and_the_bits_are_the_same",
+    ),
+    both(
+        4,
+        "likewise, NumPy ranks: in the timeout and a second",
+        f"{RANKS}::test_who_is_frozen_is_named_within_the_timeout_and_a_second",
+    ),
+    both(4, "woken in a later epoch", f"{FROZEN}::test_who_wakes_up_in_a_later_epoch_is_refused"),
+    both(5, "a link cut, both ways and one: for a moment, for good", f"{RANKS}::test_a_link_is_cut"),
+    both(5, "between launchers that meet again", f"{CUT}::test_launchers_that_meet_again_start_all_anew"),
+    both(5, "between launchers that do not", f"{CUT}::test_launchers_that_do_not_meet_again_say_so_and_leave_nothing"),
+    both(6, "packets lost, twice, behind later ones", f"{RANKS}::test_a_link_is_bad"),
     Fault(
         7,
         "a message lost, twice, late, overtaken, of an old epoch",
@@ -84,6 +109,8 @@ TABLE = [
         "",
         "there is nobody to be asked",
     ),
+    both(7, "one that is not as it was sent, NumPy ranks", f"{RANKS}::test_a_message_does_not_come_as_it_was_sent"),
+    both(8, "flips between hosts, with and without TLS", f"{RANKS}::test_bits_flip_between_hosts"),
     Fault(
         8,
         "1,000 flipped bits, and one of each byte of a header",
@@ -97,6 +124,15 @@ TABLE = [
         "",
         "a ring sends no data over gRPC",
     ),
+    both(9, "a commit torn at every 512 bytes", f"{FOLDER}::test_torn_at_any_512_bytes_the_commit_before_is_found"),
+    both(9, "a bit of it flipped", f"{FOLDER}::test_a_flipped_bit_anywhere_is_found"),
+    both(
+        9,
+        "a training that comes back to torn, flipped, missing files",
+        f"{COMMITS}::test_a_training_goes_back_to_the_newest_whole_commit",
+    ),
+    both(9, "where no commit is whole", f"{COMMITS}::test_where_no_commit_is_whole_that_is_said"),
+    both(9, "a full disk", f"{COMMITS}::test_a_full_disk_is_said_and_what_was_written_before_serves"),
     both(10, "wrong nranks", "test_meeting.py::test_wrong_nranks"),
     both(10, "a rank that comes twice", "test_meeting.py::test_a_rank_that_comes_twice"),
     both(10, "a rank out of range", "test_meeting.py::test_a_rank_out_of_range"),

@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 from common.system.fault_points import COMMIT_FILES, STAGES
 from tests.faults.jobs import Once
-from tests.faults.kills import AT, COMMIT_EVERY, PLANES, STEPS, Run, left_by, undisturbed
+from tests.faults.kills import AT, COMMIT_EVERY, PLANES, STEPS, Run, left_by, states_of, undisturbed, undisturbed_states
 
 RING = ("backward", "before-reduce")
 CALLS = ("sending", "sent", "receiving")  # whose numbers are of calls, of which there are some before the first step
@@ -78,6 +78,8 @@ def saved(run: Run, once: Once, scheme: str, plane: str, fault: str) -> None:
         assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed, ", job.err), job.err
         assert job.processes == len(job.logs) + 2  # the guard, and the one in the place of another
     assert job.digest == undisturbed(run, once)
+    assert max(states_of(job)) >= LAST_COMMIT - COMMIT_EVERY  # its manifest may never have been written
+    assert states_of(job).items() <= undisturbed_states(scheme, run, once).items()
     assert left_by(job) == []
 
 
