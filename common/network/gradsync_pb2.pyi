@@ -290,13 +290,15 @@ class Keep(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., updates: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StateRequest(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class StatePiece(_message.Message):
-    __slots__ = ("epoch", "key", "slot", "dtype", "size", "first", "data", "last")
+    __slots__ = ("epoch", "key", "slot", "dtype", "size", "first", "data", "last", "number", "request")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +307,8 @@ class StatePiece(_message.Message):
     FIRST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     key: str
     slot: int
@@ -313,7 +317,9 @@ class StatePiece(_message.Message):
     first: int
     data: bytes
     last: bool
-    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., slot: _Optional[int] = ..., dtype: _Optional[str] = ..., size: _Optional[int] = ..., first: _Optional[int] = ..., data: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+    number: int
+    request: int
+    def __init__(self, epoch: _Optional[int] = ..., key: _Optional[str] = ..., slot: _Optional[int] = ..., dtype: _Optional[str] = ..., size: _Optional[int] = ..., first: _Optional[int] = ..., data: _Optional[bytes] = ..., last: bool = ..., number: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Served(_message.Message):
     __slots__ = ("epoch", "step", "gradients")

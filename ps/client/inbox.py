@@ -46,6 +46,7 @@ class Inbox:
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
         self._state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
+        self._asked = 0  # how often it was
         self._welcome = threading.Event()  # until then words are not taken; set but for a step committed ahead
         self._welcome.set()
         self._closed = False
@@ -64,9 +65,11 @@ class Inbox:
         """Something was sent over gRPC, which the server has not answered yet."""
         self.unanswered = True
 
-    def expect_state(self) -> None:
-        """An optimizer state is asked for."""
+    def expect_state(self) -> int:
+        """An optimizer state is asked for; the number of that request."""
         self._state = []
+        self._asked += 1
+        return self._asked
 
     @property
     def has_state(self) -> bool:
@@ -133,6 +136,9 @@ class Inbox:
                     self.gathered[message.gathered.sequence] = self._gathering
                     self._gathering = bytearray()
             elif kind == "state":
+                self._check_epoch(message.state.epoch)
+                if message.state.request != self._asked or self.has_state:
+                    raise ProtocolError(f"{self.name} sent optimizer state that was not asked for")
                 self._state.append(message.state)
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)

@@ -46,9 +46,9 @@ class OptimizerState:
     def gather(self) -> dict[str, Array]:
         """See Client.optimizer_state."""
         inboxes = [session.inbox for session in self._servers.sessions]
-        for inbox in inboxes:
-            inbox.expect_state()
-        self._servers.send_all(TrainerMessage(state_request=StateRequest(epoch=self._epoch)))
+        for session in self._servers.sessions:
+            request = StateRequest(epoch=self._epoch, number=session.inbox.expect_state())
+            session.send([TrainerMessage(state_request=request)])
         self._servers.wait(lambda session: session.inbox.has_state, "asking for the optimizer's state")
         found: dict[str, Array] = {}
         for inbox in inboxes:

@@ -116,5 +116,5 @@ class ProgramOptimizer:
             raise ProtocolError(
                 f"rank {rank} asked for optimizer state at step {self._members.steps}, but there is no optimizer"
             )
-        answer = state_pieces(state, epoch=self._members.epoch)
+        answer = state_pieces(state, epoch=self._members.epoch, request=request.number)
         self._members.queues[rank].put(ServerMessage(state=piece) for piece in answer)

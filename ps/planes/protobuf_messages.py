@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -88,8 +89,13 @@ def optimizer_of(message: Register | Configure) -> Optimizer | None:
     return make_optimizer(message.optimizer.name, dict(message.optimizer.settings))
 
 
-def state_pieces(state: Sequence[Accumulator], *, epoch: int) -> Iterator[StatePiece]:
-    """An optimizer state as messages; the last one is marked."""
+def state_pieces(state: Sequence[Accumulator], *, epoch: int, request: int = 0) -> Iterator[StatePiece]:
+    """An optimizer state as messages, numbered; the last one is marked.
+
+    Args:
+        request: of a trainer, which they answer.
+    """
+    number = count()
     for each in state:
         limit = CHUNK_BYTES // each.values.itemsize
         for start, stop in pieces_of(0, each.values.size, limit):
@@ -101,18 +107,23 @@ def state_pieces(state: Sequence[Accumulator], *, epoch: int) -> Iterator[StateP
                 size=each.size,
                 first=each.first + start,
                 data=each.values[start:stop].tobytes(),
+                number=next(number),
+                request=request,
             )
-    yield StatePiece(epoch=epoch, last=True)
+    yield StatePiece(epoch=epoch, last=True, number=next(number), request=request)
 
 
 def state_of(pieces: Sequence[StatePiece]) -> list[Accumulator]:
     """The state that such messages carry, the runs of each accumulator joined.
 
     Raises:
-        ProtocolError: a dtype that no accumulator has, or not a whole number of elements.
+        ProtocolError: a piece is missing or came twice, a dtype that no accumulator has, or not a whole number of
+            elements.
     """
     runs: dict[str, list[StatePiece]] = {}
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
+        if piece.number != number:
+            raise ProtocolError(f"piece {piece.number} of an optimizer state came where piece {number} was expected")
         if piece.key:
             runs.setdefault(piece.key, []).append(piece)
     found = []

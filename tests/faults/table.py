@@ -32,6 +32,7 @@ FROZEN, CUT, COMMITS = "test_frozen.py", "test_cut_launchers.py", "test_commits.
 RANKS = "test_numpy_ranks.py"
 FOLDER = "tests/unit/common/commit/test_folder.py"
 KILLS, LEFT, ADOPTED = "test_kills.py", "test_leftovers.py", "test_adoption.py"
+PROGRAM = "test_program_messages.py"
 MESSAGES, FLIPS = "test_messages.py", "test_flips.py"
 TABLE = [
     both(
@@ -104,6 +105,20 @@ TABLE = [
     ),
     Fault(
         7,
+        "likewise of a program of one's own: its optimizer, its state",
+        f"{PROGRAM}::test_a_program_at_servers",
+        "",
+        "ranks have their optimizer themselves",
+    ),
+    Fault(
+        7,
+        "likewise who pulls parameters, in the mode async",
+        f"{PROGRAM}::test_parameters_are_pulled",
+        "",
+        "it is a mode of servers",
+    ),
+    Fault(
+        7,
         "likewise who asks a server",
         f"{MESSAGES}::test_who_asks_a_server_disturbs_nobody",
         "",
@@ -139,6 +154,7 @@ TABLE = [
     both(10, "a missing rank, where a launcher knows", "test_meeting.py::test_a_missing_rank_that_a_launcher_knows_of"),
     both(10, "a missing rank, where none does", "test_meeting.py::test_a_missing_rank_without_a_launcher"),
     both(11, "another shape, dtype, name or order", "test_layouts.py::test_another_layout"),
+    both(11, "a gradient that is not finite", "test_bad_gradients.py::test_a_gradient_that_is_not_finite"),
     both(12, "another version", "test_meeting.py::test_another_version"),
     both(12, "another optimizer, rate or model", "test_meeting.py::test_another_configuration"),
     both(12, "another mode or backend", "test_meeting.py::test_another_mode_or_backend"),

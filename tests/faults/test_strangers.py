@@ -98,6 +98,7 @@ def test_every_port_refuses_a_stranger(scheme: str, place: Place, start: Start, 
         job.come(members)
     for each in members:
         assert each.code == 0, each.err
+        assert (tmp_path / "token").read_text().strip() not in each.out + each.err
     assert digest_in(tmp_path / "visited.json") == digest_in(tmp_path / "alone.json")
     found, replayed = set[str](), set[str]()
     for each in job.strangers:

@@ -188,7 +188,7 @@ SERVERS = [
     ServerMessage(served=Served(step=0)),
     ServerMessage(gathered=Gather(size=3, data=b"abc")),
     ServerMessage(state=StatePiece(key="w_v", dtype="float32", size=45, data=bytes(8))),
-    ServerMessage(state=StatePiece(last=True)),
+    ServerMessage(state=StatePiece(last=True, number=1)),
     ServerMessage(parcel=Parcel(rank=1, size=3, data=b"abc")),
     ServerMessage(taken=Taken(rank=1, bytes=9)),
     ServerMessage(plane=Plane(kind="tcp")),
@@ -200,7 +200,7 @@ TRAINERS = [
     *(keep_message(), keep_message(2**63, 2**63)),
     parameters_message(0, parameters_of(0)),
     TrainerMessage(state=StatePiece(key="w_v", size=45, dtype="float32", data=bytes(4 * 45))),
-    TrainerMessage(state=StatePiece(last=True)),
+    TrainerMessage(state=StatePiece(last=True, number=1)),
     TrainerMessage(parcel=Parcel(rank=0, size=3, data=b"abc")),
     TrainerMessage(taken=Taken(rank=0, bytes=9)),
 ]

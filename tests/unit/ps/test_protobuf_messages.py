@@ -157,6 +157,13 @@ def test_a_state_comes_back_from_its_pieces(state: tuple[Accumulator, ...]) -> N
         assert mine.values.tobytes() == theirs.values.tobytes()
 
 
+@pytest.mark.parametrize("order", [[0, 2], [1, 2], [0, 0, 1, 2], [1, 0, 2]])
+def test_a_state_of_which_a_piece_is_missing_or_comes_twice_is_refused(order: list[int]) -> None:
+    pieces = list(state_pieces([Accumulator(key, 0, 1, 0, np.ones(1, np.float32)) for key in ("a", "b")], epoch=1))
+    with pytest.raises(ProtocolError, match=r"^piece \d of an optimizer state came where piece \d was expected$"):
+        state_of([pieces[number] for number in order])
+
+
 def test_an_empty_state_is_one_message() -> None:
     (piece,) = over_the_wire([])
     assert piece.last

@@ -113,7 +113,7 @@ def test_marks_of_fewer_parameters_than_there_are_are_refused() -> None:
 def test_optimizer_state_that_fits_no_parameter_is_refused(piece: StatePiece) -> None:
     setting = configured(2)
     setting.say(0, TrainerMessage(state=piece))
-    setting.say(0, TrainerMessage(state=StatePiece(last=True)))
+    setting.say(0, TrainerMessage(state=StatePiece(last=True, number=1)))
     setting.failed(ProtocolError, "does not fit")
 
 

@@ -143,7 +143,7 @@ def test_a_state_with_something_missing_is_a_usage_error_to_all() -> None:
 def test_a_state_of_an_unknown_dtype_fails_all() -> None:
     setting = configured(2)
     setting.say(0, state_message(StatePiece(key="w_v", dtype="object", size=45, data=b"abcd")))
-    setting.say(0, state_message(StatePiece(last=True)))
+    setting.say(0, state_message(StatePiece(last=True, number=1)))
     setting.failed(ProtocolError, "^optimizer state w_v is 'object', not one of float32, float64$")
 
 
