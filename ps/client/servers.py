@@ -70,16 +70,19 @@ class Servers:
         """Wait until what is served at the end of a step has come from all servers."""
         begun = time.monotonic()
         for session in self.sessions:
-            while session.plane.tells_results and session.inbox.version < version and not self.error:
-                if time.monotonic() > max(begun, session.inbox.heard_at) + self.timeout + GRACE:
-                    break
-                if message := session.plane.hear(SLICE_S):
+            while session.plane.tells_results and session.inbox.version < version:
+                late = time.monotonic() > max(begun, session.inbox.heard_at) + self.timeout + GRACE
+                vain = late or self.error is not None
+                if message := session.plane.hear(0.0 if vain else SLICE_S):
                     session.inbox.take(message)
+                elif vain:
+                    break
         self.wait(lambda session: session.inbox.version >= version, doing, begun=begun)
 
     def wait(self, done: Callable[[Session], bool], doing: str, *, begun: float | None = None) -> None:
         """Wait until `done` holds for every session; the server, which knows more, is the first to complain. The limit
-        counts from the last sign of life, for a large model may take longer to arrive."""
+        counts from the last sign of life, for a large model may take longer to arrive. What has come before a session
+        failed counts: the next call says so."""
 
         def settled() -> bool:
             return self.error is not None or all(done(session) for session in self.sessions)
@@ -94,6 +97,8 @@ class Servers:
                 self._changed.wait_for(settled, min(remaining, self.timeout / 10))
                 for session in self.sessions if remaining < self.timeout else ():
                     session.inbox.answer()  # whether it is acknowledged tells a frozen server from a cut link
+            if self.sessions and all(map(done, self.sessions)):
+                return
             self.check()
             for session in self.sessions:
                 if not done(session):
