@@ -19,7 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 from benchmarks.faults.interceptor import FATES, STRUCK, Interception
@@ -36,9 +36,10 @@ K_S = 1.0  # to notice that a process has died
 S_S = TIMEOUT_S + 1.0  # that one is silent
 TRAINERS_S = 1.0  # which a trainer waits longer for its server, so that the server, which knows more, speaks first
 SHORT_S = TIMEOUT_S / 4
-AT, MORE, STEPS, LIMIT_S = 5, 5, 60, 40.0
+AT, STEPS, FEW_STEPS, LIMIT_S = 5, 60, 15, 40.0
 HOSTS = 2
 ROUGH_TIMEOUT_S, ROUGH_WAIT_S, LONG_S = 5.0, 30.0, 120.0  # where TCP sends packets again, after ever longer pauses
+MANY = 0.1
 MENDED = 0.01  # so many losses cost no process its patience
 SHARES = {  # of packets: lost, twice, late
     "1 % of the packets lost": (0.01, 0.0, 0.0),
@@ -106,23 +107,19 @@ def stopped(scheme: str, backend: str, who: int, number: signal.Signals, kind: s
         return notices(running, victim, kind, limit, begun, victim.name)
 
 
-def ends_in_the_same_bits(running: Running) -> None:
+def ends_in_the_same_bits(running: Running, steps: int = STEPS) -> None:
     running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
     digests = {rank.digest or str(rank.lines[-1:]) for rank in running.ranks}
-    if digests != {undisturbed(running.nranks)}:
+    if digests != {undisturbed(running.nranks, steps)}:
         raise NotKept(f"the ranks ended with {sorted(digests)}")
 
 
-def undisturbed(nranks: int) -> str:
+@cache
+def undisturbed(nranks: int, steps: int) -> str:
     """The digest of a run to which nothing happens; every scheme's is the same."""
-    if nranks not in _undisturbed:
-        with one_host("ring", "shm", nranks=nranks, steps=STEPS) as running:
-            running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
-            _undisturbed[nranks] = running.ranks[0].digest
-    return _undisturbed[nranks]
-
-
-_undisturbed: dict[int, str] = {}
+    with one_host("ring", "shm", nranks=nranks, steps=steps) as running:
+        running.until(lambda: all(rank.over for rank in running.ranks), LIMIT_S, "end of all ranks")
+        return running.ranks[0].digest
 
 
 def paused(scheme: str, backend: str, who: int) -> Sequence[float]:
@@ -171,15 +168,16 @@ def healed(
 def rough(scheme: str, backend: str, lost: float, twice: float, late: float) -> Sequence[float]:
     """The second host's link loses and doubles these shares of the packets, and brings them late. TCP mends that; where
     many are lost it may take so long that a process gives up, and says so."""
+    steps = FEW_STEPS if lost > MANY else STEPS
     with (
         Cluster([0] * HOSTS) as cluster,
         Mishaps(cluster, 1, lost=lost, twice=twice, late=late),
-        Running(cluster, scheme, backend, timeout=ROUGH_TIMEOUT_S, wait_limit=ROUGH_WAIT_S, steps=STEPS) as running,
+        Running(cluster, scheme, backend, timeout=ROUGH_TIMEOUT_S, wait_limit=ROUGH_WAIT_S, steps=steps) as running,
     ):
         running.until(lambda: all(rank.over for rank in running.ranks), LONG_S, "end of all ranks")
         if lost <= MENDED or all(rank.digest for rank in running.ranks):
-            ends_in_the_same_bits(running)
-        elif not all(rank.digest == undisturbed(running.nranks) or rank.gave_up for rank in running.ranks):
+            ends_in_the_same_bits(running, steps)
+        elif not all(rank.digest == undisturbed(running.nranks, steps) or rank.gave_up for rank in running.ranks):
             raise NotKept(f"the ranks ended with {[rank.lines[-1:] for rank in running.ranks]}")
     return []
 

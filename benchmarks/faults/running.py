@@ -40,7 +40,7 @@ class Process:
         self.name, self._out = name, out
         with out.open("wb") as file:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+                command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=environment
             )
 
     @property
@@ -79,13 +79,18 @@ class Process:
     def over(self) -> bool:
         return self._process.poll() is not None
 
+    def go(self) -> None:
+        """A rank that is ready joins the others."""
+        if self._process.stdin:
+            self._process.stdin.close()
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGCONT)
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 class Running:
@@ -130,6 +135,9 @@ class Running:
                 self.ranks.append(
                     self._start(f"rank {rank}", rank, [*worker, self.timeout, self._wait_limit, self._steps])
                 )
+            self.until(lambda: all(rank.lines for rank in self.ranks), START_S, "start of all ranks")
+            for each in self.ranks:
+                each.go()
         except BaseException:
             self.__exit__()
             raise

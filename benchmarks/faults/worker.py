@@ -2,6 +2,7 @@
 
 python -m benchmarks.faults.worker ring|ps RANK NRANKS PLACE BACKEND TIMEOUT WAIT_LIMIT STEPS
 
+ready               it joins the others when its standard input ends
 step N              it has made so many
 digest SHA256       of its parameters, at the end
 failed KIND AT: WORDS   AT: seconds of the clock that all processes of a machine share
@@ -60,6 +61,8 @@ def train(rank: int, steps: int, array: FloatArray, average: Callable[[], object
 def main(arguments: list[str]) -> int:
     scheme, rank, nranks, place, backend, timeout, wait_limit, steps = arguments
     prepare_process()
+    print("ready", flush=True)
+    sys.stdin.read()
     parameters = np.zeros(WORDS, np.float32)
     try:
         limits = float(timeout), float(wait_limit)

@@ -7,9 +7,11 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.commit.folder import CommitFolder
@@ -17,7 +19,7 @@ from common.launch.job import FOLDER
 from common.system.atomic_file import UNFINISHED
 from common.system.fault_points import FAULT_VARIABLE
 from tests.faults.jobs import LAUNCHERS, Once, Start
-from tests.support.commands import JOB, Started, can_listen, digest_in, watched
+from tests.support.commands import JOB, Started, can_listen, digest_in, until, watched
 
 __all__ = [
     "AT",
@@ -26,6 +28,7 @@ __all__ = [
     "STEPS",
     "Killed",
     "Run",
+    "frozen_child",
     "left_by",
     "states_of",
     "undisturbed",
@@ -98,6 +101,21 @@ def run(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def logs_in(folder: Path) -> list[Path]:
     return sorted((folder / "logs").glob("*log.*"))
+
+
+def frozen_child(job: Started) -> psutil.Process:
+    """Of a launcher's processes the one that a fault has stopped, once it has."""
+    launcher = psutil.Process(job.process.pid)
+
+    def frozen() -> psutil.Process | None:
+        for each in launcher.children():
+            with suppress(psutil.NoSuchProcess):
+                if each.status() == psutil.STATUS_STOPPED:
+                    return each
+        return None
+
+    found: psutil.Process = until(frozen, "a frozen process")
+    return found
 
 
 def undisturbed(run: Run, once: Once) -> str:

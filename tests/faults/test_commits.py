@@ -5,9 +5,12 @@ tests/unit/common/commit/test_folder.py; kills while files are written: test_kil
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,9 @@ pytest.importorskip("paddle")
 from common.commit.folder import MANIFEST, CommitFolder
 from common.errors import CommitCorrupt, CommitFailed
 from tests.faults.jobs import SCHEMES, Once
-from tests.faults.kills import COMMIT_EVERY, STEPS, Killed, Run, left_by, undisturbed
-from tests.support.disks import small_disk
+from tests.faults.kills import COMMIT_EVERY, STEPS, Killed, Run, frozen_child, left_by, undisturbed
+from tests.support.commands import Started
+from tests.support.disks import FILLER, fill, small_disk
 
 NEWEST = STEPS // COMMIT_EVERY * COMMIT_EVERY
 FILES = {"ps": ("rank-0", "rank-1", "server-0", "manifest"), "collective": ("rank-0", "rank-1", "manifest")}
@@ -34,9 +38,9 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def train(run: Run, scheme: str, commits: Path, *flags: object) -> Killed:
+def train(run: Run, scheme: str, commits: Path, *flags: object, fault: str = "", **more: Any) -> Killed:
     where = ["--checkpoint-dir", commits, "--commit-every", COMMIT_EVERY]
-    return run(scheme, "", *where, *flags, commits=False)
+    return run(scheme, fault, *where, *flags, commits=False, **more)
 
 
 @pytest.fixture
@@ -90,16 +94,24 @@ def test_where_no_commit_is_whole_that_is_said(scheme: str, made: Callable[[str]
 
 @schemes
 def test_a_full_disk_is_said_and_what_was_written_before_serves(
-    scheme: str, made: Callable[[str], CommitFolder], tmp_path: Path, run: Run, once: Once
+    scheme: str, tmp_path: Path, run: Run, once: Once
 ) -> None:
-    one = sum(file.stat().st_size for file in made(scheme).of_step(NEWEST).iterdir())
-    with small_disk(tmp_path / "disk", kib=one * 3 // 2 // 1024) as disk:
-        job = train(run, scheme, disk)
+    """It is full from the moment on at which the first commit is whole."""
+    stop = f"manifest-renamed:0:{COMMIT_EVERY}:stop"
+    with small_disk(tmp_path / "disk", kib=4096) as disk:
+
+        def fill_it(job: Started) -> None:
+            frozen = frozen_child(job)
+            fill(disk)
+            frozen.send_signal(signal.SIGCONT)
+
+        job = train(run, scheme, disk, fault=stop, meanwhile=fill_it)
         assert job.started.code == CommitFailed.exit_code
         assert "CommitFailed: " in job.err
-        assert f" the commit of step {2 * COMMIT_EVERY}: " in job.err
+        assert re.search(r" the commit of step [46]: ", job.err)
         assert "No space left on device" in job.err
         assert left_by(job) == []
+        (disk / FILLER).unlink()
         shutil.copytree(disk, tmp_path / "elsewhere")
     commits = CommitFolder(tmp_path / "elsewhere")
     assert commits.steps() == [COMMIT_EVERY]

@@ -19,7 +19,7 @@ from common.launch.ranks import abstract_address
 from common.system.fault_points import FAULT_HERE_VARIABLE
 from common.system.process import RESTARTS_VARIABLE
 from tests.faults.jobs import Once, Start, end_together
-from tests.faults.kills import AT, STEPS, Run, left_by, states_of, undisturbed, undisturbed_states
+from tests.faults.kills import AT, STEPS, Run, frozen_child, left_by, states_of, undisturbed, undisturbed_states
 from tests.support.commands import JOB, Started, digest_in, start_server, until
 
 TIMEOUT_S = 2.0
@@ -47,13 +47,8 @@ def fault(point: str, who: str) -> str:
     return f"{point}:{who}:{step}:stop"
 
 
-def frozen_in(processes: list[psutil.Process]) -> psutil.Process | None:
-    return next((each for each in processes if each.is_running() and each.status() == psutil.STATUS_STOPPED), None)
-
-
 def wake_in_time(job: Started) -> None:
-    launcher = psutil.Process(job.process.pid)
-    frozen = until(lambda: frozen_in(launcher.children()), "a frozen process")
+    frozen = frozen_child(job)
     time.sleep(SHORT_S)
     frozen.send_signal(signal.SIGCONT)
 
@@ -115,7 +110,7 @@ def test_who_wakes_up_in_a_later_epoch_is_refused(
         before.setenv(FAULT_HERE_VARIABLE, "joining:0:stop")
         woken = start(*job, 1)
     process = psutil.Process(woken.process.pid)
-    until(lambda: frozen_in([process]), "it to freeze")
+    until(lambda: process.status() == psutil.STATUS_STOPPED, "it to freeze")
     first = start(*job, 0, "--json", tmp_path / "record.json")
     process.send_signal(signal.SIGCONT)
     assert woken.code == StaleEpoch.exit_code

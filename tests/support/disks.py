@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["fill", "small_disk"]
+__all__ = ["FILLER", "fill", "small_disk"]
+
+FILLER = "filler"
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def small_disk(folder: Path, kib: int = 64) -> Iterator[Path]:
 
 def fill(folder: Path) -> None:
     """Take all of it, but for the names of further files."""
-    with (folder / "filler").open("wb", buffering=0) as file:
+    with (folder / FILLER).open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
