@@ -15,7 +15,8 @@ replaces, when it gives the word, when all begin anew. What a seed draws:
     late     every message; who is started may take long to come, who computes may take long to notice
 
 What is promised: all ranks end with the bits of a run to which nothing happens, or the job with RecoveryFailed once its
-restarts are used up. Where others go on, they make at most one step again. No message is taken that is wrong or of an
+restarts are used up. Where one dies and nothing else happens, the others go on, as soon as all have kept a step; they
+make at most one step again. No message is taken that is wrong or of an
 old epoch, and none refused that is right. No rank's step is twice in one result. Nothing waits for ever.
 """
 
@@ -45,7 +46,7 @@ from benchmarks.faults.simulated_job import (
 from benchmarks.faults.simulated_network import TIMEOUT_S, Network
 from benchmarks.faults.simulated_rank import Finished, Rank, Setting
 from benchmarks.faults.turns import Actor, Turns
-from common.errors import PeerStalled, RecoveryFailed
+from common.errors import RecoveryFailed
 from common.launch.child import ProcessFailed
 from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags
@@ -106,7 +107,14 @@ class RingSimulation:
         self.turns, self.story, self._folder = turns, Story(seed, log), folder
         self.setting = Setting.drawn(seed, self.story.rng)
         self.network = Network(turns, self.story, self.setting.wrong)
-        self.landlord = Landlord(turns, self.network, self.setting.kills)
+        self.landlord = Landlord(
+            turns,
+            self.network,
+            self.setting.kills,
+            dict(self.setting.freezes),
+            self.setting.nranks,
+            self.setting.steps,
+        )
         self.finished: Finished = {}
         self.launcher = Actor(turns, self._launch)
         self.supervisor = WatchedSupervisor(
@@ -130,7 +138,7 @@ class RingSimulation:
         self.turns.add(self.launcher, 0.0)
         for moment in setting.kill_times:
             self.turns.at(moment, self._kill)
-        for moment, seconds in setting.freezes:
+        for moment, seconds in setting.freeze_times:
             self.turns.at(moment, partial(self._freeze, seconds))
         self.turns.run()
         return SimulatedRing(
@@ -158,6 +166,7 @@ class RingSimulation:
         self._lives += 1
         self.finished.clear()
         self.landlord.kept.clear()
+        self.landlord.hurt.clear()
         with SimulatedJob(
             life=life, keeps=bool(self.setting.max_restarts), clock=self.turns.clock, pause=self._pause
         ) as job:
@@ -200,26 +209,13 @@ class RingSimulation:
             self.story.rng.choice(self.landlord.living).murder("wherever it is")
 
     def _freeze(self, seconds: float) -> None:
-        """Nobody freezes for long before all have met: that ends the job."""
-        if not self.landlord.living:
-            return
-        process = self.story.rng.choice(self.landlord.living)
-        if len(self.landlord.kept) < self.setting.nranks:
-            seconds = min(seconds, TIMEOUT_S / 2)
-        self.network.tell(f"rank {process.rank} is frozen for {seconds:g} s")
-        process.frozen_until = self.turns.now + seconds
-        self.landlord.frozen += 1
-        self.landlord.hurt_at = process.frozen_until
-        if seconds > TIMEOUT_S:
-            self.turns.at(self.turns.now + TIMEOUT_S, partial(self._miss, process))
+        if self.landlord.living:
+            self.story.rng.choice(self.landlord.living).freeze(seconds, "wherever it is")
 
-    def _miss(self, process: SimulatedProcess) -> None:
-        """It has given no sign of life for so long."""
-        if process.is_frozen:
-            for transport in self.network.of(process):
-                error = PeerStalled(f"rank {process.rank} did not take part for {TIMEOUT_S:g} s")
-                if transport.ring.is_complete:
-                    transport.ring.lose(process.rank, error)
+    def _lost_only_one(self) -> bool:
+        """Nothing happened but one death, at a time when who lives can go on."""
+        alone = self.landlord.killed == self.landlord.replaceable == 1
+        return alone and not self.landlord.frozen and not any(self.network.refused.values())
 
     def _judge(self) -> str:
         """The digest of the parameters, if they are right; "" if there is no end that has any."""
@@ -232,6 +228,8 @@ class RingSimulation:
             return ""
         if self._end != "complete":
             raise PromiseBroken(f"the job ends with {self._end or 'nothing'} after {used} restarts")
+        if self._lost_only_one() and (self._lives, self.supervisor.recovered) != (1, 1):
+            raise PromiseBroken("all began anew, where one could be replaced")
         parameters = setting.undisturbed()
         for rank in range(setting.nranks):
             own = setting.own(rank)

@@ -9,6 +9,7 @@ it keeps real memory.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -40,32 +41,62 @@ __all__ = [
 ]
 
 OWN_VARIABLES = (RESTARTS_VARIABLE, JOINED_VARIABLE)  # that are another's for each process, or change
+BOUNDARY = "no step boundary"  # that all ranks have; two of each rank are enough, whatever happens
 VARIABLES = (*OWN_VARIABLES, KEPT_VARIABLE, WORD_VARIABLE, JOB_SECRET_VARIABLE)
-SETTLED_S = 1.0  # a failure that was before is known to all
 
 
 class Landlord:
     """What processes of a seed have together.
 
+    Args:
+        kills: numbers of moments, at which whoever is there dies.
+        freezes: for how many seconds whoever is there freezes, by numbers of moments.
+        nranks, steps: of the training.
+
     Attributes:
         inside: whose variables os.environ holds.
-        kills: of numbers of moments, at which whoever is there dies.
+        replaceable: how many died after all had kept a step, and before anybody could be done.
         kept: steps that each rank has kept since all began anew, and not gone back behind.
-        hurt_at: when a process was killed or froze, or begins to run again; messages: see Network.
+        hurt: who was killed or frozen, and not replaced since.
     """
 
-    def __init__(self, turns: Turns, network: Network, kills: Sequence[int]) -> None:
-        self.turns, self.network, self.kills = turns, network, frozenset(kills)
+    def __init__(
+        self,
+        turns: Turns,
+        network: Network,
+        kills: Sequence[int],
+        freezes: Mapping[int, float],
+        nranks: int,
+        steps: int,
+    ) -> None:
+        self.turns, self.network, self.kills, self.freezes = turns, network, frozenset(kills), freezes
+        self._nranks, self._steps = nranks, steps
         self.inside: SimulatedProcess | None = None
         self.living: list[SimulatedProcess] = []
-        self.moments = self.killed = self.frozen = 0
+        self.moments = self.killed = self.frozen = self.replaceable = 0
         self.kept: dict[int, int] = {}
         self.replaced_at = 0.0
-        self.hurt_at = -1.0
+        self.hurt: list[SimulatedProcess] = []
 
-    def was_hurt_lately(self) -> bool:
-        """Since shortly before somebody was replaced last."""
-        return max(self.hurt_at, self.network.hurt_at) > self.replaced_at - SETTLED_S
+    def lose(self, process: SimulatedProcess) -> None:
+        self.killed += 1
+        self.hurt.append(process)
+        self.replaceable += len(self.kept) == self._nranks and self.kept[process.rank] < self._steps
+
+    def longest_freeze(self, process: SimulatedProcess) -> float:
+        """Without an end of the job: when a group is the first one, who is missing there has not been what was asked
+        for."""
+        return TIMEOUT_S / 2 if not process.born and len(self.kept) < self._nranks else math.inf
+
+    def were_replaced(self, names: Sequence[str]) -> None:
+        self.replaced_at = self.turns.now
+        self.hurt = [process for process in self.hurt if f"rank {process.rank}" not in names]
+
+    def is_whole(self) -> bool:
+        """Whether nothing has happened to anybody but those who were replaced."""
+        asleep = [process for process in self.hurt if process.frozen_until > self.replaced_at]
+        dead = [process for process in self.hurt if process.code is not None]
+        return not (asleep or dead or self.network.hurt_at > self.replaced_at)
 
 
 class SimulatedProcess(Actor):
@@ -135,15 +166,33 @@ class SimulatedProcess(Actor):
             Killed: it is to die at this one.
         """
         self.landlord.moments += 1
+        if seconds := self.landlord.freezes.get(self.landlord.moments):
+            self.freeze(seconds, f"as it {what}")
+            self.landlord.turns.sleep(self, seconds)
         if self.landlord.moments in self.landlord.kills:
             self.murder(f"as it {what}")
             raise Killed
 
+    def freeze(self, seconds: float, when: str) -> None:
+        """The others miss it when it has given no sign of life for so long."""
+        turns, network = self.landlord.turns, self.landlord.network
+        seconds = min(seconds, self.landlord.longest_freeze(self))
+        network.tell(f"rank {self.rank} is frozen for {seconds:g} s {when}")
+        self.frozen_until = turns.now + seconds
+        self.landlord.frozen += 1
+        self.landlord.hurt.append(self)
+        if seconds > TIMEOUT_S:
+            turns.at(turns.now + TIMEOUT_S, self._is_missed)
+
+    def _is_missed(self) -> None:
+        if self.is_frozen:
+            for transport in self.landlord.network.of(self):
+                transport.stall()
+
     def murder(self, when: str) -> None:
         """By nobody who belongs to the job."""
         self.landlord.network.tell(f"rank {self.rank} is killed {when}")
-        self.landlord.killed += 1
-        self.landlord.hurt_at = self.landlord.turns.now
+        self.landlord.lose(self)
         late = self.landlord.network.story.rng.choice((0.0, 0.0, 0.0, 0.3))
         self.die(-signal.SIGKILL, late)
 
@@ -167,8 +216,8 @@ class SimulatedProcess(Actor):
             raise
         except GradSyncError as exc:
             self.landlord.network.tell(f"rank {self.rank} ends with {type(exc).__name__}: {exc}")
-            if isinstance(exc, RecoveryFailed) and not self.landlord.was_hurt_lately():
-                raise PromiseBroken(f"rank {self.rank} gives up although nobody failed: {exc}") from exc
+            if isinstance(exc, RecoveryFailed) and (BOUNDARY in str(exc) or self.landlord.is_whole()):
+                raise PromiseBroken(f"rank {self.rank} gives up: {exc}") from exc
             self._words.write_text(f"{type(exc).__name__}: {exc}\n")
             code = exc.exit_code
         self.code = code
@@ -256,7 +305,7 @@ class WatchedSupervisor(Supervisor):
 
     def replace(self, failure: ProcessFailed, names: Sequence[str]) -> None:
         super().replace(failure, names)
-        self.landlord.replaced_at = self.landlord.turns.now
+        self.landlord.were_replaced(names)
 
     def tell_of_replaying(self, step: int, replayed: int) -> None:
         if replayed > 1:

@@ -169,6 +169,11 @@ class SimulatedTransport(Transport):
             self.is_closed = True
             self.ring.lose(self.rank, PeerLost(f"rank {self.rank} died: its connection closed without a goodbye"))
 
+    def stall(self) -> None:
+        """The others have missed it for too long."""
+        if self.ring.is_complete:
+            self.ring.lose(self.rank, PeerStalled(f"rank {self.rank} did not take part for {TIMEOUT_S:g} s"))
+
     def hear(self, rank: int, error: GradSyncError | None) -> None:
         """That this rank has left so."""
         if error is None:

@@ -27,7 +27,8 @@ from common.tensors.buckets import ALIGNMENT, plan_buckets
 __all__ = ["Finished", "Own", "Rank", "Setting"]
 
 WAIT_LIMIT_S = 10_000.0  # nobody may rely on it
-RESTARTS = (0, 1, 2, 2, 3, 5)
+RESTARTS = (0, 1, 2, 2, 3, 3, 4, 5)
+LENGTHS = (0.5, 1.5, 3.0)  # of freezes, timeouts
 PLACE = 64  # a power for each rank: digits of a float32 that are exact
 Own = npt.NDArray[np.uint64]
 Finished = dict[int, tuple[FloatArray, Own]]  # parameters, and what it has alone, by ranks
@@ -40,7 +41,8 @@ class Setting(Training):
     max_restarts: int
     kills: list[int]  # moments
     kill_times: list[float]
-    freezes: list[tuple[float, float]]  # when, for how long
+    freezes: list[tuple[int, float]]  # at which moments, for how long
+    freeze_times: list[tuple[float, float]]
     wrong: list[tuple[int, str]]  # messages
 
     @staticmethod
@@ -51,9 +53,11 @@ class Setting(Training):
         buckets = list(plan_buckets(starts, length, first_bytes=limit, bucket_bytes=limit))
         nranks, steps = rng.choice((2, 2, 3, 3, 4)), rng.choice((2, 2, 3, 4))
         span = 30 * nranks * steps  # moments, about
-        kills = [rng.randint(1, span)] if rng.random() < 0.7 else []
+        wrong = [(rng.randrange(span // 2), rng.choice((*WAYS, "old"))) for _ in range(rng.choice((0, 0, 1)))]
+        kills = [rng.randint(1, span)] if rng.random() < 0.7 or any(way == "old" for _, way in wrong) else []
         while kills and rng.random() < 0.4:
             kills.append(kills[-1] + rng.randint(1, rng.choice((20, span))))
+        last = kills[-1] if kills else rng.randrange(span)
         return Setting(
             nranks,
             buckets,
@@ -63,11 +67,9 @@ class Setting(Training):
             rng.choice(RESTARTS),
             kills,
             [rng.uniform(0, steps) for _ in range(rng.choice((0, 0, 1)))],
-            [
-                (rng.uniform(0.2, steps), TIMEOUT_S * rng.choice((0.5, 1.5, 3.0)))
-                for _ in range(rng.choice((0, 0, 0, 1)))
-            ],
-            [(rng.randrange(span), rng.choice(WAYS)) for _ in range(rng.choice((0, 0, 0, 1)))],
+            [(last + rng.randint(1, 40), TIMEOUT_S * rng.choice(LENGTHS)) for _ in range(rng.choice((0, 0, 0, 1)))],
+            [(rng.uniform(0.2, steps), TIMEOUT_S * rng.choice(LENGTHS)) for _ in range(rng.choice((0, 0, 0, 0, 0, 1)))],
+            wrong,
         )
 
     def gradients(self, rank: int, step: int, parameters: FloatArray) -> FloatArray:

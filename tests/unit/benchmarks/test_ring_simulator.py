@@ -23,7 +23,7 @@ from common.launch.restarts import Supervisor
 from common.sync.boundaries import Boundaries
 
 SEEDS = 200
-MOST = 300  # in which a guard that is missing is found
+MOST = 150  # in which a guard that is missing is found
 
 
 def test_seeds_keep_all_promises() -> None:
@@ -85,6 +85,7 @@ GUARDS = {
     "all have noticed": (Replacing, "_gather", "if missing:", "if False:"),
     "who is started has joined": (Replacing, "_go_on", JOINED, "else:"),
     "the newer of two is kept": (kept_parts.KeptParts, "write", "min(range(SLOTS)", "max(range(SLOTS)"),
+    "the word is given": (Replacing, "_give", "crew.give(word)", "pass"),
     "restarts are counted": (Supervisor, "_take_restart", "if len(self._recent) >= most:", "if False:"),
 }
 
@@ -106,8 +107,9 @@ def test_one_boundary_instead_of_two_is_found(monkeypatch: pytest.MonkeyPatch) -
     is_found()
 
 
-def test_replacing_who_has_kept_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CrewHere, "has_kept", lambda self, child: True)
+@pytest.mark.parametrize("has_kept", [True, False])
+def test_not_looking_at_what_was_kept_is_found(has_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CrewHere, "has_kept", lambda self, child: has_kept)
     is_found()
 
 
