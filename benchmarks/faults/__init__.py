@@ -1,3 +1,3 @@
-"""What goes wrong on purpose: cases with real processes, and a simulated network around the servers' state."""
+"""What goes wrong on purpose: cases with real processes, and simulations of servers and of a ring."""
 
 __all__: list[str] = []

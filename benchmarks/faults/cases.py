@@ -10,7 +10,7 @@ row 1    a rank is killed                       PeerLost, within K of all others
     6    a link loses packets, brings them twice, or late: the bits of an undisturbed run, or an error that says so
     7    a message is lost, comes twice, after the next one, late, or from an epoch before: likewise
     8    a bit flips above TCP, with TLS and with --insecure: likewise
-    21   simulated trainers, servers, network   see simulator.py
+    21   simulated trainers, servers, network   see simulator.py and ring_simulator.py
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from functools import cache, partial
 from itertools import product
 
 from benchmarks.faults.interceptor import FATES, STRUCK, Interception
+from benchmarks.faults.ring_simulator import simulate_ring
 from benchmarks.faults.running import Process, Running
-from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.faults.simulated import PromiseBroken
+from benchmarks.faults.simulator import simulate
 from benchmarks.netlab.cluster import Cluster, why_no_cluster
 from benchmarks.netlab.hosts import OneHost
 from benchmarks.netlab.mishaps import Mishaps
 
-__all__ = ["CASES", "K_S", "TIMEOUT_S", "Case", "NotKept", "simulation"]
+__all__ = ["CASES", "K_S", "SIMULATORS", "TIMEOUT_S", "Case", "NotKept", "simulation"]
 
 TIMEOUT_S = 2.0
 K_S = 1.0  # to notice that a process has died
@@ -214,11 +216,14 @@ def flipped(scheme: str, backend: str, *, secure: bool) -> Sequence[float]:
     return []
 
 
-def simulation(first: int, count: int) -> Sequence[float]:
+SIMULATORS: dict[str, Callable[..., object]] = {"ps": simulate, "ring": simulate_ring}
+
+
+def simulation(scheme: str, first: int, count: int) -> Sequence[float]:
     """So many seeds from the first on."""
     for seed in range(first, first + count):
         try:
-            simulate(seed)
+            SIMULATORS[scheme](seed)
         except PromiseBroken as exc:
             raise NotKept(str(exc)) from exc
     return []

@@ -25,10 +25,10 @@ from itertools import count
 
 import numpy as np
 
+from benchmarks.faults.simulated import RATE, PromiseBroken, Story, Training
 from common.errors import GradSyncError, ProtocolError, StaleEpoch
 from common.tensors.arena import FloatArray
-from common.tensors.buckets import ALIGNMENT, Bucket, chunk_bounds, plan_buckets
-from common.tensors.canonical_order import canonical_ranks
+from common.tensors.buckets import ALIGNMENT, plan_buckets
 from common.tensors.optimizers import Optimizer
 from ps.store.ending import Ending
 from ps.store.modes import ASYNC, SYNC, Mode
@@ -37,16 +37,11 @@ from ps.store.shards import Shard, plan_shards, shard_of_bucket
 from ps.store.store import Progress, Store
 from ps.store.sync_store import SyncStore
 
-__all__ = ["PromiseBroken", "Simulated", "simulate"]
+__all__ = ["Simulated", "simulate"]
 
-RATE = np.float32(0.125)
 MODES = (SYNC, SYNC, SYNC, Mode("ssp", 1), Mode("ssp", 2), ASYNC)
 WAYS = ("doubled", "overtaken")
 MOST_EVENTS = 10_000  # of a seed; a tenth of them is more than any needs
-
-
-class PromiseBroken(AssertionError):
-    """What the simulation has found; the seed shows it again."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +81,11 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is trained."""
+class Setting(Training):
+    """What is trained, and how."""
 
     mode: Mode
-    nranks: int
     shards: list[Shard]
-    buckets: list[Bucket]
-    length: int
-    steps: int
-    seed: int
 
     @staticmethod
     def drawn(seed: int, rng: random.Random) -> Setting:
@@ -104,38 +94,12 @@ class Setting:
         limit = 4 * ALIGNMENT * rng.randint(1, 6)
         buckets = list(plan_buckets(starts, length, first_bytes=limit, bucket_bytes=limit))
         shards = list(plan_shards(length, rng.randint(1, 3)))
-        return Setting(rng.choice(MODES), rng.randint(1, 4), shards, buckets, length, rng.randint(2, 5), seed)
+        mode, nranks = rng.choice(MODES), rng.randint(1, 4)
+        return Setting(nranks, buckets, length, rng.randint(2, 5), seed, mode, shards)
 
     def gradients(self, rank: int, step: int, parameters: FloatArray) -> FloatArray:
-        """Of mixed magnitudes, so that another order of summation gives other bits; in sync they depend on parameters,
-        so that a wrong one is never forgotten."""
-        draw = np.random.default_rng([self.seed, rank, step])
-        found = (draw.standard_normal(self.length) * 10.0 ** draw.integers(-3, 4, self.length)).astype(np.float32)
-        return found + parameters if self.mode == SYNC else found
-
-    def initial(self) -> FloatArray:
-        return np.random.default_rng([self.seed, 99]).standard_normal(self.length).astype(np.float32)
-
-    def mean(self, each: list[FloatArray]) -> FloatArray:
-        """In the canonical order."""
-        found = np.empty(self.length, np.float32)
-        for bucket in self.buckets:
-            for chunk, (a, b) in enumerate(chunk_bounds(bucket.length, self.nranks)):
-                run = slice(bucket.start + a, bucket.start + b)
-                first, *others = canonical_ranks(chunk, self.nranks)
-                total = each[first][run]
-                for rank in others:
-                    total = total + each[rank][run]
-                found[run] = total * np.float32(1 / self.nranks)
-        return found
-
-    def undisturbed(self) -> FloatArray:
-        """The parameters of a run to which nothing happens."""
-        parameters = self.initial()
-        for step in range(self.steps):
-            each = [self.gradients(rank, step, parameters) for rank in range(self.nranks)]
-            parameters = parameters - RATE * self.mean(each)
-        return parameters
+        """In sync they depend on parameters."""
+        return super().gradients(rank, step, parameters) if self.mode == SYNC else self.noise(rank, step)
 
 
 class NumpySGD:
@@ -186,9 +150,9 @@ class Simulation:
     """
 
     def __init__(self, seed: int, log: Callable[[str], object] = lambda _: None) -> None:
-        self._rng = random.Random(seed)
+        self._story = Story(seed, log)
+        self._rng = self._story.rng
         self.setting = Setting.drawn(seed, self._rng)
-        self._history, self._log = hashlib.sha256(), log
         self._now, self._order = 0.0, count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers, self._epoch = count(), 0
@@ -217,7 +181,7 @@ class Simulation:
             happen()
         if not all(trainer.done for trainer in self.trainers):
             raise PromiseBroken(f"somebody waits for ever: {[len(t.parameters) - 1 for t in self.trainers]} steps made")
-        return Simulated(str(self.setting.mode), self._judge(), self._history.hexdigest(), self.refused, self.kills)
+        return Simulated(str(self.setting.mode), self._judge(), self._story.history, self.refused, self.kills)
 
     def _new_store(self, index: int) -> Store:
         setting = self.setting
@@ -234,8 +198,7 @@ class Simulation:
         return store
 
     def _tell(self, line: str) -> None:
-        self._history.update(f"{line}\n".encode())
-        self._log(f"{self._now:8.3f} {line}")
+        self._story.tell(self._now, line)
 
     def _at(self, moment: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (moment, next(self._order), happen))

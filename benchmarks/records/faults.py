@@ -42,7 +42,8 @@ class FaultOutcome(Struct, frozen=True, kw_only=True):
 
     Args:
         row: of the table of faults, 1 to 21.
-        scheme, backend: of the job; "" of the simulator, which has all modes of servers.
+        scheme, backend: of the job; the backend of a simulated one is "simulated". In results of before, which had only
+            servers simulated, both are "" of those.
         promise: in words.
         times: how often it was made; kept: how often what is promised came.
         detection_s: of each process that noticed, from the fault on, seconds.

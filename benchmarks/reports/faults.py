@@ -47,6 +47,7 @@ CASES = (  # and promises, and processes, as the results name them
     mark("the bits of an undisturbed job"),
     mark("the bits of an undisturbed job, and no process grows"),
     mark("each message once, and the bits of an undisturbed run"),
+    mark("the bits of an undisturbed job, or RecoveryFailed once restarts are used up"),
     mark("launcher"),
     mark("server {index}"),
 )
@@ -93,7 +94,7 @@ def _sentence(scheme: str, made: Sequence[FaultOutcome]) -> str:
 
 
 def _by_scheme(results: FaultsResults) -> list[tuple[str, list[FaultOutcome]]]:
-    """What was made of each; the simulator's comes under ""."""
+    """What was made of each; in results of before, what was simulated comes under ""."""
     made = [each for each in results.outcomes if not each.skipped]
     return [(scheme, [e for e in made if e.scheme == scheme]) for scheme in dict.fromkeys(e.scheme for e in made)]
 
@@ -169,7 +170,8 @@ def _case(each: FaultOutcome) -> Row:
     kept = say("not tried") if each.skipped else say("{kept} of {times}", kept=each.kept, times=each.times)
     whole = [recovery.whole_s for recovery in each.recoveries]
     seconds = (*_middle_and_most(each.detection_s, 2), *_middle_and_most(whole, 1))
-    where = f"{_name(each.scheme)} {each.backend}".strip()
+    backend = say("simulated") if each.backend == "simulated" else each.backend
+    where = f"{_name(each.scheme)} {backend}".strip()
     return Row((str(each.row), where, _words(each.name), _words(each.promise), Cell(kept, look), *seconds))
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.faults.cases import CASES, Case, NotKept, simulation
+from benchmarks.faults.cases import CASES, SIMULATORS, Case, NotKept, simulation
 from benchmarks.faults.random_kills import BACKENDS, NRANKS, Result, random_kills, soak
-from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.faults.simulated import PromiseBroken
 from benchmarks.page.language import LANGUAGES
 from benchmarks.records.environment import head
 from benchmarks.records.faults import FaultOutcome, FaultsResults
@@ -32,6 +32,10 @@ __all__ = ["FaultsConfig", "chosen", "faults"]
 FILE = "faults.json"
 RANDOM, SOAK, SIMULATED = 1, 19, 21  # rows
 SAME_BITS = "the bits of an undisturbed job"
+PROMISES = {  # of a simulation
+    "ps": "each message once, and the bits of an undisturbed run",
+    "ring": "the bits of an undisturbed job, or RecoveryFailed once restarts are used up",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +49,9 @@ class FaultsConfig:
     times: int = 1
     """How often each case is made."""
     seeds: int = 10_000
-    """How many seeds the simulator plays."""
+    """How many seeds of each scheme are simulated."""
     seed: int | None = None
-    """Play this seed of the simulator only, and print all that happens. (default: none)"""
+    """Simulate this seed of each scheme only, and print all that happens. (default: none)"""
     random_kills: int = 0
     """Make so many jobs lose a process at a random moment instead, half of them of 2 ranks and half of 4."""
     soak: int = 0
@@ -86,7 +90,7 @@ def faults(config: FaultsConfig, cases: Sequence[Case] = CASES) -> int:
         UsageError: the results cannot be written.
     """
     if config.seed is not None:
-        return replay(config.seed)
+        return max(replay(scheme, config.seed) for scheme in config.schemes.split(","))
     check_writable("out", config.out / FILE, make_folder=True)
     console = Console(highlight=False, soft_wrap=True)
     results = FaultsResults(**head(), outcomes=[])
@@ -139,22 +143,25 @@ def of_kills(row: int, name: str, scheme: str, promise: str, found: Result, time
     )
 
 
-def replay(seed: int) -> int:
+def replay(scheme: str, seed: int) -> int:
     try:
-        found = simulate(seed, print)
+        found = SIMULATORS[scheme](seed, print)
     except PromiseBroken as exc:
-        print(exc)
+        print(f"{scheme}: {exc}")
         return 1
-    print(f"seed {seed}: {found}")
+    print(f"{scheme}: seed {seed}: {found}")
     return 0
 
 
 def chosen(config: FaultsConfig, cases: Sequence[Case]) -> list[Case]:
     rows, schemes = config.rows.split(",") if config.rows else [], config.schemes.split(",")
-    promise = "each message once, and the bits of an undisturbed run"
-    simulator = Case(SIMULATED, f"{config.seeds:,} seeds", "", "", promise, partial(simulation, 0, config.seeds))
-    wanted = [case for case in cases if case.scheme in schemes]
-    return [case for case in [*wanted, simulator] if not rows or str(case.row) in rows]
+    name = f"{config.seeds:,} seeds"
+    simulations = [
+        Case(SIMULATED, name, scheme, "simulated", promise, partial(simulation, scheme, 0, config.seeds))
+        for scheme, promise in PROMISES.items()
+    ]
+    wanted = [case for case in [*cases, *simulations] if case.scheme in schemes]
+    return [case for case in wanted if not rows or str(case.row) in rows]
 
 
 def outcome_of(case: Case, times: int) -> FaultOutcome:
@@ -173,8 +180,7 @@ def outcome_of(case: Case, times: int) -> FaultOutcome:
 
 
 def line_of(each: FaultOutcome) -> str:
-    where = f"{each.scheme} ({each.backend})" if each.scheme else "simulated"
-    what = f"row {each.row}: {where}: {each.name}: {each.promise}"
+    what = f"row {each.row}: {each.scheme} ({each.backend}): {each.name}: {each.promise}"
     if each.skipped:
         return f"{what}: skipped: {each.skipped}"
     noticed = f", noticed after {max(each.detection_s):.2f} s at most" if each.detection_s else ""

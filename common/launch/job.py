@@ -65,6 +65,7 @@ class Job:
         life: which of the job's this is, where it is started again after a failure.
         keeps: whether its processes can leave a part of their state to those that take their places.
         terminal: standard output and error of what would write to this terminal; None: this process's own.
+        clock, pause: by which it waits.
     """
 
     log_dir: Path | None = None
@@ -76,6 +77,8 @@ class Job:
     life: Life = field(default_factory=Life)
     keeps: bool = False
     terminal: tuple[BinaryIO, BinaryIO] | tuple[None, None] = (None, None)
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
     mends: Callable[[], bool] = lambda: False  # whether what failed is being mended; asked again and again
@@ -274,7 +277,7 @@ class Job:
                 if self.all_ranks_here and self.joining.needless(self.children):
                     break
             self._check_servers_were_used()
-            time.sleep(POLL_S)
+            self.pause(POLL_S)
         self._show_logs()
         if self.log_dir is not None:
             print(f"logs of {len(self.children)} processes: {self.log_dir}")
@@ -286,7 +289,7 @@ class Job:
         if not ranks or len(ended) < len(ranks):
             return
         never = self.joining is not None and not any(rank.has_joined() for rank in ranks)
-        if time.monotonic() - max(ended) > (0.0 if never else self.idle):
+        if self.clock() - max(ended) > (0.0 if never else self.idle):
             if not self.all_ranks_here:  # those of other hosts end when they like
                 if not self._told_of_others:
                     print("the ranks of this host have ended; its servers wait for those of others", file=sys.stderr)
@@ -325,9 +328,9 @@ class Job:
         self._show_logs()
         for child in self.children:
             if child.ended_at is None and child.code is not None:
-                child.ended_at = time.monotonic()
+                child.ended_at = self.clock()
                 self._pass_on(child)
-        if (now := time.monotonic()) > self._looked_at + LOOK_S:
+        if (now := self.clock()) > self._looked_at + LOOK_S:
             self._looked_at = now
             for child in self.children:
                 child.look()
@@ -340,13 +343,13 @@ class Job:
                 print(line, file=sys.stderr, flush=True)
 
     def _let_the_others_notice(self) -> None:
-        begin = time.monotonic()
+        begin = self.clock()
         while running := [c for c in self.children if c.code is None and c.waits_for() <= self.life.number]:
             unexplained = all(child.code == PeerError.exit_code for child in self.children if child.code)
             patience = CULPRIT_S if unexplained and not any(child.is_frozen() for child in running) else self.settle
-            if time.monotonic() > begin + patience:
+            if self.clock() > begin + patience:
                 return
-            time.sleep(POLL_S)
+            self.pause(POLL_S)
             self._mark_ended()
 
     def kill_the_frozen(self) -> None:

@@ -27,6 +27,8 @@ HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again end
 STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
 CUT = re.compile(r"\bPeerUnreachable: .* has acknowledged nothing for ")  # not so: a link may come back
+# nor this, once the job has lost one: whoever was waited for may be frozen, or slow to be started
+MISSING = re.compile(r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank) ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ class Life:
         Raises:
             RecoveryFailed: no restart is left.
         """
-        if self.supervisor is None or is_hopeless(failure):
+        if self.supervisor is None or is_hopeless(failure, self.number):
             return False
         self.supervisor.replace(failure, names)
         self.number, self.is_whole = self.supervisor.epoch, True
@@ -175,7 +177,7 @@ class Supervisor:
                 live(life or self._next())
                 break
             except ProcessFailed as failure:
-                if not self.flags.max_restarts or is_hopeless(failure):
+                if not self.flags.max_restarts or is_hopeless(failure, self.epoch):
                     raise
                 self._restart(failure)
                 life = None
@@ -312,11 +314,16 @@ def steps_of(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-def is_hopeless(failure: ProcessFailed) -> bool:
+def is_hopeless(failure: ProcessFailed, epoch: int = 0) -> bool:
     """A restart would come to the same end: what was asked for cannot work, or the program ended with an error of its
-    own before it joined, as for a module that is not there."""
+    own before it joined, as for a module that is not there.
+
+    Args:
+        epoch: of the group that failed.
+    """
+    curable = CUT.search(failure.cause) or (epoch and MISSING.search(failure.cause))
     return (
-        (failure.exit_code in CODES and not CUT.search(failure.cause))
+        (failure.exit_code in CODES and not curable)
         or bool(HOPELESS.search(failure.cause))
         or not (failure.joined or failure.by_signal or failure.exit_code == PeerError.exit_code)
     )

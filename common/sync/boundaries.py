@@ -10,12 +10,14 @@ enough. The survivors give the process that takes the place of the dead what it 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from common.commit.kept_parts import kept_here
+from common.commit.kept_parts import KeptParts, kept_here
 from common.commit.parts import Part, from_buffers, to_buffers
 from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
 from common.sync.synchronizer import Synchronizer
@@ -47,11 +49,22 @@ class Boundaries:
 
     Args:
         wait_limit: how long to wait for the launcher's word, in seconds.
+        open_kept: opens the memory that the launcher holds.
+        clock, pause: by which it waits.
     """
 
-    def __init__(self, synchronizer: Synchronizer, wait_limit: float) -> None:
+    def __init__(
+        self,
+        synchronizer: Synchronizer,
+        wait_limit: float,
+        *,
+        open_kept: Callable[[], KeptParts | None] = kept_here,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._synchronizer, self._wait_limit = synchronizer, wait_limit
-        self._kept = kept_here() if synchronizer.can_rejoin else None
+        self._clock, self._pause = clock, pause
+        self._kept = open_kept() if synchronizer.can_rejoin else None
         self._common: dict[int, Part] = {}
         self._made = 0  # steps, when last seen
         self._why = ""  # the group has failed
@@ -103,7 +116,8 @@ class Boundaries:
             RecoveryFailed: the launcher said nothing, or the group did not come together.
         """
         note_waiting(self._why)
-        word = begin_epoch(f"rank {self._synchronizer.rank}", self._wait_limit)
+        who = f"rank {self._synchronizer.rank}"
+        word = begin_epoch(who, self._wait_limit, clock=self._clock, pause=self._pause)
         if word is None:
             raise RecoveryFailed(f"the launcher gave no word to go on within {self._wait_limit:g} s (--wait-limit)")
         try:

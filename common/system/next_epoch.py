@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,7 +59,14 @@ def note_waiting(why: str) -> None:
     note(f"{WAITS} {restarts() + 1} {' '.join(why.split())}")
 
 
-def begin_epoch(who: str, seconds: float, *, is_met: bool = False) -> Word | None:
+def begin_epoch(
+    who: str,
+    seconds: float,
+    *,
+    is_met: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Word | None:
     """Block until the launcher has given its word; from then on this process is of that epoch and knows its secret.
 
     Args:
@@ -68,11 +76,11 @@ def begin_epoch(who: str, seconds: float, *, is_met: bool = False) -> Word | Non
     Returns:
         None: it gave none in so many seconds.
     """
-    path, deadline = Path(os.environ[WORD_VARIABLE]), time.monotonic() + seconds
+    path, deadline = Path(os.environ[WORD_VARIABLE]), clock() + seconds
     while (word := word_in(path)) is None or word.epoch <= restarts() or not (is_met or word.rendezvous):
-        if time.monotonic() > deadline:
+        if clock() > deadline:
             return None
-        time.sleep(POLL_S)
+        pause(POLL_S)
     os.environ[RESTARTS_VARIABLE], os.environ[JOB_SECRET_VARIABLE] = str(word.epoch), word.secret
     begin_life(who, word.epoch)
     return word

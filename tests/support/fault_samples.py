@@ -35,6 +35,8 @@ def matrix() -> dict[str, Any]:
     made.append({"name": "a link cut", "scheme": "ring", "backend": "tcp", "times": 0, "kept": 0, "skipped": why})
     promise = "each message once, and the bits of an undisturbed run"
     made.append({"name": "5 seeds", "scheme": "", "backend": "", "row": 21, "promise": promise})
+    promise = "the bits of an undisturbed job, or RecoveryFailed once restarts are used up"
+    made.append({"name": "5 seeds", "scheme": "ring", "backend": "simulated", "row": 21, "promise": promise})
     return results_of(*made)
 
 

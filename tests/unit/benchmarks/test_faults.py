@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.cases import CASES, Case, NotKept
-from benchmarks.faults.simulator import PromiseBroken, simulate
+from benchmarks.faults.simulated import PromiseBroken
+from benchmarks.faults.simulator import simulate
 from benchmarks.netlab.cluster import why_no_cluster
 from benchmarks.verbs.faults import FaultsConfig, chosen, faults
 from common.errors import UsageError
@@ -95,15 +96,22 @@ def test_what_was_made_and_kept_is_told_and_written(tmp_path: Path, capsys: pyte
     told = capsys.readouterr().out
     assert "row 1: ps (tcp): a fault: a promise: 3 of 3, noticed after 0.50 s at most\n" in told
     assert "row 1: ring (tcp): a fault: a promise: 0 of 3: rank 0 did not | fail\n" in told
-    assert "row 21: simulated: 5 seeds: each message once, and the bits of an undisturbed run: 1 of 1\n" in told
-    assert [line.split() for line in told.splitlines() if line.startswith(("ps ", "ring ", "simulated"))] == [
-        ["ps", "3", "3", "0.38", "0.50", "-", "-"],
-        ["ring", "0", "3", "-", "-", "-", "-"],
-        ["simulated", "1", "1", "-", "-", "-", "-"],
+    assert "row 21: ps (simulated): 5 seeds: each message once, and the bits of an undisturbed run: 1 of 1\n" in told
+    of_the_ring = "the bits of an undisturbed job, or RecoveryFailed once restarts are used up"
+    assert f"row 21: ring (simulated): 5 seeds: {of_the_ring}: 1 of 1\n" in told
+    assert [line.split() for line in told.splitlines() if line.startswith(("ps ", "ring "))] == [
+        ["ps", "4", "4", "0.38", "0.50", "-", "-"],
+        ["ring", "1", "4", "-", "-", "-", "-"],
     ]
     written = json.loads((tmp_path / "faults.json").read_text())["outcomes"]
-    assert [(each["row"], each["kept"], each["times"]) for each in written] == [(1, 3, 3), (1, 0, 3), (21, 1, 1)]
+    assert [(each["row"], each["kept"], each["times"]) for each in written] == [
+        (1, 3, 3),
+        (1, 0, 3),
+        (21, 1, 1),
+        (21, 1, 1),
+    ]
     page = (tmp_path / "faults.md").read_text()
+    assert "| 21 | ring simulated | 5 seeds | " in page
     assert "| 1 | ps tcp | a fault | a promise | 3 of 3 | 0.38 | 0.50 | - | - |" in page
     assert r"- Not kept: ring, a fault: 0 of 3 times; first: rank 0 did not \| fail." in page
     assert (tmp_path / "faults.html").read_text().count(
@@ -114,14 +122,19 @@ def test_what_was_made_and_kept_is_told_and_written(tmp_path: Path, capsys: pyte
 def test_only_what_is_asked_for_is_made() -> None:
     cases = [case(1, "ring", not_kept), case(1, "ps", not_kept), case(2, "ring", not_kept)]
     assert chosen(FaultsConfig(rows="1", schemes="ring"), cases) == cases[:1]
-    assert [each.row for each in chosen(FaultsConfig(), cases)] == [1, 1, 2, 21]
+    assert [each.row for each in chosen(FaultsConfig(), cases)] == [1, 1, 2, 21, 21]
+    assert [each.scheme for each in chosen(FaultsConfig(rows="21", schemes="ring"), cases)] == ["ring"]
 
 
 def test_a_seed_can_be_watched(capsys: pytest.CaptureFixture[str]) -> None:
     assert faults(FaultsConfig(seed=11)) == 0
     told = capsys.readouterr().out
     assert "taken: 17 rank 0 to 1, epoch 0 step 0: push 1 from 80 of 32\n" in told
-    assert told.splitlines()[-1].startswith("seed 11: Simulated(mode=")
+    assert "\nps: seed 11: Simulated(mode=" in told
+    assert " rank 0 joins group 0 in epoch 0\n" in told
+    assert told.splitlines()[-1].startswith("ring: seed 11: SimulatedRing(end=")
+    assert faults(FaultsConfig(seed=11, schemes="ring")) == 0
+    assert "Simulated(mode=" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

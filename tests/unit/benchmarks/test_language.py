@@ -106,7 +106,7 @@ GradSync Fleet paddle DataParallel numpy Python UTC CPU MKL AMD EPYC MNIST Fashi
 local ps ring shm tcp grpc gloo mpi ray sync ssp async geo all reduce push pull collective sha ms float
 Rank rank batch bucket chunk SGD adam digits TCP algbw busbw GB MB KiB MiB Mbit mbit gbit bootstrap data dir
 default memory limit TLS tls NCCL PyTorch GPU CUDA cupy torch pip tc ddp DistributedDataParallel ip limit root sudo run
-timeout repetitions kill PeerLost docs benchmarks md Gloo Paddle
+timeout repetitions kill PeerLost RecoveryFailed docs benchmarks md Gloo Paddle
 """
 
 

@@ -224,6 +224,32 @@ def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPa
     assert job.epochs == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1 of 2 ranks joined within 5 s; missing: rank 1: not started, or too slow",
+        "rank 1, 2 did not connect to rank 0 within 5 s",
+    ],
+)
+def test_a_rank_that_is_missing_after_a_failure_may_come_next_time(words: str) -> None:
+    """Such as one that froze while another one's place was taken."""
+    cause = f"rank 0 ended with exit code 2: collective.trainer: RendezvousError: {words}"
+    missing = ProcessFailed("rank 0", 2, joined=True, cause=cause)
+    job = Job(killed(), missing)
+    job.run(2)
+    assert job.epochs == [0, 1, 2]
+    with pytest.raises(ProcessFailed) as caught:
+        Job(missing).run(2)
+    assert caught.value is missing, "it was asked for what cannot work"
+
+    def live(life: Life) -> None:
+        if life.number == 0:
+            assert life.replace(killed(), ["rank 0"])
+            raise missing
+
+    supervise(RestartFlags(max_restarts=2), live, prog="collective.run")
+
+
 def test_hosts_go_on_at_the_greatest_epoch_that_one_of_them_proposes() -> None:
     job, asked = Job(killed(), killed()), [0] * 0
     job.run(2, agree=lambda epoch: asked.append(epoch) or epoch + 3)  # type: ignore[func-returns-value]
