@@ -29,7 +29,7 @@ def both(row: int, case: str, test: str) -> Fault:
 
 
 FROZEN, CUT, COMMITS = "test_frozen.py", "test_cut_launchers.py", "test_commits.py"
-RANKS = "test_numpy_ranks.py"
+RANKS, SIMULATED = "test_numpy_ranks.py", "test_simulations.py"
 FOLDER = "tests/unit/common/commit/test_folder.py"
 KILLS, LEFT, ADOPTED = "test_kills.py", "test_leftovers.py", "test_adoption.py"
 PROGRAM = "test_program_messages.py"
@@ -224,5 +224,10 @@ TABLE = [
         18,
         "kill -9 of launcher and guard; the next start",
         f"{LEFT}::test_the_guard_is_killed_too_and_the_next_start_clears_away_what_is_nobodys",
+    ),
+    both(
+        21,
+        "10,000 random schedules: of servers; of a ring and its recovery",
+        f"{SIMULATED}::test_seeds_of_a_simulation",
     ),
 ]

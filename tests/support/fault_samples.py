@@ -21,7 +21,8 @@ def matrix() -> dict[str, Any]:
     hubs = ("rank", "server", "rank where all met")
     names = [f"kill -9 of {'a' if hub == 'rank' else 'the'} {hub}" for hub in hubs]
     names += [f"{'a' if hub == 'rank' else 'the'} {hub} frozen{long}" for hub in hubs for long in ("", " for 0.5 s")]
-    names += ["a link cut", "a link cut for 0.5 s"]
+    cuts = ("cut", "that carries nothing to the others", "that carries nothing from the others")
+    names += [f"a link {cut}{long}" for cut in cuts for long in ("", " for 0.5 s")]
     names += [f"5 % of the packets {what}" for what in ("lost", "twice", "late, behind later ones")]
     names += [f"a message {fate}" for fate in ("lost", "doubled", "overtaken", "delayed", "of an old epoch")]
     names += ["bits flip, over TLS", "bits flip, with --insecure"]
