@@ -187,8 +187,10 @@ class Killing:
         there = self.alive()
         if not there:
             return ""
+        others = dict(there)
         there += self.launchers if launchers else []
         who, victim = choose(there)
+        others.pop(who, None)
         seen = len(self._recovered)
         try:
             victim.kill()
@@ -204,7 +206,9 @@ class Killing:
         if len(self._recovered) > seen:
             recovered, replayed = self._recovered[seen]
             whole, starting = recovered - self.killed[-1], recovered - new_at
-            self.recoveries.append(Recovery(round(whole, 3), round(starting, 3), replayed))
+            now = dict(self.alive())
+            stayed = all(now.get(role, process) == process for role, process in others.items())
+            self.recoveries.append(Recovery(round(whole, 3), round(starting, 3), replayed, stayed))
         return who
 
     def _replace(self, host: int) -> None:

@@ -16,12 +16,13 @@ from benchmarks.faults.killing import Killing
 from benchmarks.records.faults import Recovery, Usage
 from common.errors import GradSyncError
 
-__all__ = ["BACKENDS", "NRANKS", "Result", "grows", "random_kills", "soak"]
+__all__ = ["BACKENDS", "NRANKS", "Result", "faults_of", "grows", "random_kills", "soak"]
 
 ON_TWO = "tcp on 2 hosts"  # of a launcher each, on this machine
 BACKENDS = {"ring": ("shm", "tcp", ON_TWO), "ps": ("shm", "tcp", "grpc", ON_TWO)}
 NRANKS = (2, 4)
 STEPS = 1_000
+RECOVERY_S = 2.0
 GROWTH, ROOM_MB = 1.1, 8.0  # of memory, from the first third of a soak to the last
 
 
@@ -30,7 +31,8 @@ class Result:
     """Of some kills.
 
     Args:
-        kept: after how many of them the digest was that of the undisturbed job.
+        kept: after how many of them the digest was that of the undisturbed job; and where the others went on, they kept
+            their processes, made at most one step again, and waited at most RECOVERY_S beside the start of the new one.
         usage: of each process just before each kill.
         why_not: what was wrong first.
     """
@@ -65,13 +67,27 @@ def random_kills(
             continue
         result.kills += 1
         result.recoveries += job.recoveries
-        result.kept += digest == expected
+        faults = [] if digest == expected else [f"{digest}, not {expected}"]
+        faults += [fault for recovery in job.recoveries for fault in faults_of(recovery)]
+        result.kept += not faults
         what = f"{who} of {nranks}, {scheme} ({backend}), {moment - job.begun:.2f} s after the job's start"
-        if digest != expected and not result.why_not:
-            result.why_not = f"{what}: {digest}, not {expected}"
+        if faults and not result.why_not:
+            result.why_not = f"{what}: {'; '.join(faults)}"
         took = words_of(job.recoveries[0]) if job.recoveries else "-"
-        tell(f"kill {result.kills}: {what}: {took}, {'the same bits' if digest == expected else digest}")
+        tell(f"kill {result.kills}: {what}: {took}, {'; '.join(faults) or 'the same bits'}")
     return result
+
+
+def faults_of(recovery: Recovery) -> Iterator[str]:
+    """What is not as promised, where the others went on."""
+    if recovery.replayed is None:
+        return
+    if not recovery.stayed:
+        yield "another one lost its process"
+    if recovery.replayed > 1:
+        yield f"{recovery.replayed} steps were made again"
+    if (waited := recovery.whole_s - recovery.starting_s) > RECOVERY_S:
+        yield f"the others waited {waited:.1f} s beside the start of the new process"
 
 
 def words_of(recovery: Recovery) -> str:

@@ -16,11 +16,13 @@ class Recovery(Struct, frozen=True):
         starting_s: of that, from the start of the killed process's successor on: its interpreter, its imports, joining.
         replayed: complete steps that were made again while the others kept their processes; None: all were started
             again.
+        stayed: whether all others did.
     """
 
     whole_s: float
     starting_s: float
     replayed: int | None = None
+    stayed: bool = False
 
 
 class Usage(Struct, frozen=True):

@@ -142,7 +142,7 @@ def report(results: FaultsResults) -> Report:
 def heads() -> list[str]:
     """Of the scoreboard."""
     seconds = [say("noticed\nmedian, s"), say("\nmost, s"), say("complete again\nmedian, s"), say("\nmost, s")]
-    return [say("scheme"), say("promises kept"), say("of"), *seconds]
+    return [say("scheme"), say("promises kept"), say("of"), *seconds, say("replayed\nmost steps")]
 
 
 def scoreboard(results: FaultsResults) -> list[list[str]]:
@@ -152,7 +152,9 @@ def scoreboard(results: FaultsResults) -> list[list[str]]:
         noticed = [seconds for each in made for seconds in each.detection_s]
         whole = [recovery.whole_s for each in made for recovery in each.recoveries]
         counts = [str(sum(each.kept for each in made)), str(sum(each.times for each in made))]
-        found.append([_name(scheme), *counts, *_middle_and_most(noticed, 2), *_middle_and_most(whole, 1)])
+        again = [e.replayed for each in made for e in each.recoveries if e.replayed is not None]
+        seconds = (*_middle_and_most(noticed, 2), *_middle_and_most(whole, 1))
+        found.append([_name(scheme), *counts, *seconds, str(max(again)) if again else "-"])
     return found
 
 

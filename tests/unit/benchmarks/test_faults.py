@@ -100,8 +100,8 @@ def test_what_was_made_and_kept_is_told_and_written(tmp_path: Path, capsys: pyte
     of_the_ring = "the bits of an undisturbed job, or RecoveryFailed once restarts are used up"
     assert f"row 21: ring (simulated): 5 seeds: {of_the_ring}: 1 of 1\n" in told
     assert [line.split() for line in told.splitlines() if line.startswith(("ps ", "ring "))] == [
-        ["ps", "4", "4", "0.38", "0.50", "-", "-"],
-        ["ring", "1", "4", "-", "-", "-", "-"],
+        ["ps", "4", "4", "0.38", "0.50", "-", "-", "-"],
+        ["ring", "1", "4", "-", "-", "-", "-", "-"],
     ]
     written = json.loads((tmp_path / "faults.json").read_text())["outcomes"]
     assert [(each["row"], each["kept"], each["times"]) for each in written] == [

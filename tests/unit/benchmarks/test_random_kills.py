@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.faults import random_kills as kills
 from benchmarks.faults.killing import named
-from benchmarks.faults.random_kills import NRANKS, Result, grows, random_kills
+from benchmarks.faults.random_kills import NRANKS, Result, faults_of, grows, random_kills
 from benchmarks.records.faults import Recovery, Usage
 from benchmarks.verbs import faults as verb
 from benchmarks.verbs.faults import FaultsConfig, faults
@@ -58,7 +58,7 @@ def test_what_came_of_kills_is_told_and_written(
     def some(scheme: str, nranks: int, count: int, seed: int, tell: object) -> Result:
         made.append((scheme, nranks, count, seed))
         why_not = "" if nranks == 2 else "rank 1 of 4: other bits"
-        return Result(count, count - bool(why_not), [Recovery(2.0, 1.5), Recovery(4.0, 3.0)], why_not=why_not)
+        return Result(count, count - bool(why_not), [Recovery(2.0, 1.5), Recovery(4.0, 3.0, 1, True)], why_not=why_not)
 
     monkeypatch.setattr(verb, "random_kills", some)
     monkeypatch.setattr(verb, "soak", lambda *_: Result(19, 1, usage=samples(1.0)))
@@ -103,6 +103,20 @@ def test_a_job_that_fails_by_itself_ends_the_search_for_a_moment(monkeypatch: py
 def test_flags_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="--kill-every at least 1"):
         FaultsConfig(soak=1000, kill_every=0)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "found"),
+    [
+        (Recovery(9.0, 1.0), []),  # all anew
+        (Recovery(3.0, 1.5, 1, True), []),
+        (Recovery(1.0, 0.5, 0, False), ["another one lost its process"]),
+        (Recovery(1.0, 0.5, 2, True), ["2 steps were made again"]),
+        (Recovery(4.0, 0.5, 0, True), ["the others waited 3.5 s beside the start of the new process"]),
+    ],
+)
+def test_where_the_others_go_on_more_is_promised(recovery: Recovery, found: list[str]) -> None:
+    assert list(faults_of(recovery)) == found
 
 
 @pytest.mark.processes
