@@ -92,7 +92,9 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             for rank in node.ranks:
                 start(rank, addresses)
         if job.keeps:
-            job.mends = mending(job, start, hosts, patience=config.timeout, servers=servers)
+            job.mends = mending(
+                job, start, hosts, patience=config.timeout, wait_limit=config.wait_limit, servers=servers
+            )
         job.wait()
 
 

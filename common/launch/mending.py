@@ -14,9 +14,16 @@ __all__ = ["mending"]
 
 
 def mending(
-    job: Job, start: Callable[[int, str], None], place: Place, *, patience: float, servers: Servers | None = None
+    job: Job,
+    start: Callable[[int, str], None],
+    place: Place,
+    *,
+    patience: float,
+    wait_limit: float,
+    servers: Servers | None = None,
 ) -> Callable[[], bool]:
-    """What the job asks again and again whether that which has failed is being mended; arguments as of Replacing."""
+    """What the job asks again and again whether that which has failed is being mended; arguments as of Replacing, but
+    those who wait do so for `wait_limit` themselves: the launcher is to decide before they give up."""
     node, company, epoch = place.node, place.company, job.life.number
     others: list[Crew] = []
     if company is not None:
@@ -26,4 +33,5 @@ def mending(
         if node.index:
             return Following(CrewHere(job, start), company.stream(0)).look
         others += [RemoteCrew(company.stream(h), node.ranks_of(h), epoch) for h in range(1, node.nnodes)]
-    return Replacing(job, start, patience, servers, others, place=node.meeting_place).look
+    limit = wait_limit - patience
+    return Replacing(job, start, patience, servers, others, place=node.meeting_place, wait_limit=limit).look

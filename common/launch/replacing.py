@@ -40,8 +40,9 @@ class Replacing:
 
     Args:
         start: starts a rank of this host that meets the others at that place, or at servers with these addresses.
-        patience: seconds within which all must have noticed that one has died; who has not is replaced too. So is who
-            takes another's place and is frozen for as long before it joins.
+        patience: seconds for which who takes another's place may be frozen before it joins.
+        wait_limit: seconds within which all must have noticed that one has died; who has not is replaced too. So is who
+            is frozen then; one that only computes may take long. At least `patience`.
         servers: at which the ranks meet; None: they meet by themselves.
         others: the ranks of other hosts.
         place: where ranks meet by themselves; "": at one of this host's, each time a new one.
@@ -53,6 +54,7 @@ class Replacing:
     servers: Servers | None = None
     others: Sequence[Crew] = ()
     place: str = ""
+    wait_limit: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
     _stalled: list[str] = field(default_factory=list)  # names of those that were killed for it
@@ -62,6 +64,7 @@ class Replacing:
     _gave_up: bool = False
     _cut_short: bool = False  # nobody can tell who was started again
     _looked_at: float = 0.0
+    _told_of_the_busy: bool = False
     _failed_again_at: float | None = None  # since when some wait once more while others are started
 
     def __post_init__(self) -> None:
@@ -126,12 +129,17 @@ class Replacing:
         if any(rank.code == 0 or not crew.has_kept(rank) for crew in self._crews for rank in crew.children):
             return self._give_up()
         missing = [rank for rank in ranks if rank.code is None and rank not in waiting]
+        awaited = self.clock() - self._noticed_at
         for rank in missing:
-            if rank.is_frozen() or self.clock() > self._noticed_at + self.patience:
+            if rank.is_frozen() or awaited > max(self.patience, self.wait_limit):
                 self._stalled.append(rank.name)
                 self._kill(rank)
+        if missing and awaited > self.patience and not self._told_of_the_busy:
+            self._told_of_the_busy = True
+            self.job.life.say(f"{who_of(missing)} busy; the others wait for as long as --wait-limit says")
         if missing:
             return True
+        self._told_of_the_busy = False
         failure = self._failure(ranks, waiting)
         dead = [rank for rank in ranks if rank.code is not None]
         if not any(rank.name.startswith("rank") for rank in waiting):  # what all ranks have alike is gone with them
@@ -243,3 +251,7 @@ class Replacing:
         if frozen:
             raise frozen
         return self._here.leave(self._noticed_at)
+
+
+def who_of(ranks: Sequence[Child]) -> str:
+    return f"{' and '.join(rank.name for rank in ranks)} {'are' if len(ranks) > 1 else 'is'} alive, but"

@@ -111,6 +111,11 @@ class Life:
         self.number, self.is_whole = self.supervisor.epoch, True
         return True
 
+    def say(self, what: str) -> None:
+        """On the launcher's terminal."""
+        if self.supervisor:
+            self.supervisor.say(what)
+
     def went_on(self, step: int, replayed: int) -> None:
         """All ranks go on after that step; so many that were complete are made again."""
         assert self.supervisor
@@ -170,7 +175,7 @@ class Supervisor:
 
     def run(self, live: Callable[[Life], None]) -> None:
         if self.epoch:
-            self._say(f"this host joins a job that has lost one, in epoch {self.epoch}")
+            self.say(f"this host joins a job that has lost one, in epoch {self.epoch}")
         life = self._adopted()
         while True:
             try:
@@ -185,7 +190,7 @@ class Supervisor:
             count = f"{len(self.causes)} restart{'s' * (len(self.causes) > 1)}"
             if self.parts:
                 count += f" ({self.parts} of a part, {steps_of(self.replayed)} replayed)"
-            self._say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
+            self.say(f"complete after {count}, which took {self.lost_s:.1f} s: {'; '.join(self.causes)}")
 
     def _next(self) -> Life:
         self._begun, self._born = self.clock(), self.epoch
@@ -199,7 +204,7 @@ class Supervisor:
         for name in STATE:
             setattr(self, name, self._kept.notes["state"][name])
         ago = time.monotonic() - (self._kept.died_at or 0.0)
-        self._say(
+        self.say(
             f"takes over the job of launcher {self._kept.launcher}, which died {ago:.1f} s ago: "
             f"{', '.join(self._kept.members)} (epoch {self.epoch})"
         )
@@ -240,7 +245,7 @@ class Supervisor:
         number = self._take_restart(failure)
         started = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} started again ({number})"
         done = f"{started}, the others go on" if names else f"all live, and meet again ({number})"
-        self._say(f"{failure.cause}, {self._after()}; {done}")
+        self.say(f"{failure.cause}, {self._after()}; {done}")
         self.epoch += 1
         self.parts += 1
         self._count(failure)
@@ -253,7 +258,7 @@ class Supervisor:
         """
         number = self._take_restart(failure)
         ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
-        self._say(f"{failure.cause}, {self._after()}; {ended}; starting all again ({number})")
+        self.say(f"{failure.cause}, {self._after()}; {ended}; starting all again ({number})")
         try:
             self.epoch = self.agree(self.epoch + 1)
         except UsageError as exc:
@@ -290,14 +295,14 @@ class Supervisor:
         """That the group goes on after this step."""
         self.replayed += replayed
         lost = self._recovered()
-        self._say(
+        self.say(
             f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed, {lost:.1f} s after that "
             f"(epoch {self.epoch})"
         )
 
     def _tell_recovery(self) -> None:
         since = f", {self._recovered():.1f} s after that" if self._mends else ""
-        self._say(f"recovered: the group is complete again{since} (epoch {self.epoch})")
+        self.say(f"recovered: the group is complete again{since} (epoch {self.epoch})")
 
     def _recovered(self) -> float:
         """How many seconds after the last failure."""
@@ -306,7 +311,7 @@ class Supervisor:
         self.note()
         return lost
 
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
         print(f"{self.prog}: {what}", file=sys.stderr, flush=True)
 
 

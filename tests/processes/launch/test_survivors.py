@@ -190,6 +190,24 @@ def test_a_program_with_a_training_state_goes_on_too(
 
 
 @pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("collective.run", "before-reduce:1:7"),
+        pytest.param("ps.run", "committed:1:8", marks=long),
+    ],
+)
+def test_who_is_busy_for_longer_than_the_timeout_when_another_dies_keeps_its_process(
+    command: str, fault: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESUMED_BUSY", "0 6 5")
+    results, job, processes = program(fault, "--timeout", 2, workers=0, command=command)
+    assert recovered(job, "rank 1"), job.err
+    assert f"{command}: rank 0 is alive, but busy; the others wait for as long as --wait-limit says" in job.err
+    assert processes == 1 + 2 + (command == "ps.run") + 1
+    assert results == undisturbed_program(program, 2, 0)
+
+
+@pytest.mark.parametrize(
     ("fault", "nranks", "workers", "flags"),
     [
         pytest.param("committed:1:7", 2, 2, (), marks=long),

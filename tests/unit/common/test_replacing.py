@@ -139,6 +139,27 @@ def test_who_has_stalled_is_killed_before_its_place_is_given_away(
     mended(what)
 
 
+def test_who_is_busy_is_waited_for(mended: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def what(of: Mended) -> None:
+        of.replacing.wait_limit = 600.0
+        of.kill(1)
+        of.wait(0)
+        assert of.look()
+        for _ in range(3):
+            of.now += 40
+            assert of.look()
+        assert capsys.readouterr().err.splitlines() == [
+            "collective.run: rank 2 is alive, but busy; the others wait for as long as --wait-limit says"
+        ]
+        before = of.rank(2).process.pid
+        of.wait(2)
+        assert of.look()
+        assert "; rank 1 is started again" in capsys.readouterr().err
+        assert of.rank(2).process.pid == before
+
+    mended(what)
+
+
 def test_who_does_not_notice_in_time_is_replaced_too(mended: Run, capsys: pytest.CaptureFixture[str]) -> None:
     def what(of: Mended) -> None:
         of.kill(1)
