@@ -95,16 +95,31 @@ def words_of(recovery: Recovery) -> str:
     return f"{recovery.whole_s:.2f} s, {how}"
 
 
-def soak(scheme: str, steps: int, kill_every: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Result:
-    """One job of two ranks, whose processes are killed one after the other."""
+def soak(
+    scheme: str,
+    steps: int,
+    kill_every: int,
+    seed: int,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    mtbf: float = 0.0,
+) -> Result:
+    """One job of two ranks, whose processes are killed one after the other.
+
+    Args:
+        kill_every: steps between two kills.
+        mtbf: the mean of the seconds between two kills, which then come at any moment; 0: by steps.
+    """
     chance, result = random.Random(f"soak {scheme} {seed}"), Result()
     backend = BACKENDS[scheme][0]
     expected, _ = undisturbed(scheme, backend, 2, steps)
-    moments = range(kill_every, steps, kill_every)
-    with Killing(scheme, backend, 2, steps, restarts=max(1, len(moments))) as job:
-        for step in moments:
-            job.until(lambda: job.step >= step, f"step {step}")  # noqa: B023 - it is called at once
-            usage = job.usage()
+    most = steps if mtbf else max(1, len(range(kill_every, steps, kill_every)))
+    with Killing(scheme, backend, 2, steps, restarts=most) as job:
+        for ready in at_random(chance, mtbf) if mtbf else after_steps(job, kill_every, steps):
+            job.until(ready, "moment to kill")
+            if job.over:
+                break
+            step, usage = job.step, job.usage()
             if who := job.kill(chance.choice):
                 result.kills += 1
                 result.usage.append(usage)
@@ -116,6 +131,19 @@ def soak(scheme: str, steps: int, kill_every: int, seed: int, tell: Callable[[st
         faults.insert(0, f"{digest}, not {expected}")
     result.kept, result.why_not = int(not faults), "; ".join(faults)
     return result
+
+
+def after_steps(job: Killing, every: int, steps: int) -> Iterator[Callable[[], bool]]:
+    """When it is time, so many steps after the last kill."""
+    for step in range(every, steps, every):
+        yield lambda: job.step >= step  # noqa: B023 - it is called before the next
+
+
+def at_random(chance: random.Random, mean: float) -> Iterator[Callable[[], bool]]:
+    """When it is time, as failures come that have no memory."""
+    while True:
+        moment = time.monotonic() + chance.expovariate(1 / mean)
+        yield lambda: time.monotonic() >= moment  # noqa: B023 - it is called before the next
 
 
 def undisturbed(scheme: str, backend: str, nranks: int, steps: int) -> tuple[str, float]:

@@ -58,6 +58,8 @@ class FaultsConfig:
     """Make a job of so many steps instead, which loses a process again and again; beside --random-kills, both."""
     kill_every: int = 500
     """Steps between two kills of a soak."""
+    mtbf: float = 0.0
+    """Mean seconds between two kills of a soak, which then come at any moment; 0: by --kill-every."""
     kill_seed: int = 1
     """By which these kills choose who and when."""
     out: Path = Path("out/faults")
@@ -74,6 +76,10 @@ class FaultsConfig:
                 "--random-kills and --soak must be at least 0, --kill-every at least 1 "
                 f"(got {self.random_kills}, {self.soak} and {self.kill_every})"
             )
+        if not 0 <= self.mtbf < float("inf"):
+            raise UsageError(f"--mtbf must be a number of seconds, at least 0 (got {self.mtbf})")
+        if self.mtbf and not self.soak:
+            raise UsageError("--mtbf needs --soak: how many steps is the job to make?")
         known = {str(case.row) for case in CASES} | {str(SIMULATED)}
         for row in filter(None, self.rows.split(",")):
             if row not in known:
@@ -123,7 +129,7 @@ def kills(config: FaultsConfig, tell: Callable[[str], None]) -> Iterator[FaultOu
             found = random_kills(scheme, nranks, count, config.kill_seed, tell)
             yield of_kills(RANDOM, f"random kills, {nranks} ranks", scheme, SAME_BITS, found, found.kills)
     for scheme in schemes if config.soak else ():
-        found = soak(scheme, config.soak, config.kill_every, config.kill_seed, tell)
+        found = soak(scheme, config.soak, config.kill_every, config.kill_seed, tell, mtbf=config.mtbf)
         name = f"{config.soak:,} steps, {found.kills} kills"
         yield of_kills(SOAK, name, scheme, f"{SAME_BITS}, and no process grows", found, 1)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +64,7 @@ def test_what_came_of_kills_is_told_and_written(
         return Result(count, count - bool(why_not), [Recovery(2.0, 1.5), Recovery(4.0, 3.0, 1, True)], why_not=why_not)
 
     monkeypatch.setattr(verb, "random_kills", some)
-    monkeypatch.setattr(verb, "soak", lambda *_: Result(19, 1, usage=samples(1.0)))
+    monkeypatch.setattr(verb, "soak", lambda *_, **__: Result(19, 1, usage=samples(1.0)))
     assert faults(FaultsConfig(out=tmp_path, random_kills=12, soak=10_000, schemes="ps", kill_seed=7)) == 1
     assert made == [("ps", nranks, 6, 7) for nranks in NRANKS]
     told = capsys.readouterr().out
@@ -100,9 +103,56 @@ def test_a_job_that_fails_by_itself_ends_the_search_for_a_moment(monkeypatch: py
         random_kills("ring", 2, 1, 0)
 
 
-def test_flags_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="--kill-every at least 1"):
-        FaultsConfig(soak=1000, kill_every=0)
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"soak": 1000, "kill_every": 0}, "--kill-every at least 1"),
+        ({"soak": 1000, "mtbf": -1.0}, "--mtbf must be a number of seconds"),
+        ({"mtbf": 30.0}, "--mtbf needs --soak"),
+    ],
+)
+def test_flags_that_cannot_be(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        FaultsConfig(**flags)
+
+
+@pytest.mark.parametrize("mtbf", [0.0, 0.05])
+def test_a_soak_kills_until_its_end(mtbf: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait takes a moment and 25 steps."""
+
+    class Soaked:
+        def __init__(self, *_: object, restarts: int = 0) -> None:
+            self.step, self.begun, self.recoveries = 0, time.monotonic(), [Recovery(1.0, 0.5, 0, True)]
+
+        def __enter__(self) -> Soaked:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def usage(self) -> list[Usage]:
+            return samples(30.0)[0]
+
+        @property
+        def over(self) -> bool:
+            return self.step >= 200
+
+        def until(self, condition: Callable[[], bool], _: str) -> None:
+            while not (condition() or self.over):
+                self.step += 25
+                time.sleep(0.02)
+
+        def kill(self, choose: Callable[[list[str]], str]) -> str:
+            return choose(["rank 1"])
+
+        def digest(self) -> str:
+            return "the digest"
+
+    monkeypatch.setattr(kills, "Killing", Soaked)
+    told: list[str] = []
+    found = kills.soak("ring", 200, 50, 3, told.append, mtbf=mtbf)
+    assert (found.kept, found.why_not) == (1, "")
+    assert found.kills == len(told) == len(found.usage)
+    assert found.kills == 3 if not mtbf else 1 <= found.kills <= 8
+    assert told[0].startswith("ring: rank 1 killed after step ")
 
 
 @pytest.mark.parametrize(
