@@ -51,6 +51,9 @@ class Launchers:
     def said(self, host: int) -> str:
         return out_of(self.folder, host).read_text()
 
+    def heard(self) -> str:
+        return "; ".join(map(self.said, range(2)))
+
     def members(self) -> list[psutil.Process]:
         """The ranks and servers that they have."""
         found = [child for each in self.processes for child in psutil.Process(each.pid).children(recursive=True)]
@@ -105,10 +108,10 @@ def test_launchers_that_meet_again_start_all_anew(
     launchers.cluster.unplug(1)
     time.sleep(CUT_S)
     launchers.cluster.plug(1)
-    until(lambda: all("recovered: " in launchers.said(host) for host in range(2)), "a new group")
+    until(lambda: all("recovered: " in launchers.said(host) for host in range(2)), "a new group", launchers.heard)
     assert len(before) == 2 + (scheme == "ps")
     assert not [each for each in before if is_running(each)]
-    assert launchers.codes() == [0, 0], [launchers.said(host) for host in range(2)]
+    assert launchers.codes() == [0, 0], launchers.heard()
     for host in range(2):
         assert "; starting all again (restart 1 of 1)" in launchers.said(host)
         assert "recovered: the group is complete again, " in launchers.said(host)
@@ -120,7 +123,7 @@ def test_launchers_that_meet_again_start_all_anew(
 def test_launchers_that_do_not_meet_again_say_so_and_leave_nothing(launchers: Launchers) -> None:
     before = launchers.members()
     launchers.cluster.unplug(1)
-    assert launchers.codes() == [RecoveryFailed.exit_code] * 2, [launchers.said(host) for host in range(2)]
+    assert launchers.codes() == [RecoveryFailed.exit_code] * 2, launchers.heard()
     assert "RecoveryFailed: the launcher of host 1 was silent for " in launchers.said(0)
     assert "missing: host 1: " in launchers.said(0)
     assert "then the launchers of all hosts did not meet: nobody answered at 10.77.0.1:8601" in launchers.said(1)

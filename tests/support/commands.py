@@ -82,11 +82,11 @@ def end_all(started: Sequence[Started]) -> None:
         one.process.wait()
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, why_not: Callable[[], str] = str) -> Any:
     """Poll until `condition` gives something, and return it."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"still waiting for {what}"
+        assert time.monotonic() < deadline, f"still waiting for {what}: {why_not()}"
         time.sleep(0.01)
     return found
 
