@@ -124,6 +124,8 @@ class Lobby(Company):
             self._meeting = None  # who comes from now on waits for the next one
             self._streams |= {h: new for h, new in self._newcomers.items() if h not in self._streams or not new.gone}
             self._newcomers = {}
+            for stream in self._streams.values():
+                stream.renew()
         return Membership(tuple(m.address for m in members), b"", tuple(m.note for m in members))
 
     @contextmanager
@@ -259,7 +261,7 @@ class Visit(Company):
             PeerUnreachable: there is none.
             PeerLost: it is gone again.
         """
-        if self._stream is not None and not self._stream.gone:
+        if self._stream is not None and self._is_usable(self._stream):
             return self._stream
         self.close()
         self._channel = rpc.connect(self._address, timeout=timeout)
@@ -274,6 +276,10 @@ class Visit(Company):
         threading.Thread(target=stream.read, args=(call,), name="gradsync-lobby", daemon=True).start()
         self._stream = stream
         return stream
+
+    def _is_usable(self, stream: MessageStream) -> bool:
+        """Else there is to be another one, over a connection of its own."""
+        return not stream.has_lapsed
 
     def _hello(self) -> bytes:
         return str(self._index).encode()

@@ -58,6 +58,10 @@ class SpareHost(Visit):
         deadline = time.monotonic() + self._patience
         return until_met(lambda: self._come_in(deadline - time.monotonic()), deadline)
 
+    def _is_usable(self, stream: MessageStream) -> bool:
+        """The first host knows by its stream whose place it has."""
+        return not stream.gone
+
     def _hello(self) -> bytes:
         waits = self._index >= self._count
         return b"spare %d of %d" % (self._number, self._count) if waits else super()._hello()

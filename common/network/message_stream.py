@@ -31,6 +31,7 @@ class MessageStream:
         self._come: list[bytes] = []
         self._ended = ""
         self._heard_at = clock()
+        self._lapsed = False
 
     def send(self, message: bytes) -> None:
         """To the other end, if it is there."""
@@ -47,6 +48,15 @@ class MessageStream:
         """Why nothing comes from the other end any more, in words; "": it lives."""
         silent = self._clock() - self._heard_at
         return self._ended or (f"{self.peer} was silent for {silent:.0f} s" if silent > self._silence else "")
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether it was silent for too long, now or at any time: TCP may keep what is sent back for as long again."""
+        return self._lapsed or bool(self.gone)
+
+    def renew(self) -> None:
+        """The other end was heard of in another way: silence counts from now on."""
+        self._heard_at = self._clock()
 
     def end(self, why: str) -> None:
         """The call is over, or is to be."""
@@ -69,7 +79,9 @@ class MessageStream:
         """Take in what gRPC receives, until the end."""
         try:
             for message in received:
-                self._heard_at = self._clock()
+                now = self._clock()
+                self._lapsed = self._lapsed or now - self._heard_at > self._silence
+                self._heard_at = now
                 if message != SIGN:
                     with self._lock:
                         self._come.append(message)

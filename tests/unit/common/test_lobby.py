@@ -112,6 +112,17 @@ def test_who_comes_while_all_are_there_waits_in_vain_and_harms_nobody(hosts: Hos
     assert not hosts.lobby.stream(1).gone
 
 
+def test_a_launcher_whose_first_host_was_silent_for_too_long_comes_over_another_connection(hosts: Hosts) -> None:
+    hosts.meet()
+    before = [visit.stream(0) for visit in hosts.visits.values()]
+    before[0]._lapsed = True
+    hosts.meet()
+    after = [visit.stream(0) for visit in hosts.visits.values()]
+    assert after[0] is not before[0]
+    assert after[1] is before[1]
+    assert not any(hosts.lobby.stream(host).gone for host in hosts.visits)
+
+
 def test_a_meeting_at_which_one_is_missing_fails_for_all_and_the_next_one_may_do(hosts: Hosts) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(hosts.visits[1].meet, "host-1", b"0", LIMIT_S)
@@ -132,12 +143,14 @@ def test_who_is_silent_for_too_long_counts_as_gone_until_it_is_heard_again() -> 
     stream = MessageStream("the launcher of host 1", 5.0, clock=lambda: now[0])
     now[0] = 5.0
     assert not stream.gone
+    assert not stream.has_lapsed
     now[0] = 6.0
     assert stream.gone == "the launcher of host 1 was silent for 6 s"
 
     def received() -> Iterator[bytes]:
         yield b""
         assert not stream.gone
+        assert stream.has_lapsed
         assert not stream.take()
 
     stream.read(received())
