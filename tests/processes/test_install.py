@@ -17,7 +17,7 @@ PROGRAM = ROOT / "tests" / "programs" / "unchanged.py"
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("kind", [pytest.param("data_parallel", marks=pytest.mark.long), "fleet"])
+@pytest.mark.parametrize("kind", [pytest.param("data_parallel", marks=pytest.mark.longest), "fleet"])
 def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_path: Path, kind: str) -> None:
     unmodified = {scheme: run(scheme, tmp_path, PROGRAM, kind)[0] for scheme in ("ps", "collective")}
     changed = {
@@ -31,7 +31,7 @@ def test_an_unmodified_program_gives_the_bits_of_one_with_a_changed_import(tmp_p
     "kind",
     [
         pytest.param("fit resume", marks=pytest.mark.long),
-        pytest.param("data_parallel", marks=pytest.mark.long),
+        pytest.param("data_parallel", marks=pytest.mark.longest),
         pytest.param("fused", marks=pytest.mark.longest),
     ],
 )  # fleet: tests/system/test_examples.py

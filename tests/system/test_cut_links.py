@@ -89,7 +89,7 @@ def jobs(cluster: Cluster, tmp_path: Path, wait_until: Callable[..., None]) -> I
         each.process.wait()
 
 
-@pytest.mark.parametrize("kind", ["ring", "tcp"])
+@pytest.mark.parametrize("kind", ["ring", pytest.param("tcp", marks=pytest.mark.longest)])
 def test_both_ends_of_a_cut_link_say_that_it_is_cut(
     kind: str, cluster: Cluster, jobs: Callable[[str], list[Started]]
 ) -> None:
@@ -107,6 +107,7 @@ def test_both_ends_of_a_cut_link_say_that_it_is_cut(
         assert words in each.words, each.words
 
 
+@pytest.mark.longest
 def test_a_frozen_process_of_another_host_is_told_as_frozen(jobs: Callable[[str], list[Started]]) -> None:
     *_, first, second = jobs("tcp")
     second.process.send_signal(signal.SIGSTOP)

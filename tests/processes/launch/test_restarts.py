@@ -72,7 +72,7 @@ def test_a_job_that_loses_a_process_ends_with_the_bits_of_one_that_does_not(
     ("command", "fault"),
     [
         ("collective.run", "joined:1:0"),
-        ("ps.run", "joined:0:0"),
+        pytest.param("ps.run", "joined:0:0", marks=pytest.mark.longest),
         pytest.param("collective.run", "leaving:1:0", marks=pytest.mark.longest),
         pytest.param("ps.run", "leaving:0:0", marks=pytest.mark.longest),
     ],
@@ -93,7 +93,14 @@ def test_two_hosts_go_on_together(
 
 
 @long
-@pytest.mark.parametrize(("command", "lost"), [("collective.run", 1), ("collective.run", 0), ("ps.run", 1)])
+@pytest.mark.parametrize(
+    ("command", "lost"),
+    [
+        ("collective.run", 0),
+        pytest.param("collective.run", 1, marks=pytest.mark.longest),
+        pytest.param("ps.run", 1, marks=pytest.mark.longest),
+    ],
+)
 def test_a_host_that_is_lost_is_waited_for(
     command: str,
     lost: int,

@@ -192,8 +192,8 @@ def test_a_program_with_a_training_state_goes_on_too(
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
-        ("collective.run", "before-reduce:1:7"),
-        pytest.param("ps.run", "committed:1:8", marks=long),
+        pytest.param("collective.run", "before-reduce:1:7", marks=long),
+        pytest.param("ps.run", "committed:1:8", marks=longest),
     ],
 )
 def test_who_is_busy_for_longer_than_the_timeout_when_another_dies_keeps_its_process(

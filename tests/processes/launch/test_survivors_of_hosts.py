@@ -77,7 +77,7 @@ def undisturbed(tmp_path: Path, start: Callable[..., Started]) -> str:
         pytest.param("collective.run", "backward:1:3,joining:1:0", (), marks=pytest.mark.longest),
         pytest.param("collective.run", "sent:0:37", ("--algorithm", "ring"), marks=pytest.mark.longest),
         pytest.param("collective.run", "backward:2:4", ("--shard-optimizer",), marks=pytest.mark.longest),
-        ("ps.run", "replied:s0:9", ()),
+        pytest.param("ps.run", "replied:s0:9", (), marks=pytest.mark.longest),
         pytest.param("ps.run", "replied:s0:9,pushed:3:25", (), marks=pytest.mark.longest),
         pytest.param("ps.run", "committed:0:5", ("--servers", 2, "--data-plane", "grpc"), marks=pytest.mark.longest),
         pytest.param("ps.run", "stored:s1:5:stop", ("--servers", 2, "--timeout", 10), marks=pytest.mark.longest),

@@ -155,11 +155,11 @@ def test_flags_that_cannot_be(flags: dict[str, Any], told: str) -> None:
     ("scheme", "backend", "name"),
     [
         ("ps", "shm", "kill -9 of a rank"),
-        pytest.param("ring", "tcp", "a rank frozen for 0.5 s", marks=pytest.mark.long),
-        pytest.param("ps", "tcp", "the server frozen", marks=pytest.mark.long),
-        pytest.param("ps", "shm", "a message lost", marks=pytest.mark.long),
-        pytest.param("ps", "grpc", "bits flip, with --insecure", marks=[pytest.mark.long, needs_cluster]),
-        pytest.param("ring", "tcp", "10 % of the packets twice", marks=[pytest.mark.long, needs_cluster]),
+        pytest.param("ring", "tcp", "a rank frozen for 0.5 s", marks=pytest.mark.longest),
+        pytest.param("ps", "tcp", "the server frozen", marks=pytest.mark.longest),
+        pytest.param("ps", "shm", "a message lost", marks=pytest.mark.longest),
+        pytest.param("ps", "grpc", "bits flip, with --insecure", marks=[pytest.mark.longest, needs_cluster]),
+        pytest.param("ring", "tcp", "10 % of the packets twice", marks=[pytest.mark.longest, needs_cluster]),
     ],
 )
 def test_real_cases(scheme: str, backend: str, name: str) -> None:

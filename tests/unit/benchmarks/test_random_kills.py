@@ -170,7 +170,7 @@ def test_where_the_others_go_on_more_is_promised(recovery: Recovery, found: list
 
 
 @pytest.mark.processes
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_real_random_kill_ends_in_the_same_bits() -> None:
     pytest.importorskip("paddle")
     told: list[str] = []
