@@ -14,6 +14,7 @@ from common.network.patience import WAIT_LIMIT_S
 
 __all__ = ["Servers", "start_servers", "wait_for_file"]
 
+START_S = 30.0  # to import and to listen, however soon a silent process is to be noticed
 PATIENCE_S = 5.0  # before a line about servers that are still starting, and between two
 
 
@@ -73,7 +74,8 @@ class Servers:
         for index in range(self.count):
             self.start(index)
         progress = Progress(self._files())
-        return [wait_for_file(file, self.job, timeout=self.timeout, meanwhile=progress.look) for file in self._files()]
+        limit = max(self.timeout, START_S)
+        return [wait_for_file(file, self.job, timeout=limit, meanwhile=progress.look) for file in self._files()]
 
     def start(self, index: int) -> None:
         """This one."""

@@ -27,7 +27,7 @@ from tests.support.commands import JOB, digest_in, is_running, until
 from tests.support.groups import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster() or "-")
-TIMEOUT_S = 4.0
+TIMEOUT_S = 6.0
 CUT_S = TIMEOUT_S * 3 / 2  # both have noticed, and wait for each other
 LIMIT_S = 60.0
 STEPS, COMMIT_EVERY = 1000, 100
