@@ -47,7 +47,7 @@ fuzz: setup          ## 100,000 inputs for every parser of what others send; som
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 TIMES ?= 1
-faults: setup        ## kills, wrong ranks, strangers, hostile bytes, real processes: about 6 minutes; TIMES=20 in a row, ARGS=14 for one row
+faults: setup        ## kills, wrong ranks, strangers, hostile bytes, real processes: some 15 minutes; TIMES=20 in a row, ARGS=14 for one row
 	$(BIN)/python -m tests.faults --times $(TIMES) --workers $(WORKERS) $(ARGS)
 
 mutants: setup       ## change the core on purpose, one change at a time, and see what the quick tests notice; about an hour
