@@ -27,6 +27,8 @@ from common.tensors.reduction import Reduction
 
 __all__ = ["StagedCopies", "StagedReduction", "section_bytes"]
 
+PAST_BYTES = 32 << 20  # of an array: results are copied out past the cache, in which they would not stay
+
 
 def section_bytes(nranks: int) -> int:
     """Of a half, for each chunk."""
@@ -78,6 +80,7 @@ class StagedReduction:
         bounds, barrier, itemsize = chunk_bounds(flat.size, self._nranks), self._barrier, flat.itemsize
         words = [self._section, len(self._cuts(flat)), int(operation == ALL_REDUCE), itemsize]
         words += [int(places[self._rank] != ELSEWHERE), int(places.count(ELSEWHERE) < self._nranks)]
+        words += [int(flat.nbytes >= PAST_BYTES)]
         words += [start * itemsize for start, _ in bounds] + [bounds[-1][1] * itemsize]
         for rank, place in enumerate(places):
             words.append(0 if place == ELSEWHERE else array_at(barrier, rank, place, flat).ctypes.data)

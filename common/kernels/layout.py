@@ -28,10 +28,10 @@ FRAME, ARRAY, STEP, LABEL, POSITION, KIND, NBYTES, DTYPE, SIZE, FACTOR, RUN = ra
 AREAS, APART, FIRST, COUNT, SHORT_CHUNKS = 11, 13, 14, 15, 16
 # Of staged ones: SECTION, bytes of a half for a chunk's part of a piece; PIECES, how many; GATHERS, whether results of
 # other chunks are wanted; ITEM, bytes of an element; HERE, whether others read this rank's array where it lies; AGREED,
-# whether places are known, so that notes may differ. Then TABLES: N + 1 words, where chunks begin and the last ends; N,
-# every rank's array, or 0 if it does not lie in shared memory; 2 N, every rank's half of even, then of odd meetings;
-# N + 1 for the kernel itself.
-SECTION, PIECES, GATHERS, ITEM, HERE, AGREED, TABLES = 11, 12, 13, 14, 15, 16, 17
+# whether places are known, so that notes may differ; PAST, whether results are copied out past the cache. Then TABLES:
+# N + 1 words, where chunks begin and the last ends; N, every rank's array, or 0 if it does not lie in shared memory;
+# 2 N, every rank's half of even, then of odd meetings; N + 1 for the kernel itself.
+SECTION, PIECES, GATHERS, ITEM, HERE, AGREED, PAST, TABLES = 11, 12, 13, 14, 15, 16, 17, 18
 
 # Words of what is known. PLAN: the last one that was carried out. ARRAY_TYPE: the `id` of NumPy's. FINISH: that of
 # what is called when the ranks had not met, or differed. Then C functions; and from PLANS on SLOTS pairs of the `id` of

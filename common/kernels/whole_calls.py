@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common.kernels.intrinsics import call_3, load, one_by_one, part, store
+from common.kernels.copy_lines import stream_lines
+from common.kernels.intrinsics import call_3, fence, load, one_by_one, part, store
 from common.kernels.layout import (
     AGREED,
     APART,
@@ -27,8 +28,10 @@ from common.kernels.layout import (
     HERE,
     ITEM,
     LATE,
+    LINE_BYTES,
     MEMCPY,
     MET,
+    PAST,
     PIECES,
     POSITION,
     RANK,
@@ -69,6 +72,17 @@ def reducing(kernel: Whole, outputs: tuple[int, ...]) -> Callable[[Any, Any, Any
 @part
 def copy(frame: Any, to: Any, source: Any, nbytes: Any) -> None:
     call_3(load(frame + WORD * MEMCPY), to, source, nbytes)
+
+
+@part
+def copy_past_the_cache(frame: Any, to: Any, source: Any, nbytes: Any) -> None:
+    """A part of a large array, which is so not read before it is written. Ordered by `fence` only."""
+    first = min(-to & (LINE_BYTES - 1), nbytes)
+    lines = (nbytes - first) // LINE_BYTES
+    rest = first + lines * LINE_BYTES
+    copy(frame, to, source, first)
+    stream_lines(to + first, source + first, lines)
+    copy(frame, to + rest, source + rest, nbytes - rest)
 
 
 def short(kernel: Whole) -> Callable[[Any], None]:
@@ -141,7 +155,12 @@ def staged(kernel: Whole) -> Callable[[Any], None]:
             if chunk != load(frame + WORD * RANK):
                 begin, end = begin_of(plan, chunk, piece), begin_of(plan, chunk, piece + 1)
                 place = section_of(plan, sequence, chunk, chunk)
-                copy(frame, values + begin, place, end - begin)
+                if load(plan + WORD * PAST):
+                    copy_past_the_cache(frame, values + begin, place, end - begin)
+                else:
+                    copy(frame, values + begin, place, end - begin)
+        if load(plan + WORD * PAST):
+            fence()
 
     @part
     def reduce_piece(plan: Any, values: Any, piece: Any, sequence: Any) -> None:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from collective.group import Group
+from collective.shared_memory.staged import PAST_BYTES
 from common.kernels import loader
 from common.kernels.names import WAYS
 from tests.support.groups import RankProcesses, reduced, sample, say
 
 pytestmark = pytest.mark.processes
 
-SIZES = (1_000, 300_001)  # short, and several pieces of what is staged
+# Short, several pieces of what is staged, and so many that results are copied past the cache.
+SIZES = (1_000, 300_001, PAST_BYTES // 4 + 1_001)
 
 
 def reduces_with_and_without(group: Group) -> None:
@@ -24,7 +26,7 @@ def reduces_with_and_without(group: Group) -> None:
     digest = hashlib.sha256()
     for size in SIZES:
         for empty in (np.empty, group.empty):
-            array = empty(size, np.float32)
+            array = empty(size + 1, np.float32)[1:]  # no multiple of a cache line
             array[...] = sample(group.rank, size, "float32")
             group.all_reduce(array, "mean")
             digest.update(array.tobytes())
