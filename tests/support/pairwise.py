@@ -1,15 +1,16 @@
-"""Combinations of parameters: all in `make test-long`, otherwise a few that show every two values together."""
+"""Combinations of parameters: a few that show every two values together. `make test-long` adds half of the others, in
+which any values of all parameters but one meet, with GRADSYNC_LONG_TESTS=all the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
-from tests.support.thorough import LONG
+from tests.support.thorough import ALL, and_long
 
 __all__ = ["combined"]
 
@@ -20,9 +21,13 @@ Pair = tuple[int, int, int, int]
 def combined(names: str, *parameters: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrize a test by combinations of these parameters, one sequence of values for each name."""
     counts = tuple(map(len, parameters))
-    rows = product(*map(range, counts)) if LONG else pairwise(*counts)
-    values = [tuple(each[i] for each, i in zip(parameters, row, strict=True)) for row in rows]
-    return pytest.mark.parametrize(names, values, ids=["-".join(map(str, row)) for row in values])
+
+    def values(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+        return [tuple(each[i] for each, i in zip(parameters, row, strict=True)) for row in rows]
+
+    rows = product(*map(range, counts))
+    chosen = and_long(values(pairwise(*counts)), values(row for row in rows if ALL or sum(row) % 2 == 0))
+    return pytest.mark.parametrize(names, chosen, ids=["-".join(map(str, getattr(c, "values", c))) for c in chosen])
 
 
 @cache

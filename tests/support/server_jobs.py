@@ -16,9 +16,9 @@ from ps.synchronizer import ServerSynchronizer, synchronizer_for
 from tests.support.credentials import encrypted
 from tests.support.groups import sample
 from tests.support.synchronizer_contract import Make
-from tests.support.thorough import LONG
+from tests.support.thorough import and_long
 
-__all__ = ["BETWEEN", "EVERYWHERE", "everywhere", "job", "make_arena"]
+__all__ = ["BETWEEN", "ENCRYPTED", "EVERYWHERE", "everywhere", "job", "make_arena"]
 SHAPES = [("a", (7, 11)), ("b", (33,)), ("c", (5, 3, 3))]
 
 
@@ -32,9 +32,9 @@ def serving(nranks: int, servers: int) -> Iterator[list[str]]:
 
 
 BETWEEN = [(2, 1, "grpc"), (2, 1, "tcp"), (2, 2, "shm"), (3, 1, "mixed"), (3, 2, "grpc"), (3, 2, "tcp"), (3, 2, "shm")]
-ENCRYPTED = [(3, 2, "tls")] if LONG else []  # tcp, over TLS
-EVERYWHERE = [*ENCRYPTED, (1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
-everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), EVERYWHERE)
+ENCRYPTED = [(3, 2, "tls")]  # tcp, over TLS
+EVERYWHERE = [(1, 1, "grpc"), (1, 2, "tcp"), (1, 1, "shm"), *BETWEEN]
+everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), and_long(EVERYWHERE, ENCRYPTED))
 
 
 @contextmanager

@@ -66,12 +66,14 @@ random_calls = given(
 )
 
 
+@pytest.mark.again
 @settings(max_examples=max(100, EXAMPLES), deadline=None)
 @random_calls
 def test_random_all_reduces_in_memory(groups, nranks, size, case, seed):
     check_random_all_reduce(groups, "memory", nranks, size, case, seed)
 
 
+@pytest.mark.again
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @settings(max_examples=EXAMPLES, deadline=None)
 @random_calls

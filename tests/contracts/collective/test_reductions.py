@@ -63,6 +63,7 @@ def test_reduce_scatter_gives_each_rank_its_chunk(groups, backend, nranks, share
             assert_same_bits(every[rank][i], expected[cuts[rank] : cuts[rank + 1]])
 
 
+@pytest.mark.again
 @combined("backend, nranks, case", CANONICAL, NRANKS, BIG_CASES)
 def test_millions_of_elements_wherever_each_rank_has_them(groups, backend, nranks, case):
     """Ranks need not agree on whose arrays lie in the group's memory."""

@@ -15,13 +15,12 @@ from common.tensors.optimizers import SGD, Adagrad, Adam, AdamW, Momentum, RMSPr
 from tests.support.groups import BACKENDS, CANONICAL, DEADLINE_S, assert_same_bits, mesh_groups, on_threads
 from tests.support.synchronizer_contract import BETWEEN_RANKS, CHECKS, check_overlap_changes_no_bits, name_of
 from tests.support.synchronizer_steps import BUCKETS, errors_of, new_arena
-from tests.support.thorough import LONG
+from tests.support.thorough import and_long
 
-COMBINATIONS = [("memory", 1), ("memory", 3), ("shm", 2), ("tcp", 3)]  # groups have shown that backends are alike
-if LONG:
-    COMBINATIONS = [(backend, nranks) for backend in CANONICAL for nranks in (1, 2, 3)]
-between_ranks = pytest.mark.parametrize(("backend", "nranks"), [c for c in COMBINATIONS if c[1] > 1])
-everywhere = pytest.mark.parametrize(("backend", "nranks"), COMBINATIONS)
+FEW = [("memory", 1), ("memory", 3), ("shm", 2), ("tcp", 3)]  # groups have shown that backends are alike
+ALONE, TOGETHER = ([(backend, n) for backend in CANONICAL for n in nranks] for nranks in ((1,), (2, 3)))
+between_ranks = pytest.mark.parametrize(("backend", "nranks"), and_long(FEW[1:], TOGETHER))
+everywhere = pytest.mark.parametrize(("backend", "nranks"), and_long(FEW, [*ALONE, *TOGETHER]))
 
 
 def job(backend, nranks, *, overlap=True):

@@ -8,11 +8,9 @@ pytest.importorskip("paddle")
 
 from tests.support.messenger_contract import CHECKS, Check, name_of
 from tests.support.server_jobs import job
-from tests.support.thorough import LONG
+from tests.support.thorough import and_long
 
-JOBS = [(2, 1, "shm"), (4, 2, "mixed")]
-if LONG:
-    JOBS += [(2, 2, "grpc"), (3, 1, "tcp"), (3, 2, "shm")]
+JOBS = and_long([(2, 1, "shm"), (4, 2, "mixed")], [(2, 2, "grpc"), (3, 1, "tcp"), (3, 2, "shm")])
 
 
 @pytest.mark.parametrize(("nranks", "servers", "plane"), JOBS)

@@ -23,7 +23,7 @@ from tests.support.groups import (
     sample,
     say,
 )
-from tests.support.thorough import LONG
+from tests.support.thorough import and_long
 
 pytestmark = pytest.mark.processes
 
@@ -180,10 +180,10 @@ ONE_EACH = [
     ("tcp", 0, reduces_for_ever),
     ("tcp", 1, passes_messages_for_ever),
 ]
-ALL = [*product(PROCESSES, (0, 1), (reduces_for_ever, reduces_its_own_memory_for_ever))]
+EACH = [*product(PROCESSES, (0, 1), (reduces_for_ever, reduces_its_own_memory_for_ever))]
 
 
-@pytest.mark.parametrize(("backend", "victim", "body"), ALL if LONG else ONE_EACH)
+@pytest.mark.parametrize(("backend", "victim", "body"), and_long(ONE_EACH, EACH))
 def test_a_killed_rank_is_named_by_all_others_within_a_second(backend, victim, body):
     with RankProcesses(body, 3, backend, f"127.0.0.1:{free_port()}") as ranks:
         for rank in range(3):
