@@ -1,13 +1,16 @@
-"""The direct algorithm for ranks of one host: they reduce straight out of each other's memory, in one of three ways.
+"""The direct algorithm for ranks of one host: they reduce straight out of each other's memory, in one of four ways.
 
     short      up to SHORT_BYTES                 short.py
     in place   all ranks' arrays are `empty`'s   in_place.py
+    paired     neither of two ranks' is          paired.py
     staged     some are not                      staged.py
 
 Every call begins with a meeting where the ranks compare what they are about to do (agree.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy.typing as npt
 
@@ -27,6 +30,7 @@ from collective.call_tags import (
 from collective.shared_memory.agree import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
 from collective.shared_memory.in_place import InPlaceReduction
+from collective.shared_memory.paired import PairedReduction
 from collective.shared_memory.short import ShortReduction
 from collective.shared_memory.staged import StagedCopies, StagedReduction
 from common.tensors.buckets import chunk_bounds
@@ -44,6 +48,7 @@ class SharedMemoryAlgorithm(Algorithm):
         self._short = ShortReduction(barrier)
         self.repeat = self._short.known.repeat
         self._in_place = InPlaceReduction(barrier)
+        self._paired = PairedReduction(barrier)
         self._staged = StagedReduction(barrier)
         self._copies = StagedCopies(barrier)
 
@@ -91,12 +96,17 @@ class SharedMemoryAlgorithm(Algorithm):
         if flat.nbytes <= SHORT_BYTES:
             self._short.reduce(flat, reduction, label, operation)
             return
-        place = place_of(self._barrier, flat)
-        if place == ELSEWHERE:
-            places = self._staged.begin(flat, reduction, label, operation)
-        else:
+        place, pairs = place_of(self._barrier, flat), self.nranks == 2 and operation == ALL_REDUCE
+        if place != ELSEWHERE:
             phase = operation + OPERATIONS * reduction.number
-            places = agree(self._barrier, label, phase, flat.nbytes, place=place)
-        if places:
-            way = self._staged if ELSEWHERE in places else self._in_place
-            way.reduce(flat, reduction, operation, places)
+            places: Sequence[bytes] = agree(self._barrier, label, phase, flat.nbytes, place=place)
+        elif pairs:
+            places = self._paired.begin(flat, reduction, label)
+        else:
+            places = self._staged.begin(flat, reduction, label, operation)
+        if places and ELSEWHERE not in places:
+            self._in_place.reduce(flat, reduction, operation, places)
+        elif places:
+            if pairs:
+                self._staged.begin_again(flat, places)
+            self._staged.reduce(flat, reduction, operation, places)

@@ -55,6 +55,12 @@ class StagedReduction:
         self._copy_in(flat, self._cuts(flat)[0])
         return agree(self._barrier, label, operation + OPERATIONS * reduction.number, flat.nbytes)
 
+    def begin_again(self, flat: Array, places: Sequence[bytes]) -> None:
+        """All have met and know where their arrays lie, but have not copied any values in."""
+        if places[self._rank] == ELSEWHERE:
+            self._copy_in(flat, self._cuts(flat)[0])
+        self._barrier.meet()
+
     def reduce(self, flat: Array, reduction: Reduction, operation: int, places: Sequence[bytes]) -> None:
         """Then: replace the array, or with REDUCE_SCATTER this rank's chunk of it, by the reduction."""
         call = self._call(flat, reduction, operation, places) if flat.flags.aligned else None

@@ -10,7 +10,7 @@ NEW = -1  # an output that is none of the inputs
 COPY = "copy_lines"  # copy_lines.py
 MEETING = ("meet", "wait", "asleep", "awake")  # meeting.py
 REPEAT = "repeat"  # repeat.py
-WAYS = ("short", "staged")
+WAYS = ("short", "staged", "paired")
 
 
 class Reduce(NamedTuple):
@@ -30,9 +30,10 @@ class Reduce(NamedTuple):
 
     def siblings(self) -> list[Reduce]:
         """All that there are of this op, dtype and number of inputs: what is written is one new array, the last input,
-        both, or all inputs. Compiled together, for whoever needs one soon needs another."""
+        both, or all inputs; of two also the first. Compiled together, for whoever needs one soon needs another."""
         last = self.inputs - 1
-        return [self._replace(outputs=each) for each in ((NEW,), (last,), (NEW, last), tuple(range(self.inputs)))]
+        every = [(NEW,), (last,), (NEW, last), tuple(range(self.inputs)), *[(0,)] * (self.inputs == 2)]
+        return [self._replace(outputs=outputs) for outputs in every]
 
     def __str__(self) -> str:
         outputs = "-".join("new" if number == NEW else str(number) for number in self.outputs)
@@ -53,7 +54,7 @@ class Whole(NamedTuple):
     """A whole reduction over `nranks` ranks, meetings among it (whole_calls.py); op and dtype as of Reduce.
 
     Args:
-        way: short or staged.
+        way: short, staged or paired.
     """
 
     way: str
@@ -63,7 +64,7 @@ class Whole(NamedTuple):
 
     def family(self) -> list[Whole | Reduce]:
         """All kernels of this op, dtype and number of ranks, compiled together: a job that reduces so needs most."""
-        ways: list[Whole | Reduce] = [self._replace(way=way) for way in WAYS]
+        ways: list[Whole | Reduce] = [self._replace(way=way) for way in WAYS if way != "paired" or self.nranks == 2]
         return ways + Reduce(self.op, self.dtype, self.nranks, ()).siblings()
 
     def __str__(self) -> str:

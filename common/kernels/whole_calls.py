@@ -2,6 +2,7 @@
 
     short    post the values | meet | reduce                                        collective/shared_memory/short.py
     staged   copy values in | meet | reduce, post results, copy the next in | ...   collective/shared_memory/staged.py
+    paired   copy values in | meet | copy the next in, reduce | meet | ...          collective/shared_memory/paired.py
 
 A call that comes to LATE has arrived at a meeting; called again, it goes on from there: POSITION says from where. One
 that comes to DIFFERENT at its first meeting has not changed the array.
@@ -16,11 +17,14 @@ from common.kernels.copy_lines import stream_lines
 from common.kernels.intrinsics import call_3, fence, load, one_by_one, part, store
 from common.kernels.layout import (
     AGREED,
+    ALL,
     APART,
     AREAS,
     ARRAY,
     ARRAY_DATA,
     COUNT,
+    EACH,
+    ELEMENT,
     FACTOR,
     FIRST,
     FRAME,
@@ -31,6 +35,8 @@ from common.kernels.layout import (
     LINE_BYTES,
     MEMCPY,
     MET,
+    PAIR,
+    PAIR_SLOTS,
     PAST,
     PIECES,
     POSITION,
@@ -39,6 +45,7 @@ from common.kernels.layout import (
     SECTION,
     SEQUENCE,
     SHORT_CHUNKS,
+    SLOT,
     TABLES,
     UNFIT,
     WORD,
@@ -47,7 +54,7 @@ from common.kernels.meeting import arrive, fits, take_note, wait_for_all
 from common.kernels.names import NEW, Reduce, Whole
 from common.kernels.reduce_loop import addresses_of, reduction_of, terms_of, value_at, write_to
 
-__all__ = ["short", "staged"]
+__all__ = ["paired", "short", "staged"]
 
 
 def reducing(kernel: Whole, outputs: tuple[int, ...]) -> Callable[[Any, Any, Any], None]:
@@ -205,3 +212,70 @@ def staged(kernel: Whole) -> Callable[[Any], None]:
         store(frame + WORD * RESULT, found)
 
     return staged
+
+
+def paired(kernel: Whole) -> Callable[[Any], None]:
+    """A plan's tables, from PAIR on: CHUNKS, 3 words; HALVES, 4."""
+    chunks, halves = PAIR, PAIR + 3
+    into_first, into_second = reducing(kernel, (0,)), reducing(kernel, (1,))
+
+    @part
+    def begin_of(plan: Any, chunk: Any, piece: Any) -> Any:
+        """Of a chunk's piece, in bytes."""
+        start, stop = load(plan + WORD * (chunks + chunk)), load(plan + WORD * (chunks + chunk + 1))
+        return min(start + piece * load(plan + WORD * SLOT), stop)
+
+    @part
+    def slot_of(plan: Any, sequence: Any, rank: Any, piece: Any) -> Any:
+        """Where `rank` posts a piece at that meeting: each half holds PAIR_SLOTS of them."""
+        half = load(plan + WORD * (halves + (sequence & 1) * 2 + rank))
+        return half + (piece >> 1) % PAIR_SLOTS * load(plan + WORD * SLOT)
+
+    @part
+    def copy_in(plan: Any, values: Any, piece: Any, sequence: Any) -> None:
+        frame, each = load(plan + WORD * FRAME), load(plan + WORD * EACH)
+        begin, end = begin_of(plan, piece // each, piece % each), begin_of(plan, piece // each, piece % each + 1)
+        place = slot_of(plan, sequence, load(frame + WORD * RANK), piece)
+        copy(frame, place, values + begin, end - begin)
+
+    @part
+    def reduce_piece(plan: Any, values: Any, piece: Any, sequence: Any) -> None:
+        """Of what was posted for this meeting, in canonical order."""
+        rank, each = load(load(plan + WORD * FRAME) + WORD * RANK), load(plan + WORD * EACH)
+        begin, end = begin_of(plan, piece // each, piece % each), begin_of(plan, piece // each, piece % each + 1)
+        mine, theirs = values + begin, slot_of(plan, sequence, 1 - rank, piece)
+        count = (end - begin) // load(plan + WORD * ELEMENT)
+        if piece // each == rank:
+            into_second((theirs, mine), count, plan)
+        else:
+            into_first((mine, theirs), count, plan)
+
+    def paired(plan: Any) -> None:  # a kernel
+        frame, values = load(plan + WORD * FRAME), load(load(plan + WORD * ARRAY) + ARRAY_DATA)
+        position, found = load(plan + WORD * POSITION), UNFIT
+        if position or fits(plan):
+            pieces = load(plan + WORD * ALL)
+            if not position:
+                copy_in(plan, values, 0, load(frame + WORD * SEQUENCE) + 1)
+                take_note(plan)
+                arrive(frame)
+                position = 1
+            found = wait_for_all(frame)
+            while found == MET or (found != LATE and position > 1):
+                sequence, early = load(frame + WORD * SEQUENCE), position + 1 < pieces
+                if position < pieces:
+                    copy_in(plan, values, position, sequence + 1)
+                if early:
+                    arrive(frame)
+                reduce_piece(plan, values, position - 1, sequence)
+                if position == pieces:
+                    found = MET
+                    break
+                if not early:
+                    arrive(frame)
+                position += 1
+                found = wait_for_all(frame)
+            store(plan + WORD * POSITION, position if found == LATE else 0)
+        store(frame + WORD * RESULT, found)
+
+    return paired

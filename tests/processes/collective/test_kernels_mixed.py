@@ -25,8 +25,8 @@ def reduces_with_and_without(group: Group) -> None:
         os.environ[loader.KERNELS_VARIABLE] = "off"
     digest = hashlib.sha256()
     for size in SIZES:
-        for empty in (np.empty, group.empty):
-            array = empty(size + 1, np.float32)[1:]  # no multiple of a cache line
+        for makers in ((np.empty, np.empty), (group.empty, group.empty), (np.empty, group.empty)):
+            array = makers[group.rank](size + 1, np.float32)[1:]  # no multiple of a cache line
             array[...] = sample(group.rank, size, "float32")
             group.all_reduce(array, "mean")
             digest.update(array.tobytes())
@@ -36,7 +36,7 @@ def reduces_with_and_without(group: Group) -> None:
 def test_a_rank_with_compiled_loops_and_one_without() -> None:
     expected = hashlib.sha256()
     for size in SIZES:
-        expected.update(reduced([sample(rank, size, "float32") for rank in range(2)], "mean").tobytes() * 2)
+        expected.update(reduced([sample(rank, size, "float32") for rank in range(2)], "mean").tobytes() * 3)
     with RankProcesses(reduces_with_and_without, 2, "shm") as ranks:
         told = [ranks.hear(rank, "digest") for rank in range(2)]
     assert [message["compiled"] for message in told] == [False, True]

@@ -13,7 +13,6 @@ from tests.support.thorough import examples
 
 pytestmark = pytest.mark.processes
 
-RANKS = 3
 CALLS = examples(300, 5000)
 SIZES = (1, 1000, 30_000, 200_000)  # short, and some that are passed through shared memory in pieces
 LATE_S = (0.0, 0.0, 2e-6, 1e-5, 5e-5, 2e-4, 2e-3)
@@ -32,6 +31,7 @@ def reduces_late(group: Group) -> None:
     say(calls=CALLS)
 
 
-def test_late_ranks() -> None:
-    with RankProcesses(reduces_late, RANKS, "shm") as ranks:
-        assert [ranks.hear(rank, "calls")["calls"] for rank in range(RANKS)] == [CALLS] * RANKS
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_late_ranks(nranks: int) -> None:
+    with RankProcesses(reduces_late, nranks, "shm") as ranks:
+        assert [ranks.hear(rank, "calls")["calls"] for rank in range(nranks)] == [CALLS] * nranks

@@ -144,7 +144,9 @@ def assembly(name: str) -> str:
     return str(machine.emit_assembly(llvm.parse_assembly(for_machine(compiled.inspect_llvm(types), machine))))
 
 
-@pytest.mark.parametrize("name", ["meet", "short-sum-float32-of-2", "staged-sum-float32-of-2"])
+@pytest.mark.parametrize(
+    "name", ["meet", "short-sum-float32-of-2", "staged-sum-float32-of-2", "paired-sum-float32-of-2"]
+)
 def test_on_arm64_numbers_are_released_and_acquired_with_a_fence_between(name: str) -> None:
     order = re.findall(r"\t(stlr|dmb\s+ish|lda(?:p)?r|yield)\b", assembly(name))
     words = ["load" if each.startswith("lda") else each.split()[0] for each in order]
