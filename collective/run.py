@@ -75,13 +75,14 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
             joining=joining,
             life=life,
             keeps=can_replace(config),
+            ranks_each=len(node.ranks) if node.nnodes > 1 else 0,
         ) as job,
     ):
 
         def start(rank: int, rendezvous: str) -> None:
             trainer, environment = started_with(config, node.nranks, rendezvous)
             given = {**environment, **traced}
-            start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
+            start_rank(rank, job, hosts.node, script=program_of(config, script), trainer=trainer, environment=given)
 
         place = node.meeting_place or abstract_address("ring")
         for rank in () if job.was_adopted else node.ranks:

@@ -77,6 +77,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             joining=joining,
             life=life,
             keeps=can_replace(config),
+            ranks_each=len(node.ranks) if node.nnodes > 1 else 0,
         ) as job,
     ):
 
@@ -84,7 +85,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             place = Placement(servers=tuple(addresses.split(",")))
             trainer, environment = started_with(config, node.nranks, place)
             given = {**environment, **traced}
-            start_rank(rank, job, node, script=program_of(config, script), trainer=trainer, environment=given)
+            start_rank(rank, job, hosts.node, script=program_of(config, script), trainer=trainer, environment=given)
 
         servers = servers_here(job, node, config, traced) if node.index == 0 else None
         if not job.was_adopted:

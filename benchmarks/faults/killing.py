@@ -166,14 +166,7 @@ class Killing:
 
     def alive(self) -> list[Role]:
         """Its ranks and servers."""
-        found = []
-        for _, launcher in self.launchers:
-            with suppress(psutil.Error):
-                for child in launcher.children():
-                    with suppress(psutil.Error):
-                        if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
-                            found.append((who, child))
-        return sorted(found, key=lambda each: each[0])
+        return sorted((role for _, launcher in self.launchers for role in alive_of(launcher)), key=lambda each: each[0])
 
     def kill(self, choose: Callable[[Sequence[Role]], Role], *, launchers: bool = False) -> str:
         """One of them, once there is one; who it was, "" if the job has ended.
@@ -187,10 +180,9 @@ class Killing:
         there = self.alive()
         if not there:
             return ""
-        others = dict(there)
-        there += self.launchers if launchers else []
-        who, victim = choose(there)
-        others.pop(who, None)
+        who, victim = choose([*there, *(self.launchers if launchers else [])])
+        lost = {who, *(role for role, _ in alive_of(victim))}
+        others = {role: process for role, process in there if role not in lost}
         seen = len(self._recovered)
         try:
             victim.kill()
@@ -237,6 +229,17 @@ class Killing:
         if not self._record.exists():
             return f"exit code {self._processes[0].poll()}: {' | '.join(self._lines[-3:])}"
         return str(json.loads(self._record.read_text())["parameters_sha256"])
+
+
+def alive_of(launcher: psutil.Process) -> list[Role]:
+    """Its ranks and servers; none of another process."""
+    found = []
+    with suppress(psutil.Error):
+        for child in launcher.children():
+            with suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
+                    found.append((who, child))
+    return found
 
 
 def usage_of(who: str, process: psutil.Process) -> Usage:

@@ -24,9 +24,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from common.commit.parts import Buffer
 
-__all__ = ["KEPT_VARIABLE", "KeptParts", "has_kept", "kept_here", "make_kept", "path_of"]
+__all__ = ["COPIED", "COPIES_VARIABLE", "KEPT_VARIABLE", "KeptParts", "has_kept", "kept_here", "make_kept", "path_of"]
 
 KEPT_VARIABLE = "GRADSYNC_KEPT"  # the memory that outlives this process; unset: there is none
+
+COPIES_VARIABLE = "GRADSYNC_COPIES"  # of how many ranks each host has; 0: there is one host (common/sync/copies.py)
+COPIED = "copied"  # what a rank notes for its launcher once another host has something of it
 
 ENTRY = struct.Struct("<qqqq")
 SLOTS = 2

@@ -12,6 +12,7 @@ from common.commit.kept_parts import has_kept
 from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
+from common.network.message_stream import MessageStream
 from common.system.next_epoch import Word
 
 __all__ = ["Crew", "CrewHere", "lost"]
@@ -57,8 +58,18 @@ class Crew(ABC):
         """It must not wake up and write into what is no more."""
 
     @abstractmethod
-    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int) -> None:
-        """What the dead have started, too, since others take their places, in that epoch."""
+    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int, *, meet: bool = False) -> None:
+        """What the dead have started, too, since others take their places, in that epoch.
+
+        Args:
+            meet: before anything else, the launchers meet again, since one is gone.
+        """
+
+    def bury(self) -> None:  # noqa: B027 - this host's launcher is there
+        """Nothing more comes from its launcher: its ranks count as dead."""
+
+    def meet_again(self, stream: MessageStream, epoch: int) -> None:  # noqa: B027 - likewise
+        """The launchers have met again, in that epoch; whoever stands for that host now is at the other end of it."""
 
     @abstractmethod
     def start(self, names: Sequence[str], place: str) -> None:
@@ -131,7 +142,7 @@ class CrewHere(Crew):
         child.process.kill()
         child.process.wait()
 
-    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int) -> None:  # noqa: ARG002 - it was told of
+    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int, *, meet: bool = False) -> None:  # noqa: ARG002 - it was told of
         for child in [child for child in self.children if child.name in names]:
             self.job.end(child.process)
             child.joined.unlink(missing_ok=True)
@@ -140,7 +151,8 @@ class CrewHere(Crew):
     def start(self, names: Sequence[str], place: str) -> None:
         for name in names:
             role, _, number = name.partition(" ")
-            if role == "rank" and name in self.job.kept:
+            lives = any(child.name == name and child.code is None for child in self.children)  # on a host that has come
+            if role == "rank" and name in self.job.kept and not lives:
                 self.start_rank(int(number), place)
 
     def give(self, word: Word) -> None:

@@ -74,6 +74,7 @@ class Order(Struct, frozen=True):
     life: see Report.
     kill: ranks that have stalled.
     end: ranks in whose places others come in this epoch, because of `failure`; on all hosts.
+    meet: the launchers meet in that epoch, since another has come, or is to come, in the place of one that is gone.
     start: ranks to be started, which meet the others at `place`.
     word: for ranks that live.
     went_on: after which step all go on, and how many are made again.
@@ -85,6 +86,7 @@ class Order(Struct, frozen=True):
     end: list[str] = []
     epoch: int = 0
     failure: Failure | None = None
+    meet: bool = False
     start: list[str] = []
     place: str = ""
     word: Word | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.launch.child import ProcessFailed
 from common.launch.crew import CrewHere, lost
 from common.launch.crew_messages import Failure, Order, RankReport, Report, orders_in, send
+from common.launch.hosts import Place
 from common.network.message_stream import MessageStream
 
 __all__ = ["Following"]
@@ -22,11 +23,14 @@ class Following:
     """Args:
     here: the ranks of this host.
     stream: with the first host's launcher.
+    hosts: this one's place among all hosts; None: if one is lost, all are started again.
     """
 
     here: CrewHere
     stream: MessageStream
+    hosts: Place | None = None
     clock: Callable[[], float] = time.monotonic
+    _met: int = field(init=False)  # the epoch in which the launchers have met last
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
     _reported: Report | None = None
     _gave_up: bool = False
@@ -36,10 +40,13 @@ class Following:
     _frozen: Collection[str] = ()  # names of those that were, when looked at last
     _frozen_at: float = 0.0  # when that was
 
+    def __post_init__(self) -> None:
+        self._met = self.here.life
+
     def look(self) -> bool:
         """As of Replacing."""
         gone = self.stream.gone  # before what was said last is taken
-        orders = orders_in(self.stream, self.here.life)
+        orders = orders_in(self.stream, self._met)
         for order in orders:
             self._follow(order)
         if self._gave_up:
@@ -87,6 +94,9 @@ class Following:
             return
         self._mends = True
         self.here.end(error, order.end, order.epoch)
+        if order.meet and self.hosts:
+            self.hosts.meet_again(order.epoch)
+            self.stream, self._met, self._reported = self.hosts.stream(0), order.epoch, None
 
     def _give_up(self, gone: str = "") -> bool:
         self._gave_up = True
@@ -111,7 +121,7 @@ class Following:
             for rank in self.here.children
         ]
         failure = self.here.failure()  # after these looks, so that there is one for each that has failed
-        report = Report(self.here.life, ranks, Failure.of(failure) if failure else None, self._gave_up)
+        report = Report(self._met, ranks, Failure.of(failure) if failure else None, self._gave_up)
         if report != self._reported:
             self._reported = report
             send(self.stream, report)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from common.credentials.credentials import CredentialFlags, current
-from common.errors import UsageError
+from common.errors import GradSyncError, RecoveryFailed, UsageError
 from common.launch.job import Job
 from common.launch.ranks import endpoints_of, paddle_environment
 from common.launch.settings import check_rank
@@ -21,6 +21,7 @@ from common.system.addresses import address_after, address_of, is_ours, own_host
 
 if TYPE_CHECKING:
     from common.launch.lobby import Company
+    from common.network.message_stream import MessageStream
 
 __all__ = ["HostsConfig", "Node", "Place", "command_of", "find_place", "start_rank"]
 
@@ -210,15 +211,37 @@ class Place:
         Raises:
             UsageError: not all have by then.
         """
+        self._say_who_may_come()
+        self._tell_others()
+        self.meet(epoch, self.timeout)
+        return self.node.epoch
+
+    def meet_again(self, epoch: int) -> None:
+        """In that epoch, which all know, while the ranks of those that are not gone live.
+
+        Raises:
+            RecoveryFailed: not all have come within `timeout` seconds, or one in a later epoch.
+        """
+        self._say_who_may_come()
+        try:
+            self.meet(epoch, self.timeout)
+        except GradSyncError as exc:
+            raise RecoveryFailed(f"the launchers of all hosts did not meet: {exc}") from exc
+        if self.node.epoch != epoch:
+            raise RecoveryFailed(f"a launcher has come in epoch {self.node.epoch}, the others in epoch {epoch}")
+
+    def stream(self, host: int) -> MessageStream:
+        """That with this host's launcher, or, on other hosts than the first, with that."""
+        assert self.company
+        return self.company.stream(host)
+
+    def _say_who_may_come(self) -> None:
         if self.waits:
             print(
                 f"the launchers of all {self.node.nnodes} hosts meet, for which this one waits {self.timeout:g} s; in "
                 "the place of one that is gone start the same command, with its --node-rank",
                 file=sys.stderr,
             )
-        self._tell_others()
-        self.meet(epoch, self.timeout)
-        return self.node.epoch
 
     def _tell_others(self) -> None:
         """That all are started again: one that waits for processes of this host has seen nothing fail yet."""

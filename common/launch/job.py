@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from common.commit.kept_parts import KEPT_VARIABLE, make_kept
+from common.commit.kept_parts import COPIES_VARIABLE, KEPT_VARIABLE, make_kept
 from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
@@ -64,6 +64,7 @@ class Job:
         joining: watches whether ranks join, where they run a program of the user's.
         life: which of the job's this is, where it is started again after a failure.
         keeps: whether its processes can leave a part of their state to those that take their places.
+        ranks_each: how many ranks each of several hosts has, if they can leave it on another one too; 0: they cannot.
         terminal: standard output and error of what would write to this terminal; None: this process's own.
         clock, pause: by which it waits.
     """
@@ -76,6 +77,7 @@ class Job:
     joining: Joining | None = None
     life: Life = field(default_factory=Life)
     keeps: bool = False
+    ranks_each: int = 0
     terminal: tuple[BinaryIO, BinaryIO] | tuple[None, None] = (None, None)
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
@@ -248,7 +250,8 @@ class Job:
     def _keeping(self, name: str) -> dict[str, str]:
         if name not in self.kept:
             self.kept[name] = make_kept()
-        return {KEPT_VARIABLE: self._guard.hold(name, self.kept[name]), WORD_VARIABLE: str(self.word_file)}
+        kept = self._guard.hold(name, self.kept[name])
+        return {KEPT_VARIABLE: kept, WORD_VARIABLE: str(self.word_file), COPIES_VARIABLE: str(self.ranks_each)}
 
     def wait(self) -> None:
         """Wait until every process has ended well, or every rank of a program that makes no group. A training has no

@@ -31,7 +31,15 @@ def mending(
         from common.launch.remote_crew import RemoteCrew
 
         if node.index:
-            return Following(CrewHere(job, start), company.stream(0)).look
+            return Following(CrewHere(job, start), company.stream(0), place).look
         others += [RemoteCrew(company.stream(h), node.ranks_of(h), epoch) for h in range(1, node.nnodes)]
-    limit = wait_limit - patience
-    return Replacing(job, start, patience, servers, others, place=node.meeting_place, wait_limit=limit).look
+    return Replacing(
+        job,
+        start,
+        patience,
+        servers,
+        others,
+        place=node.meeting_place,
+        hosts=place if others else None,
+        wait_limit=wait_limit - patience,
+    ).look

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.commit.kept_parts import COPIED
 from common.launch.child import Child, ProcessFailed
-from common.launch.crew import Crew
+from common.launch.crew import Crew, lost
 from common.launch.crew_messages import Failure, Order, RankReport, reports_in, send
 from common.network.message_stream import MessageStream
 from common.system.leftovers import Session
@@ -91,10 +93,14 @@ class RemoteCrew(Crew):
         return self._gone
 
     def has_kept(self, child: Child) -> bool:
+        if self._gone:
+            return COPIED in child.told.splitlines()
         lives_on = child.code is None and child.waits_for() < 0  # and may have kept some since the last report
         return lives_on or self._ranks[child.name].report.keeps
 
     def failure(self) -> ProcessFailed | None:
+        if self._gone and any(rank.code for rank in self._ranks.values()):
+            return lost(self._gone)
         if self._failure is None or not any(rank.code for rank in self._ranks.values()):
             return None
         return self._failure.error(self._failed_at)
@@ -105,10 +111,18 @@ class RemoteCrew(Crew):
             rank.killed = True
             self._order(kill=[rank.name])
 
-    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int) -> None:
+    def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int, *, meet: bool = False) -> None:
         self._ranks |= {name: RemoteRank(name, epoch) for name in names if name in self._ranks}
         self._failure = None
-        self._order(end=[*names], epoch=epoch, failure=Failure.of(failure))
+        self._order(end=[*names], epoch=epoch, failure=Failure.of(failure), meet=meet)
+
+    def bury(self) -> None:
+        for rank in self._ranks.values():
+            if rank.code is None:
+                rank.process.returncode = -signal.SIGKILL
+
+    def meet_again(self, stream: MessageStream, epoch: int) -> None:
+        self.stream, self.life, self._gone, self._failed_at = stream, epoch, "", None
 
     def start(self, names: Sequence[str], place: str) -> None:
         self._order(start=[*names], place=place)

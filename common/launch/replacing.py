@@ -9,7 +9,9 @@ What the others do meanwhile: common/system/next_epoch.py. Who dies or freezes b
 more. Where this does not work, all are started again (restarts.py): somebody has kept no step boundary yet, or cannot
 go on, or another one dies before all go on again, or a launcher.
 
-Of several hosts the first one's launcher decides; those of the others do as it says (following.py).
+Of several hosts the first one's launcher decides; those of the others do as it says (following.py). If one is lost, the
+others' launchers meet again with that of the host that takes its place (hosts.py), which starts all its ranks. Only if
+their copies (common/sync/copies.py) are there, and only while all train; else all are started again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
 from common.launch.crew import Crew, CrewHere, lost
+from common.launch.hosts import Place
 from common.launch.job import Job
 from common.launch.ranks import abstract_address
 from common.launch.servers import Servers
@@ -46,6 +49,7 @@ class Replacing:
         servers: at which the ranks meet; None: they meet by themselves.
         others: the ranks of other hosts.
         place: where ranks meet by themselves; "": at one of this host's, each time a new one.
+        hosts: this one's place among them; None: there is no other.
     """
 
     job: Job
@@ -54,6 +58,7 @@ class Replacing:
     servers: Servers | None = None
     others: Sequence[Crew] = ()
     place: str = ""
+    hosts: Place | None = None
     wait_limit: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
@@ -100,7 +105,11 @@ class Replacing:
         waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
         wrong = self._replaced is not None or dead or bool(waiting)
         if (gone := self._who_is_gone()) and (wrong or not self._here.has_met):
-            return self._give_up(gone)
+            if self.hosts is None or self._replaced is not None or not self._here.has_met:
+                return self._give_up(gone)
+            for crew in self.others:
+                if crew.gone:
+                    crew.bury()
         if not wrong:
             return bool(self.others) and self._here.is_over and self._waits_for_others()
         if self._replaced is not None:
@@ -171,8 +180,11 @@ class Replacing:
         place = "" if self.servers else self.place or abstract_address("ring")
         self._word = Word(job.life.number, place, job.secret)
         self._replaced, self._frozen_at, self._failed_again_at = names, {}, None
+        gone = [crew for crew in self.others if crew.gone]
         for crew in self._crews:
-            crew.end(failure, names, job.life.number)
+            crew.end(failure, names, job.life.number, meet=bool(gone))
+        if gone:
+            self._meet_again()
         if self.servers is None:
             self._start_ranks(place)
             return True
@@ -182,6 +194,16 @@ class Replacing:
             if name.startswith("server"):
                 self.servers.start(int(name.removeprefix("server ")))
         return True
+
+    def _meet_again(self) -> None:
+        """
+        Raises:
+            RecoveryFailed: nobody has come in the place of a host that is gone.
+        """
+        assert self.hosts
+        self.hosts.meet_again(self.job.life.number)
+        for host, crew in enumerate(self.others, 1):
+            crew.meet_again(self.hosts.stream(host), self.job.life.number)
 
     def _start_ranks(self, place: str) -> None:
         for crew in self._crews:

@@ -294,11 +294,8 @@ class Supervisor:
     def tell_of_replaying(self, step: int, replayed: int) -> None:
         """That the group goes on after this step."""
         self.replayed += replayed
-        lost = self._recovered()
-        self.say(
-            f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed, {lost:.1f} s after that "
-            f"(epoch {self.epoch})"
-        )
+        since = f", {self._recovered():.1f} s after that" if self._mends else ""  # not where this host came later
+        self.say(f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed{since} (epoch {self.epoch})")
 
     def _tell_recovery(self) -> None:
         since = f", {self._recovered():.1f} s after that" if self._mends else ""

@@ -187,16 +187,18 @@ class TrainingState:
         self._writer.check()
         trained = trainable(self._model)  # of a large model to be looked for once
         keep, commit = self._can_go_back_here(trained), self.step % self._every == 0
-        if not (keep or commit):
-            return
-        own = Part(self._own_arrays(trained), {"position": self._position.state(), **self._own_state()})
-        common = self._common(trained) if keep or self._synchronizer.rank == 0 else Part()
-        if keep:
-            self._boundaries.keep(self.step, own, common)
+        own, common = Part(), Part()
+        if keep or commit:
+            own = Part(self._own_arrays(trained), {"position": self._position.state(), **self._own_state()})
+            common = self._common(trained) if keep or self._synchronizer.rank == 0 else common
         try:
+            if keep:
+                self._boundaries.keep(self.step, own, common)
+            else:
+                self._boundaries.keep_none()
             if commit:
                 self._commit(own, common)
-        except (PeerError, PeerUnreachable) as exc:  # servers were asked for what they have
+        except (PeerError, PeerUnreachable) as exc:  # copies are exchanged, servers asked for what they have
             self._models.fail(exc)
 
     def _can_go_back_here(self, trained: Named) -> bool:

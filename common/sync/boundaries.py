@@ -2,10 +2,11 @@
 
     what all ranks have alike   (parameters, the optimizer's state)   in each process
     what a rank has alone       (random states, BatchNorm statistics, its slice of the optimizer's state)
-                                in memory that outlives it: common/commit/kept_parts.py
+                                in memory that outlives it: common/commit/kept_parts.py; of several hosts also
+                                on another one: copies.py
 
 No rank ends a step to which another one has not contributed, so all stand at the same boundary or one apart: two are
-enough. The survivors give the process that takes the place of the dead what it lacks.
+enough. The survivors give the process that takes the place of the dead, or of one of a lost host, what it lacks.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import numpy.typing as npt
 from common.commit.kept_parts import KeptParts, kept_here
 from common.commit.parts import Part, from_buffers, to_buffers
 from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
+from common.sync.copies import copies_here
 from common.sync.synchronizer import Synchronizer
 from common.system.next_epoch import begin_epoch, note_going_on, note_waiting
+from common.system.process import restarts
 
 __all__ = ["Boundaries", "Boundary"]
 
@@ -65,6 +68,7 @@ class Boundaries:
         self._synchronizer, self._wait_limit = synchronizer, wait_limit
         self._clock, self._pause = clock, pause
         self._kept = open_kept() if synchronizer.can_rejoin else None
+        self._copies = copies_here(synchronizer) if synchronizer.can_rejoin else None
         self._common: dict[int, Part] = {}
         self._made = 0  # steps, when last seen
         self._why = ""  # the group has failed
@@ -81,21 +85,33 @@ class Boundaries:
             self._kept.close()
 
     def keep(self, step: int, own: Part, common: Part) -> None:
-        """After so many steps. The arrays must not change any more."""
+        """After so many steps. The arrays must not change any more.
+
+        Raises:
+            PeerLost, PeerStalled: of the ranks with which this one exchanges copies; it has kept the boundary even so.
+        """
         if self._kept is None:
             return
         self._common[step] = common
         for old in sorted(self._common)[:-MOST]:
             del self._common[old]
-        self._kept.write(step, to_buffers(own))
+        content = to_buffers(own)
+        self._kept.write(step, content)
         self._made = step
+        if self._copies:
+            self._copies.exchange(step, content)
+
+    def keep_none(self) -> None:
+        """This step's boundary is none to go back to; raises as `keep`. Some rank may have kept it, and wait."""
+        if self._copies:
+            self._copies.exchange(0, ())
 
     def forget(self) -> None:
         """Keep none any more: whoever dies from now on is not replaced while this rank goes on."""
         if self._kept:
             self._kept.clear()
             self._kept.close()
-        self._kept, self._common = None, {}
+        self._kept, self._copies, self._common = None, None, {}
 
     def leave(self, error: GradSyncError) -> None:
         """Close the group that has failed so; this rank can go on in another one.
@@ -131,17 +147,28 @@ class Boundaries:
         Raises:
             RecoveryFailed: there is none.
         """
-        if self._kept is None or not (own := self._kept.steps()):
+        if self._kept is None or not ((own := self._kept.steps()) or (self._copies and restarts())):
             return None
         mine = [step for step in own if step in self._common] if self._common else own
-        row = [len(self._common), *mine[-MOST:], NONE, NONE][: 1 + MOST]
-        rows = self._synchronizer.all_gather(np.array(row, np.int64))
-        shared = set.intersection(*(set(steps.tolist()) for steps in rows[:, 1:])) - {NONE}
+        held = self._copies.steps if self._copies else []
+        rows = self._synchronizer.all_gather(np.array([len(self._common), *of_most(mine), *of_most(held)], np.int64))
+        found = [sorted({*row.tolist()} - {NONE}) for row in rows[:, 1 : 1 + MOST]]
+        if not any(found):
+            return None
+        lacking = [rank for rank, steps in enumerate(found) if not steps and self._copies]
+        for rank in lacking:
+            assert self._copies
+            found[rank] = sorted({*rows[self._copies.holder_of(rank), 1 + MOST :].tolist()} - {NONE})
+        shared = set.intersection(*map(set, found))
         if not shared or not rows[:, 0].any():
-            held = "; ".join(f"rank {rank}: {steps.tolist()}" for rank, steps in enumerate(rows[:, 1:]))
-            raise RecoveryFailed(f"there is no step boundary that all ranks have ({held})")
+            kept = "; ".join(f"rank {rank}: {steps}" for rank, steps in enumerate(found))
+            raise RecoveryFailed(f"there is no step boundary that all ranks have ({kept})")
         step = max(shared)
         self._forget_after(step)
+        if self._copies:
+            if content := self._copies.hand_back(step, lacking):
+                self._kept.write(step, [content])
+            self._copies.exchange(step, [self._kept.read(step)])  # who holds one may have come anew
         common = self._common.get(step)
         if not rows[:, 0].all():
             common = self._given(int(np.flatnonzero(rows[:, 0])[0]), common)
@@ -167,3 +194,8 @@ class Boundaries:
         words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
         self._synchronizer.broadcast(words, root)
         return common or from_buffers(words.view(np.uint8)[:size].tobytes())
+
+
+def of_most(steps: list[int]) -> list[int]:
+    """The last MOST, and as often as there are fewer NONE."""
+    return [*steps[-MOST:], *[NONE] * MOST][:MOST]

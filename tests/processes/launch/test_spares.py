@@ -44,7 +44,9 @@ def test_a_spare_host_takes_the_place_of_one_that_is_lost(
     assert first.code == 0, first.err
     assert spare.code == further.code == 0, spare.err + further.err
     assert "the launcher of host 1 is gone: spare host 2 takes its place\n" in first.err
-    assert "recovered: the group is complete again" in first.err
+    assert "; rank 1 is started again (restart 1 of 1), the others go on\n" in first.err
+    assert "recovered: all go on after step 1" in first.err
+    assert "complete after 1 restart (1 of a part, " in first.err
     assert spare.err.startswith(
         "this is spare host 2: it waits until one of the 2 hosts is lost, other than the first, and takes its place "
         "(--spares)\nthis host takes the place of host 1, which is gone\n"

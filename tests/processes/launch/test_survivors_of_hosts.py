@@ -15,7 +15,7 @@ pytest.importorskip("paddle")
 
 from common.system.fault_points import FAULT_VARIABLE
 from tests.support.commands import JOB, Started, digest_in, watched
-from tests.support.groups import free_port
+from tests.support.groups import ROOT, free_port
 from tests.support.warm import COLD_VARIABLE
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -132,6 +132,81 @@ def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
     assert "starting all again (restart 2 of 3)" in other.err
     assert "recovered: the group is complete again" in other.err
     assert digest_in(tmp_path / "record.json") == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("collective.run", ()),
+        pytest.param("collective.run", ("--shard-optimizer",), marks=pytest.mark.longest),
+        pytest.param("ps.run", ("--servers", 2), marks=pytest.mark.longest),
+    ],
+)
+def test_a_host_that_is_lost_takes_no_other_process_along(
+    command: str,
+    flags: tuple[object, ...],
+    tmp_path: Path,
+    undisturbed: str,
+    hosts: Hosts,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., None],
+) -> None:
+    """Without a commit: what its ranks had alone, the other host has too."""
+    two = hosts(command, "backward:3:9:stop", "--host-wait", 60, *flags)
+    launcher = two.launchers[1].process
+    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.pid).children()), 60)
+    launcher.kill()
+    monkeypatch.setenv(FAULT_VARIABLE, "")
+    two.launchers[1] = two.launch(1)
+    counts = two.processes()
+    first, another = two.launchers
+    assert "; rank 2 and rank 3 are started again (restart 1 of 3), the others go on" in first.err
+    assert re.search(GONE_ON.format(1), first.err), first.err
+    assert "this host joins a job that has lost one, in epoch 1" in another.err
+    assert re.search(r"recovered: all go on after step \d+, [01] steps? replayed \(epoch 1\)", another.err), another.err
+    servers = 0 if command == "collective.run" else 2
+    assert counts == [1 + EACH + servers, 1 + EACH]
+    assert digest_in(tmp_path / "record.json") == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("command", "point"),
+    [("collective.run", "before-reduce"), pytest.param("ps.run", "pushed", marks=pytest.mark.longest)],
+)
+def test_a_program_of_ones_own_goes_on_after_the_loss_of_a_host(
+    command: str,
+    point: str,
+    tmp_path: Path,
+    start: Callable[..., Started],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., None],
+) -> None:
+    """With BatchNorm, dropout, random transforms, a schedule and a scaler: each rank ends as in an undisturbed run."""
+    monkeypatch.setenv(COLD_VARIABLE, "1")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    monkeypatch.setenv("RESUMED_SCHEME", command.partition(".")[0])
+
+    def launch(what: str, *flags: object, commits: str = "commits") -> Started:
+        own = [ROOT / "tests" / "programs" / "resumed.py", tmp_path / commits, 0, 3]
+        return start(command, *flags, "--log-dir", tmp_path / what, *own)
+
+    def said(*what: str) -> list[str]:
+        logs = [log.read_text() for each in what for log in (tmp_path / each).glob("workerlog.*")]
+        return sorted(re.findall(r"^RESULT (.*)$", "".join(logs), re.MULTILINE))
+
+    assert launch("undisturbed", "--nranks", 2 * EACH, commits="other commits").code == 0
+    place = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", EACH]
+    place += ["--max-restarts", 1, "--host-wait", 60]
+    monkeypatch.setenv(FAULT_VARIABLE, f"{point}:3:5:stop")
+    first, second = (launch(f"host {index}", *place, "--node-rank", index) for index in (0, 1))
+    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(second.process.pid).children()), 60)
+    second.process.kill()
+    monkeypatch.setenv(FAULT_VARIABLE, "")
+    another = launch("another", *place, "--node-rank", 1)
+    assert [first.code, another.code] == [0, 0], first.err + another.err
+    assert re.search(GONE_ON.format(1), first.err), first.err
+    assert said("host 0", "another") == said("undisturbed")
+    assert len(said("undisturbed")) == 2 * EACH
 
 
 def is_stopped(process: psutil.Process) -> bool:

@@ -76,7 +76,7 @@ def another_order(all_reduce: Callable[..., None]) -> Callable[..., None]:
     return backwards
 
 
-SHARED = "shared = set.intersection(*(set(steps.tolist()) for steps in rows[:, 1:])) - {NONE}"
+SHARED = "shared = set.intersection(*map(set, found))"
 JOINED = 'elif all(rank.has_joined() for rank in new if rank.name.startswith("rank")):'
 GUARDS = {
     "epochs of messages": (Tag, "check", "if got == self:", "if got[1:] == self[1:]:"),

@@ -15,38 +15,15 @@ from common.errors import RecoveryFailed
 from common.launch.child import ProcessFailed
 from common.launch.crew_messages import Order, send
 from common.launch.hosts import Node, Place
-from common.launch.job import Job
-from common.launch.restarts import Life, RestartFlags, supervise
 from common.system.next_epoch import Word
-from tests.support.two_hosts import PLACE, Company, Two
+from tests.support.two_hosts import PLACE, Company, Two, on_two
 
 LIMIT_S = 20.0
 
 
-Run = Callable[..., None]
-
-
-@pytest.fixture
-def two() -> Run:
-    def run(what: Callable[[Two], None], most: tuple[int, int] = (2, 2), *, served: bool = False) -> None:
-        def live_first(first: Life) -> None:
-            def live_second(second: Life) -> None:
-                with (
-                    Job(life=first, keeps=True, patience=0.2, all_ranks_here=False) as job,
-                    Job(life=second, keeps=True, patience=0.2, all_ranks_here=False) as other,
-                ):
-                    what(Two(job, other, served=served))
-
-            supervise(RestartFlags(max_restarts=most[1]), live_second, prog="host 1")
-
-        supervise(RestartFlags(max_restarts=most[0]), live_first, prog="host 0")
-
-    return run
-
-
 @pytest.mark.parametrize("dead", [0, 3])
 def test_the_dead_is_started_again_on_its_host_and_the_others_are_let_go_on_once_it_joins(
-    dead: int, two: Run, capsys: pytest.CaptureFixture[str]
+    dead: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     living = [rank for rank in range(4) if rank != dead]
 
@@ -85,10 +62,10 @@ def test_the_dead_is_started_again_on_its_host_and_the_others_are_let_go_on_once
         assert of.look() == (True, True)
         assert capsys.readouterr().err.count(f"rank {3 - dead} is started again (restart 2 of 2)") == 2
 
-    two(what)
+    on_two(what)
 
 
-def test_a_rank_of_another_host_is_started_once_the_servers_listen(two: Run) -> None:
+def test_a_rank_of_another_host_is_started_once_the_servers_listen() -> None:
     def what(of: Two) -> None:
         of.kill(3)
         of.wait(0, 1, 2)
@@ -112,11 +89,11 @@ def test_a_rank_of_another_host_is_started_once_the_servers_listen(two: Run) -> 
         of.look()
         assert of.look() == (False, False)
 
-    two(what, served=True)
+    on_two(what, served=True)
 
 
 def test_who_has_stalled_on_another_host_is_killed_there_before_its_place_is_given_away(
-    two: Run, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def what(of: Two) -> None:
         frozen = of.rank(3).process
@@ -129,10 +106,10 @@ def test_who_has_stalled_on_another_host_is_killed_there_before_its_place_is_giv
         assert of.places == [f"3 {PLACE}"]
         assert capsys.readouterr().err.count("rank 3 was frozen or silent; rank 0 says: PeerLost: rank 3 died") == 2
 
-    two(what)
+    on_two(what)
 
 
-def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced(two: Run) -> None:
+def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced() -> None:
     """It has none between the order to end what the dead has left and the one to start another."""
 
     def what(of: Two) -> None:
@@ -145,10 +122,10 @@ def test_a_job_does_not_end_while_a_hosts_only_rank_is_being_replaced(two: Run) 
         job.wait()
         assert not looks
 
-    two(what)
+    on_two(what)
 
 
-def test_a_rank_that_dies_while_nothing_is_found_to_be_mended_is_looked_at_again(two: Run) -> None:
+def test_a_rank_that_dies_while_nothing_is_found_to_be_mended_is_looked_at_again() -> None:
     def what(of: Two) -> None:
         job, asked = of.jobs[1], 0
 
@@ -166,10 +143,10 @@ def test_a_rank_that_dies_while_nothing_is_found_to_be_mended_is_looked_at_again
         job.wait()
         assert asked == 3
 
-    two(what)
+    on_two(what)
 
 
-def test_a_host_whose_ranks_have_ended_waits_for_those_of_the_other(two: Run) -> None:
+def test_a_host_whose_ranks_have_ended_waits_for_those_of_the_other() -> None:
     def what(of: Two) -> None:
         for rank in (0, 1):
             of.end(rank)
@@ -180,11 +157,11 @@ def test_a_host_whose_ranks_have_ended_waits_for_those_of_the_other(two: Run) ->
         assert not of.first.look()
         assert not of.second.look()
 
-    two(what)
+    on_two(what)
 
 
 @pytest.mark.parametrize("last", [0, 2])
-def test_a_rank_that_dies_when_those_of_the_other_host_have_ended_is_no_loss(last: int, two: Run) -> None:
+def test_a_rank_that_dies_when_those_of_the_other_host_have_ended_is_no_loss(last: int) -> None:
     def what(of: Two) -> None:
         for rank in {0, 1, 2, 3} - {last}:
             of.end(rank)
@@ -200,11 +177,11 @@ def test_a_rank_that_dies_when_those_of_the_other_host_have_ended_is_no_loss(las
         with pytest.raises(ProcessFailed, match=f"^rank {last} was killed by SIGKILL$"):
             launchers[1 - last // 2].look()
 
-    two(what)
+    on_two(what)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_is_lost_when_the_other_has_ended_is_a_failure(lost: int, two: Run) -> None:
+def test_a_host_that_is_lost_when_the_other_has_ended_is_a_failure(lost: int) -> None:
     def what(of: Two) -> None:
         here = 1 - lost
         for rank in (2 * here, 2 * here + 1):
@@ -217,10 +194,10 @@ def test_a_host_that_is_lost_when_the_other_has_ended_is_a_failure(lost: int, tw
         with pytest.raises(ProcessFailed, match=r"^the other launcher is gone$"):
             (of.first, of.second)[here].look()
 
-    two(what)
+    on_two(what)
 
 
-def test_the_last_word_of_a_launcher_that_ends_is_heard(two: Run) -> None:
+def test_the_last_word_of_a_launcher_that_ends_is_heard() -> None:
     def what(of: Two) -> None:
         for rank in range(4):
             of.end(rank)
@@ -230,11 +207,11 @@ def test_the_last_word_of_a_launcher_that_ends_is_heard(two: Run) -> None:
         of.far.gone = "the launcher of host 0 is gone"
         assert not of.second.look()
 
-    two(what)
+    on_two(what)
 
 
 @pytest.mark.parametrize("how", ["keeps nothing", "ended well", "ended with a usage error"])
-def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(how: str, two: Run) -> None:
+def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(how: str) -> None:
     def what(of: Two) -> None:
         of.kill(3)
         if how == "keeps nothing":
@@ -253,20 +230,20 @@ def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(h
             assert not of.second.look()
         assert not of.places
 
-    two(what)
+    on_two(what)
 
 
-def test_whose_launcher_is_gone_is_not_waited_for(two: Run) -> None:
+def test_whose_launcher_is_gone_is_not_waited_for() -> None:
     def what(of: Two) -> None:
         of.loses(3)
         of.near.gone = "the launcher of host 1 is gone"
         with pytest.raises(ProcessFailed, match=r"^the launcher of host 1 is gone$"):
             of.first.look()
 
-    two(what)
+    on_two(what)
 
 
-def test_where_the_first_launcher_is_gone_the_other_starts_all_again(two: Run) -> None:
+def test_where_the_first_launcher_is_gone_the_other_starts_all_again() -> None:
     def what(of: Two) -> None:
         of.loses(0)
         of.far.gone = "the launcher of host 0 is gone"
@@ -275,11 +252,11 @@ def test_where_the_first_launcher_is_gone_the_other_starts_all_again(two: Run) -
         with pytest.raises(ProcessFailed, match="rank 1 says"):  # it hears that the other gave up
             of.first.look()
 
-    two(what)
+    on_two(what)
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_host_that_starts_all_again_is_followed_by_the_other(host: int, two: Run) -> None:
+def test_a_host_that_starts_all_again_is_followed_by_the_other(host: int) -> None:
     def what(of: Two) -> None:
         companies: Any = (of.near, of.far)
         company: Any = Company(companies[host])
@@ -292,11 +269,11 @@ def test_a_host_that_starts_all_again_is_followed_by_the_other(host: int, two: R
         with pytest.raises(ProcessFailed, match=r"^processes of another host have failed$"):
             other.look()
 
-    two(what)
+    on_two(what)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_is_lost_before_all_have_met_is_a_failure(lost: int, two: Run) -> None:
+def test_a_host_that_is_lost_before_all_have_met_is_a_failure(lost: int) -> None:
     """Its ranks are not missed by others yet, which would wait for them in vain."""
 
     def what(of: Two) -> None:
@@ -310,18 +287,18 @@ def test_a_host_that_is_lost_before_all_have_met_is_a_failure(lost: int, two: Ru
         with pytest.raises(ProcessFailed, match=r"^the other launcher is gone$"):
             launcher.look()
 
-    two(what)
+    on_two(what)
 
 
-def test_streams_that_end_while_nothing_is_wrong_are_no_failure(two: Run) -> None:
+def test_streams_that_end_while_nothing_is_wrong_are_no_failure() -> None:
     def what(of: Two) -> None:
         of.near.gone = of.far.gone = "it is gone"
         assert of.look() == (False, False)
 
-    two(what)
+    on_two(what)
 
 
-def test_a_host_whose_ranks_have_not_noticed_hears_why_all_are_started_again(two: Run) -> None:
+def test_a_host_whose_ranks_have_not_noticed_hears_why_all_are_started_again() -> None:
     def what(of: Two) -> None:
         of.loses(0)
         of.note(0, "4")
@@ -336,20 +313,20 @@ def test_a_host_whose_ranks_have_not_noticed_hears_why_all_are_started_again(two
             of.second.look()
         assert failure.value.by_signal
 
-    two(what)
+    on_two(what)
 
 
-def test_no_rank_is_replaced_where_one_launcher_has_no_restart_left(two: Run) -> None:
+def test_no_rank_is_replaced_where_one_launcher_has_no_restart_left() -> None:
     with pytest.raises(RecoveryFailed, match="0 restart did not help"):
-        two(lambda of: of.loses(3), most=(2, 0))
+        on_two(lambda of: of.loses(3), most=(2, 0))
 
 
-def test_orders_of_an_earlier_life_are_not_followed(two: Run) -> None:
+def test_orders_of_an_earlier_life_are_not_followed() -> None:
     def what(of: Two) -> None:
         send(of.near, Order(7, gave_up=True))
         assert of.look() == (False, False)
 
-    two(what)
+    on_two(what)
 
 
 def until(condition: Callable[[], object]) -> None:
