@@ -7,7 +7,7 @@ from typing import Any
 
 from docs.tools.results import SIZES, read, sweep_row
 
-__all__ = ["Files", "targets"]
+__all__ = ["Files", "on_one_host", "targets"]
 
 MB_100 = SIZES["100 MB"]
 MPI_2, MPI_4 = [1.1, 1.4, 2.5, 2.5, 4.0], [2.0, 2.0, 2.5, 2.5, 4.0]  # times Open MPI's speed, by size
@@ -29,7 +29,14 @@ class Files:
 
 def targets(files: Files) -> list[list[str]]:
     """For each target: what was measured, and whether that meets it."""
-    on_host, between = read(files.all_reduce), [read(files.one_server), read(files.beside), read(files.apart)]
+    between = [read(files.one_server), read(files.beside), read(files.apart)]
+    *first, last = on_one_host(files.all_reduce, files.push_pull)
+    return [*first, *_between_hosts(*between), last]
+
+
+def on_one_host(all_reduce: str, push_pull: str) -> list[list[str]]:
+    """Likewise, without those between hosts."""
+    on_host = read(all_reduce)
     return [
         _over_mpi(on_host, "shm", 2, MPI_2),
         _over_mpi(on_host, "shm", 4, MPI_4),
@@ -37,8 +44,7 @@ def targets(files: Files) -> list[list[str]]:
         _over_mpi(on_host, "shm-copied", 4, COPIED),
         _at_least(_row(on_host, "shm", MB_100, 2)["of_limit"], 0.85),
         _at_least(_row(on_host, "shm", MB_100, 4)["of_limit"], 0.75),
-        *_rounds(read(files.push_pull)),
-        *_between_hosts(*between),
+        *_rounds(read(push_pull)),
         _at_most(_over(on_host, "tcp", "loopback-limit", SIZES["4 KiB"], 2), 2.5),
     ]
 

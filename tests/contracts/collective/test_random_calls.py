@@ -13,7 +13,7 @@ from tests.support.groups import BACKENDS, CANONICAL, assert_same_bits, reduced,
 from tests.support.pairwise import combined
 from tests.support.thorough import examples
 
-EXAMPLES = examples(40, 400)
+EXAMPLES = examples(40, 200)
 
 
 def check_random_all_reduce(groups, backend, nranks, size, case, seed):
