@@ -32,10 +32,10 @@ AREAS, APART, FIRST, COUNT, SHORT_CHUNKS = 11, 13, 14, 15, 16
 # N + 1 words, where chunks begin and the last ends; N, every rank's array, or 0 if it does not lie in shared memory;
 # 2 N, every rank's half of even, then of odd meetings; N + 1 for the kernel itself.
 SECTION, PIECES, GATHERS, ITEM, HERE, AGREED, PAST, TABLES = 11, 12, 13, 14, 15, 16, 17, 18
-# Of paired ones: SLOT, bytes of a piece; ALL, how many pieces; EACH, of a chunk; ELEMENT, bytes of one. Then PAIR: 3
+# Of paired ones: SECTION, bytes of a piece; ALL, how many pieces; EACH, of a chunk; ELEMENT, bytes of one. Then PAIR: 3
 # words, where the two chunks begin and the last ends; 4, both ranks' halves of even, then of odd meetings. Each half
 # holds PAIR_SLOTS pieces.
-SLOT, ALL, EACH, ELEMENT, PAIR = 11, 12, 13, 14, 15
+ALL, EACH, ELEMENT, PAIR = 12, 13, 14, 15
 PAIR_SLOTS = 8
 
 # Words of what is known. PLAN: the last one that was carried out. ARRAY_TYPE: the `id` of NumPy's. FINISH: that of

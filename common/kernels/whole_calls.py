@@ -45,7 +45,6 @@ from common.kernels.layout import (
     SECTION,
     SEQUENCE,
     SHORT_CHUNKS,
-    SLOT,
     TABLES,
     UNFIT,
     WORD,
@@ -125,18 +124,24 @@ def short(kernel: Whole) -> Callable[[Any], None]:
     return short
 
 
+def beginning(chunks: int) -> Callable[[Any, Any, Any], Any]:
+    """Of a chunk's part of a piece, in bytes, by a plan that has the chunks from that word on."""
+
+    @part
+    def begin_of(plan: Any, chunk: Any, piece: Any) -> Any:
+        start, stop = load(plan + WORD * (chunks + chunk)), load(plan + WORD * (chunks + chunk + 1))
+        return min(start + piece * load(plan + WORD * SECTION), stop)
+
+    return begin_of
+
+
 def staged(kernel: Whole) -> Callable[[Any], None]:
     """A plan's tables, from TABLES on: CHUNKS, N + 1 words; SOURCES, N; HALVES, 2 N; INPUTS, N + 1."""
     nranks = kernel.nranks
     chunks, sources = TABLES, TABLES + nranks + 1
     halves, inputs = sources + nranks, sources + 3 * nranks
     reduce, addresses = reducing(kernel, (nranks, nranks - 1)), addresses_of(nranks + 1)
-
-    @part
-    def begin_of(plan: Any, chunk: Any, piece: Any) -> Any:
-        """Of a chunk's part of a piece, in bytes."""
-        start, stop = load(plan + WORD * (chunks + chunk)), load(plan + WORD * (chunks + chunk + 1))
-        return min(start + piece * load(plan + WORD * SECTION), stop)
+    begin_of = beginning(chunks)
 
     @part
     def section_of(plan: Any, sequence: Any, rank: Any, chunk: Any) -> Any:
@@ -218,18 +223,13 @@ def paired(kernel: Whole) -> Callable[[Any], None]:
     """A plan's tables, from PAIR on: CHUNKS, 3 words; HALVES, 4."""
     chunks, halves = PAIR, PAIR + 3
     into_first, into_second = reducing(kernel, (0,)), reducing(kernel, (1,))
-
-    @part
-    def begin_of(plan: Any, chunk: Any, piece: Any) -> Any:
-        """Of a chunk's piece, in bytes."""
-        start, stop = load(plan + WORD * (chunks + chunk)), load(plan + WORD * (chunks + chunk + 1))
-        return min(start + piece * load(plan + WORD * SLOT), stop)
+    begin_of = beginning(chunks)
 
     @part
     def slot_of(plan: Any, sequence: Any, rank: Any, piece: Any) -> Any:
         """Where `rank` posts a piece at that meeting: each half holds PAIR_SLOTS of them."""
         half = load(plan + WORD * (halves + (sequence & 1) * 2 + rank))
-        return half + (piece >> 1) % PAIR_SLOTS * load(plan + WORD * SLOT)
+        return half + (piece >> 1) % PAIR_SLOTS * load(plan + WORD * SECTION)
 
     @part
     def copy_in(plan: Any, values: Any, piece: Any, sequence: Any) -> None:

@@ -21,14 +21,13 @@ import numpy.typing as npt
 from common.commit.kept_parts import KeptParts, kept_here
 from common.commit.parts import Part, from_buffers, to_buffers
 from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
-from common.sync.copies import copies_here
+from common.sync.copies import MOST, copies_here
 from common.sync.synchronizer import Synchronizer
 from common.system.next_epoch import begin_epoch, note_going_on, note_waiting
 from common.system.process import restarts
 
 __all__ = ["Boundaries", "Boundary"]
 
-MOST = 2
 NONE = -1
 
 

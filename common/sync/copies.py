@@ -21,12 +21,12 @@ from common.system.process import note
 if TYPE_CHECKING:
     from common.commit.parts import Buffer
 
-__all__ = ["Copies", "copies_here"]
+__all__ = ["MOST", "Copies", "copies_here"]
 
 CHANNEL = 0  # of messages
 STEP = struct.Struct("<q")  # before what a message holds
 MOST_BYTES = 1 << 20  # of a rank; more would hold up every step, and is not sent
-MOST = 2  # boundaries
+MOST = 2  # boundaries that a rank keeps
 
 
 class Copies:

@@ -119,13 +119,10 @@ def test_a_launcher_that_is_lost_while_a_rank_is_replaced(
     """All are started again, from the commit, when another one has taken its place."""
     faults, commits = f"{point}:{2 * lost}:9,joining:{2 * lost}:0:stop", tmp_path / "commits"
     two = hosts(command, faults, "--host-wait", 60, "--timeout", 10, "--checkpoint-dir", commits, "--commit-every", 2)
-    launcher = two.launchers[lost].process
-    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.pid).children()), 60)
-    launcher.kill()
+    kill_once_frozen(two.launchers[lost], wait_until)
     monkeypatch.setenv(FAULT_VARIABLE, "")
-    another = two.launch(lost)
-    other = two.launchers[1 - lost]
-    two.launchers[lost] = another
+    two.launchers[lost] = two.launch(lost)
+    another, other = two.launchers[lost], two.launchers[1 - lost]
     two.processes()
     assert "this host joins a job that has lost one, in epoch 2" in another.err
     assert f"; rank {2 * lost} is started again (restart 1 of 3), the others go on" in other.err
@@ -153,9 +150,7 @@ def test_a_host_that_is_lost_takes_no_other_process_along(
 ) -> None:
     """Without a commit: what its ranks had alone, the other host has too."""
     two = hosts(command, "backward:3:9:stop", "--host-wait", 60, *flags)
-    launcher = two.launchers[1].process
-    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.pid).children()), 60)
-    launcher.kill()
+    kill_once_frozen(two.launchers[1], wait_until)
     monkeypatch.setenv(FAULT_VARIABLE, "")
     two.launchers[1] = two.launch(1)
     counts = two.processes()
@@ -199,14 +194,19 @@ def test_a_program_of_ones_own_goes_on_after_the_loss_of_a_host(
     place += ["--max-restarts", 1, "--host-wait", 60]
     monkeypatch.setenv(FAULT_VARIABLE, f"{point}:3:5:stop")
     first, second = (launch(f"host {index}", *place, "--node-rank", index) for index in (0, 1))
-    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(second.process.pid).children()), 60)
-    second.process.kill()
+    kill_once_frozen(second, wait_until)
     monkeypatch.setenv(FAULT_VARIABLE, "")
     another = launch("another", *place, "--node-rank", 1)
     assert [first.code, another.code] == [0, 0], first.err + another.err
     assert re.search(GONE_ON.format(1), first.err), first.err
     assert said("host 0", "another") == said("undisturbed")
     assert len(said("undisturbed")) == 2 * EACH
+
+
+def kill_once_frozen(launcher: Started, wait_until: Callable[..., None]) -> None:
+    """As soon as one of its ranks is."""
+    wait_until(lambda: any(is_stopped(child) for child in psutil.Process(launcher.process.pid).children()), 60)
+    launcher.process.kill()
 
 
 def is_stopped(process: psutil.Process) -> bool:
