@@ -68,7 +68,20 @@ from common.kernels.layout import (
     YIELDS,
 )
 
-__all__ = ["arrive", "asleep", "awake", "elements_of", "fits", "meet", "take_note", "wait", "wait_for_all"]
+__all__ = [
+    "arrive",
+    "asleep",
+    "awake",
+    "elements_of",
+    "fits",
+    "meet",
+    "take_note",
+    "wait",
+    "wait_for_all",
+    "wait_within",
+]
+
+YIELDS_WITHIN = 1200  # some 0.4 ms
 
 
 @part
@@ -94,7 +107,19 @@ def arrive(frame: Any) -> None:
 @part
 def wait_for_all(frame: Any) -> Any:
     """For all ranks to come to this meeting: MET, DIFFERENT if the notes are, or LATE."""
-    sequence, spins, yields = load(frame + WORD * SEQUENCE), load(frame + WORD * SPINS), load(frame + WORD * YIELDS)
+    return wait_until_all(frame, load(frame + WORD * YIELDS))
+
+
+@part
+def wait_within(frame: Any) -> Any:
+    """Likewise, where all ranks are in this call, so that each comes within the time that a piece takes: sleeping and
+    waking would take longer."""
+    return wait_until_all(frame, YIELDS_WITHIN)
+
+
+@part
+def wait_until_all(frame: Any, yields: Any) -> Any:
+    sequence, spins = load(frame + WORD * SEQUENCE), load(frame + WORD * SPINS)
     tries, found = 0, MET
     for other in range(load(frame + WORD * NRANKS)):
         theirs = line_of(frame, sequence, other)

@@ -49,7 +49,7 @@ from common.kernels.layout import (
     UNFIT,
     WORD,
 )
-from common.kernels.meeting import arrive, fits, take_note, wait_for_all
+from common.kernels.meeting import arrive, fits, take_note, wait_for_all, wait_within
 from common.kernels.names import NEW, Reduce, Whole
 from common.kernels.reduce_loop import addresses_of, reduction_of, terms_of, value_at, write_to
 
@@ -212,7 +212,7 @@ def staged(kernel: Whole) -> Callable[[Any], None]:
                 reduce_piece(plan, values, position - 1, sequence)
                 position += 1
                 arrive(frame)
-                found = wait_for_all(frame)
+                found = wait_within(frame)
             store(plan + WORD * POSITION, position if found == LATE else 0)
         store(frame + WORD * RESULT, found)
 
@@ -274,7 +274,7 @@ def paired(kernel: Whole) -> Callable[[Any], None]:
                 if not early:
                     arrive(frame)
                 position += 1
-                found = wait_for_all(frame)
+                found = wait_within(frame)
             store(plan + WORD * POSITION, position if found == LATE else 0)
         store(frame + WORD * RESULT, found)
 

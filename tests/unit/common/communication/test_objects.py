@@ -80,7 +80,8 @@ def test_plain_types_and_containers(value: Any) -> None:
 
 @given(arrays)
 def test_arrays_and_their_scalars(array: np.ndarray) -> None:
-    found = PLAIN.decode(PLAIN.encode([array, array.T, array.reshape(-1)[:1].tolist()]))
+    plain = [] if array.dtype.kind in "mM" else array.reshape(-1)[:1].tolist()  # of dates they are no plain types
+    found = PLAIN.decode(PLAIN.encode([array, array.T, plain]))
     assert alike(found[:2], [array, np.array(array.T, order="C")])
     found[0].reshape(-1)[:1] = array.reshape(-1)[:1]  # it may be written to
     if array.size:
