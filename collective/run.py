@@ -75,6 +75,7 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
             joining=joining,
             life=life,
             keeps=can_replace(config),
+            begins=not script,
             ranks_each=len(node.ranks) if node.nnodes > 1 else 0,
         ) as job,
     ):
@@ -88,7 +89,14 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
         for rank in () if job.was_adopted else node.ranks:
             start(rank, place)
         if job.keeps:
-            job.mends = mending(job, start, hosts, patience=config.timeout, wait_limit=config.wait_limit)
+            job.mends = mending(
+                job,
+                start,
+                hosts,
+                patience=config.timeout,
+                wait_limit=config.wait_limit,
+                first="" if job.was_adopted else place,
+            )
         job.wait()
         if joining is not None and config.install and node.nranks == len(job.children) > 1:
             joining.needless(job.children)

@@ -35,12 +35,12 @@ def run(config: CollectiveTrainerConfig) -> None:
 
     connect = partial(connect_with, config, config.rank, config.nranks)
 
-    def join() -> RingSynchronizer:
-        group = connect(config.rendezvous)
+    def join(place: str) -> RingSynchronizer:
+        group = connect(place or config.rendezvous)
         sharded = config.shard_optimizer
         return RingSynchronizer(group, overlap=config.overlap, shard_optimizer=sharded, connect=connect)
 
-    run_training(config, join)
+    run_training(config, config.rank, join)
 
 
 if __name__ == "__main__":

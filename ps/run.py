@@ -77,6 +77,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             joining=joining,
             life=life,
             keeps=can_replace(config),
+            begins=not script,
             ranks_each=len(node.ranks) if node.nnodes > 1 else 0,
         ) as job,
     ):
@@ -88,13 +89,20 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             start_rank(rank, job, hosts.node, script=program_of(config, script), trainer=trainer, environment=given)
 
         servers = servers_here(job, node, config, traced) if node.index == 0 else None
+        addresses = ""
         if not job.was_adopted:
             addresses = ",".join(servers.start_all() if servers else servers_of_first(node, config))
             for rank in node.ranks:
                 start(rank, addresses)
         if job.keeps:
             job.mends = mending(
-                job, start, hosts, patience=config.timeout, wait_limit=config.wait_limit, servers=servers
+                job,
+                start,
+                hosts,
+                patience=config.timeout,
+                wait_limit=config.wait_limit,
+                first=addresses,
+                servers=servers,
             )
         job.wait()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from common.system.atomic_file import write_file
 from common.system.memory import limit_malloc_arenas
-from common.system.process import prepare_process, restarts
+from common.system.process import note_done, prepare_process, restarts
 
 if TYPE_CHECKING:
     from common.commit.kept_parts import KeptParts
@@ -58,9 +58,10 @@ def run(config: ServerConfig) -> None:
     while True:
         try:
             serve(config, memory, told_to_stop)
+            note_done()
             return
         except (PeerError, PeerUnreachable) as exc:
-            if memory is None or not memory.steps() or told_to_stop.is_set():
+            if memory is None or not (memory.steps() or memory.at_beginning) or told_to_stop.is_set():
                 raise
             why = f"{type(exc).__name__}: {exc}"
         print(f"goes on with the trainers that take part next, after {why}", flush=True)

@@ -44,10 +44,10 @@ def run(config: TrainerConfig) -> None:
             mode=config.consistency,
         )
 
-    def join() -> ServerSynchronizer:
-        return synchronizer_for(connect(config.servers), overlap=config.overlap, connect=connect)
+    def join(place: str) -> ServerSynchronizer:
+        return synchronizer_for(connect(place or config.servers), overlap=config.overlap, connect=connect)
 
-    run_training(config, join)
+    run_training(config, config.rank, join)
 
 
 if __name__ == "__main__":

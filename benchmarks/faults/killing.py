@@ -61,6 +61,7 @@ class Killing:
     recoveries: list[Recovery] = field(default_factory=list)
     _recovered: list[tuple[float, int | None]] = field(default_factory=list)  # when, and steps replayed
     _lines: list[str] = field(default_factory=list)
+    _readers: dict[int, threading.Thread] = field(default_factory=dict)  # of what each launcher says
 
     def __enter__(self) -> Killing:
         with ExitStack() as opened:
@@ -97,14 +98,14 @@ class Killing:
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if host else subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
-        if process.stderr:
-            self._reader = threading.Thread(
-                target=self._read, args=(process.stderr,), name="gradsync-lines", daemon=True
-            )
-            self._reader.start()
+        assert process.stderr
+        self._readers[host] = threading.Thread(
+            target=self._read, args=(process.stderr, host), name=f"gradsync-lines-{host}", daemon=True
+        )
+        self._readers[host].start()
         return process
 
     def __exit__(self, *_: object) -> None:
@@ -117,13 +118,15 @@ class Killing:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._reader.join()
+        for reader in self._readers.values():
+            reader.join()
         self._opened.close()
 
-    def _read(self, stderr: IO[str]) -> None:
+    def _read(self, stderr: IO[str], host: int) -> None:
         with stderr:
             for line in stderr:
-                self._lines.append(line.rstrip())
+                if not host:
+                    self._lines.append(line.rstrip())
                 if found := RECOVERED.search(line):
                     self._recovered.append((time.monotonic(), int(found[1]) if found[1] else None))
 
@@ -206,8 +209,7 @@ class Killing:
     def _replace(self, host: int) -> None:
         """Its launcher, which was killed."""
         self._processes[host].wait()
-        if not host:
-            self._reader.join()
+        self._readers[host].join()
         self._processes[host] = self._launch(host)
 
     def usage(self) -> list[Usage]:
@@ -225,7 +227,7 @@ class Killing:
             GradSyncError: it does not end.
         """
         self.until(lambda: False, "end of the job")
-        self._reader.join(END_S)
+        self._readers[0].join(END_S)
         if not self._record.exists():
             return f"exit code {self._processes[0].poll()}: {' | '.join(self._lines[-3:])}"
         return str(json.loads(self._record.read_text())["parameters_sha256"])

@@ -50,6 +50,7 @@ from common.errors import RecoveryFailed
 from common.launch.child import ProcessFailed
 from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags
+from common.system.fault_points import FAULT_HERE_VARIABLE
 
 __all__ = ["SimulatedRing", "simulate_ring"]
 
@@ -168,14 +169,14 @@ class RingSimulation:
         self.landlord.kept.clear()
         self.landlord.hurt.clear()
         with SimulatedJob(
-            life=life, keeps=bool(self.setting.max_restarts), clock=self.turns.clock, pause=self._pause
+            life=life, keeps=bool(self.setting.max_restarts), begins=True, clock=self.turns.clock, pause=self._pause
         ) as job:
 
             def start(rank: int, place: str) -> None:
                 job.start(f"rank {rank}", [str(rank), place], log="", on_terminal=True)
 
             if job.keeps:
-                replacing = Replacing(job, start, TIMEOUT_S, clock=self.turns.clock)
+                replacing = Replacing(job, start, TIMEOUT_S, first=f"life {self._lives}", clock=self.turns.clock)
                 job.mends = Watched(job, replacing, self.landlord).look
             for rank in range(self.setting.nranks):
                 start(rank, f"life {self._lives}")
@@ -213,7 +214,7 @@ class RingSimulation:
             self.story.rng.choice(self.landlord.living).freeze(seconds, "wherever it is")
 
     def _lost_only_one(self) -> bool:
-        """Nothing happened but one death, at a time when who lives can go on."""
+        """Nothing happened but one death, before anybody could be done, so that who lives can go on."""
         alone = self.landlord.killed == self.landlord.replaceable == 1
         return alone and not self.landlord.frozen and not any(self.network.refused.values())
 
@@ -228,7 +229,7 @@ class RingSimulation:
             return ""
         if self._end != "complete":
             raise PromiseBroken(f"the job ends with {self._end or 'nothing'} after {used} restarts")
-        if self._lost_only_one() and (self._lives, self.supervisor.recovered) != (1, 1):
+        if self._lost_only_one() and (self._lives, self.supervisor.parts) != (1, 1):
             raise PromiseBroken("all began anew, where one could be replaced")
         parameters = setting.undisturbed()
         for rank in range(setting.nranks):
@@ -244,7 +245,7 @@ class RingSimulation:
 @contextmanager
 def variables_as_before() -> Iterator[None]:
     """In os.environ none of a launcher's; afterwards what there was."""
-    before = {name: os.environ.pop(name, None) for name in VARIABLES}
+    before = {name: os.environ.pop(name, None) for name in (*VARIABLES, FAULT_HERE_VARIABLE)}
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ class Landlord:
 
     Attributes:
         inside: whose variables os.environ holds.
-        replaceable: how many died after all had kept a step, and before anybody could be done.
+        replaceable: how many died before anybody could be done.
         kept: steps that each rank has kept since all began anew, and not gone back behind.
         hurt: who was killed or frozen, and not replaced since.
     """
@@ -81,7 +81,7 @@ class Landlord:
     def lose(self, process: SimulatedProcess) -> None:
         self.killed += 1
         self.hurt.append(process)
-        self.replaceable += len(self.kept) == self._nranks and self.kept[process.rank] < self._steps
+        self.replaceable += self.kept.get(process.rank, 0) < self._steps
 
     def longest_freeze(self, process: SimulatedProcess) -> float:
         """Without an end of the job: when a group is the first one, who is missing there has not been what was asked
@@ -285,7 +285,9 @@ class SimulatedJob(Job):
 
     def _take(self, name: str, process: Any, log: Path | None, *, on_terminal: bool) -> None:  # noqa: ARG002
         session = Session(process.pid, None)
-        self.children.append(SimulatedChild(name, process, session, log, self._words(name), self._joined(name)))
+        self.children.append(
+            SimulatedChild(name, process, session, log, self._file("words", name), self._file("notes", name))
+        )
 
     def _end(self, children: Sequence[Child]) -> None:
         for child in children:
@@ -332,7 +334,7 @@ class Watched:
             in_time = noticed is None or self.landlord.turns.now <= noticed + TIMEOUT_S
             if ended := [child.name for child in before if child.process.was_ended_awake and in_time]:
                 raise PromiseBroken(f"{' and '.join(ended)} lived, and was ended")
-            if (word := word_in(self.job.word_file)) and word.epoch > self._given:
+            if (word := word_in(self.job.word_file)) and word.rendezvous and word.epoch > self._given:
                 self._check_who_is_there(word.epoch, self._given)
                 self._given = word.epoch
         return is_mended

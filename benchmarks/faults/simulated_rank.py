@@ -18,8 +18,9 @@ from collective.synchronizer import RingSynchronizer
 from common.commit.kept_parts import KEPT_VARIABLE, KeptParts
 from common.commit.parts import Part
 from common.errors import PeerError, PeerUnreachable
-from common.sync.boundaries import Boundaries
+from common.sync.boundaries import Boundaries, join_first
 from common.sync.synchronizer import Synchronizer
+from common.system.next_epoch import is_mended
 from common.system.process import restarts
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import ALIGNMENT, plan_buckets
@@ -119,7 +120,9 @@ class Rank:
         self._rng = self._network.story.rng
 
     def run(self) -> None:
-        with RingSynchronizer(self._connect(self._place), overlap=False, connect=self._connect) as synchronizer:
+        with join_first(
+            self._join, self.rank, WAIT_LIMIT_S, clock=self._turns.clock, pause=self._pause
+        ) as synchronizer:
             has_kept = bool(self.process.environment[KEPT_VARIABLE])
             with Boundaries(
                 synchronizer,
@@ -129,6 +132,9 @@ class Rank:
                 pause=self._pause,
             ) as boundaries:
                 self._train(synchronizer, boundaries)
+
+    def _join(self, place: str) -> RingSynchronizer:
+        return RingSynchronizer(self._connect(place or self._place), overlap=False, connect=self._connect)
 
     def _connect(self, place: str) -> Group:
         transport = self._network.join(self.process, self.rank, self.setting.nranks, place)
@@ -160,6 +166,8 @@ class Rank:
         if boundary is None:
             parameters, own = self.setting.initial(), self.setting.own(self.rank)
             self._keep(boundaries, 0, own, parameters)
+            if is_mended():
+                boundaries.gone_back(0)
         else:
             parameters, own = boundary.common.arrays["parameters"], boundary.own.arrays["own"]
             self._tell(f"is back at step {step}")

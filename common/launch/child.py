@@ -19,7 +19,7 @@ from common.system.atomic_file import why_not_writable
 from common.system.leftovers import Session, clear_away, members_of
 from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
-from common.system.process import COMPLETE, SAYS
+from common.system.process import COMPLETE, DONE, SAYS
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
@@ -85,7 +85,9 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        return self.process.poll()
+        """How it has ended; 0 also if a signal killed it when it had done all."""
+        code: int | None = self.process.poll()
+        return 0 if code is not None and code < 0 and DONE in self.told.splitlines() else code
 
     @property
     def told(self) -> str:

@@ -15,7 +15,14 @@ from common.launch.job import Job
 from common.network.message_stream import MessageStream
 from common.system.next_epoch import Word
 
-__all__ = ["Crew", "CrewHere", "lost"]
+__all__ = ["HEARING_S", "Crew", "CrewHere", "lost"]
+
+HEARING_S = 0.5  # from the end of a process until all have heard of it who were connected with it
+
+
+def is_early(child: Child) -> bool:
+    """Whether a signal has killed this rank before its group was complete."""
+    return child.name.startswith("rank") and (child.code or 0) < 0 and not child.is_in_group()
 
 
 def lost(gone: str) -> ProcessFailed | None:
@@ -103,14 +110,17 @@ class CrewHere(Crew):
 
     Args:
         start_rank: starts one that meets the others at that place, or at servers with these addresses.
+        first: where all meet at first.
     """
 
     job: Job
     start_rank: Callable[[int, str], None]
+    first: str = ""
     clock: Callable[[], float] = time.monotonic
     life: int = field(init=False)  # the epoch in which all were started
     begun: dict[str, int] = field(default_factory=dict)  # the epochs in which those were started that took a place
     _gave_up_at: float = 0.0
+    _missed_since: float | None = None  # who is dead, and had begun to join
     _why: ProcessFailed | None = None
 
     def __post_init__(self) -> None:
@@ -141,6 +151,30 @@ class CrewHere(Crew):
     def kill(self, child: Child) -> None:
         child.process.kill()
         child.process.wait()
+
+    def start_over(self) -> bool:
+        """Whether the dead need only be started again: ranks that a signal has killed before their first group was
+        complete, in which the others still wait for them. Of one that had begun to join they may hear, and say so.
+
+        Raises:
+            RecoveryFailed: no restart is left.
+        """
+        dead = [child for child in self.children if child.code is not None]
+        others_wait = not any(child.code is None and child.waits_for() >= 0 for child in self.children)
+        if not (dead and self.first and others_wait and all(map(is_early, dead))):
+            self._missed_since = None
+            return False
+        if any(child.has_joined() for child in dead):
+            self._missed_since = self.clock() if self._missed_since is None else self._missed_since
+            if self.clock() < self._missed_since + HEARING_S:
+                return True
+        self._missed_since = None
+        names, failure = [child.name for child in dead], self.job.failure()
+        if not self.job.life.start_over(failure, names):
+            return False
+        self.end(failure, names, self.job.life.number)
+        self.start(names, self.first)
+        return True
 
     def end(self, failure: ProcessFailed, names: Sequence[str], epoch: int, *, meet: bool = False) -> None:  # noqa: ARG002 - it was told of
         for child in [child for child in self.children if child.name in names]:

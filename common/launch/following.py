@@ -56,6 +56,8 @@ class Following:
         if calm and self.clock() < self._looked_at + LOOK_S:
             return False
         self._looked_at = self.clock()
+        if self._noticed_at is None and not orders and self.here.start_over():
+            return True
         self._report()
         epoch = self.here.job.life.number
         waits = any(rank.code is None and rank.waits_for() > epoch for rank in self.here.children)

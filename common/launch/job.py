@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,13 @@ from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.adoption import KeptJob
 from common.launch.child import Child, ProcessFailed, end_all, failure_of
+from common.launch.folders import note_session, remove_folders_of_the_dead
 from common.launch.joining import Joining
 from common.launch.restarts import Life
 from common.launch.shown_log import ShownLog
 from common.system.atomic_file import not_written
 from common.system.fault_points import FAULT_HERE_VARIABLE, FAULT_VARIABLE, fault_for
-from common.system.leftovers import FOLDER, Session, clear_away, is_alive, is_anothers
+from common.system.leftovers import FOLDER, Session
 from common.system.next_epoch import WORD_VARIABLE
 from common.system.out_of_memory import killed_for_memory
 from common.system.private_files import open_private
@@ -43,7 +43,6 @@ from common.system.process import (
 
 __all__ = ["FOLDER", "Job"]
 
-SESSIONS = "sessions"  # the file in it of what was started: leader, and when
 POLL_S = 0.02
 SHOW_CURSOR = "\x1b[?25h"
 LOOK_S = 0.5  # between two looks at how much memory each has
@@ -63,7 +62,8 @@ class Job:
             prove to one another that they belong to it.
         joining: watches whether ranks join, where they run a program of the user's.
         life: which of the job's this is, where it is started again after a failure.
-        keeps: whether its processes can leave a part of their state to those that take their places.
+        keeps: whether its processes can leave a part of their state to those that take their places; and
+        begins: whether, as long as one has none yet, all can begin again in another group.
         ranks_each: how many ranks each of several hosts has, if they can leave it on another one too; 0: they cannot.
         terminal: standard output and error of what would write to this terminal; None: this process's own.
         clock, pause: by which it waits.
@@ -77,6 +77,7 @@ class Job:
     joining: Joining | None = None
     life: Life = field(default_factory=Life)
     keeps: bool = False
+    begins: bool = False
     ranks_each: int = 0
     terminal: tuple[BinaryIO, BinaryIO] | tuple[None, None] = (None, None)
     clock: Callable[[], float] = time.monotonic
@@ -91,6 +92,7 @@ class Job:
     _killed: int = field(default_factory=killed_for_memory)  # for lack of memory, before this job
     _looked_at: float = 0.0
     _shown: dict[Path, ShownLog] = field(default_factory=dict)
+    _lives: dict[str, int] = field(default_factory=dict)  # in which each process was started last
 
     def __enter__(self) -> Job:
         remove_folders_of_the_dead()
@@ -177,17 +179,21 @@ class Job:
             talk: its stdin and stdout are pipes to the caller; only stderr goes to the log.
         """
         self._not_now = True  # a SIGTERM must not lose sight of the child
-        inherit = on_terminal and self.log_dir is None
-        path = None if inherit else self._logs / log
+        again, self._lives[name] = self._lives.get(name) == self.life.number, self.life.number
+        path = None if on_terminal and self.log_dir is None else self._logs / log
+        fault = "" if again else fault_for(name, self.life.number, os.environ.get(FAULT_VARIABLE, ""))
         try:
-            output = None if path is None else open_private(path, further=self.life.number > 0)
+            output = None if path is None else open_private(path, further=self.life.number > 0 or again)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
         try:
             process: subprocess.Popen[bytes] = self._guard.start(
                 name,
                 [*through, sys.executable, *command],
-                environment=self._environment(name, environment or {}, apart=inherit),
+                environment={
+                    **self._environment(name, environment or {}, apart=path is None),
+                    FAULT_HERE_VARIABLE: fault,
+                },
                 streams={
                     "stdin": subprocess.PIPE if talk else subprocess.DEVNULL,
                     "stdout": subprocess.PIPE if talk else output or self.terminal[0],
@@ -214,18 +220,18 @@ class Job:
             **environment_of(current()),
             PARENT_VARIABLE: str(self._guard.parent),
             RESTARTS_VARIABLE: str(self.life.number),
-            FAULT_HERE_VARIABLE: fault_for(name, self.life.number, os.environ.get(FAULT_VARIABLE, "")),
             JOB_SECRET_VARIABLE: self.secret if self.all_ranks_here else "",
-            JOINED_VARIABLE: str(self._joined(name)),
-            LAST_WORDS_VARIABLE: str(self._words(name)) if apart else "",
+            JOINED_VARIABLE: str(self._file("notes", name)),
+            LAST_WORDS_VARIABLE: str(self._file("words", name)) if apart else "",
         }
 
     def _take(self, name: str, process: Any, log: Path | None, *, on_terminal: bool) -> None:
         """That process is one of this job's from now on."""
         if on_terminal and log is not None and log not in self._shown:  # who takes another's place goes on in it
             self._shown[log] = ShownLog(log)
-        session = self._watch(process.pid)
-        self.children.append(Child(name, process, session, log, self._words(name), self._joined(name)))
+        self.children.append(
+            Child(name, process, self._watch(process.pid), log, self._file("words", name), self._file("notes", name))
+        )
 
     def _take_over(self, kept: KeptJob) -> None:
         """What there is of a job whose launcher has died."""
@@ -234,24 +240,20 @@ class Job:
             about = member["about"]
             self._take(name, kept.process(name), self._logs / about["log"], on_terminal=about["on_terminal"])
 
-    def _words(self, name: str) -> Path:
-        return self.scratch / f"words of {name}"
-
-    def _joined(self, name: str) -> Path:
-        return self.scratch / f"{name} joined"
+    def _file(self, what: str, name: str) -> Path:
+        return self.scratch / f"{what} of {name}"
 
     def _watch(self, leader: int) -> Session:
         """The session of a process that was started; whoever has to clear away knows of it from now on."""
         session = self._guard.watch(leader)
-        with (self.scratch / SESSIONS).open("a") as out:
-            out.write(f"{session.leader} {session.started or 0}\n")
+        note_session(self.scratch, session)
         return session
 
     def _keeping(self, name: str) -> dict[str, str]:
         if name not in self.kept:
-            self.kept[name] = make_kept()
-        kept = self._guard.hold(name, self.kept[name])
-        return {KEPT_VARIABLE: kept, WORD_VARIABLE: str(self.word_file), COPIES_VARIABLE: str(self.ranks_each)}
+            self.kept[name] = make_kept(begins=self.begins)
+        words = {WORD_VARIABLE: str(self.word_file), COPIES_VARIABLE: str(self.ranks_each)}
+        return words | {KEPT_VARIABLE: self._guard.hold(name, self.kept[name])}
 
     def wait(self) -> None:
         """Wait until every process has ended well, or every rank of a program that makes no group. A training has no
@@ -378,22 +380,3 @@ def leave_the_terminal_in_order() -> None:
             with suppress(OSError):  # the terminal is gone
                 print(SHOW_CURSOR, file=stream, flush=True)
             return
-
-
-def remove_folders_of_the_dead() -> None:
-    """Temporary folders of launchers that were killed before they could remove them, guards and all, and what else they
-    have left."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
-        number = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if number.isdigit() and not is_alive(int(number)):
-            clear_away(sessions_in(folder))
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def sessions_in(folder: Path) -> list[Session]:
-    """That a launcher has noted there, and whose numbers are no other processes' by now."""
-    with suppress(OSError, ValueError):
-        lines = (folder / SESSIONS).read_text().splitlines()
-        noted = [Session(int(leader), int(started)) for leader, started in map(str.split, lines)]
-        return [each for each in noted if each.started and not is_anothers(each)]
-    return []

@@ -20,6 +20,7 @@ def mending(
     *,
     patience: float,
     wait_limit: float,
+    first: str,
     servers: Servers | None = None,
 ) -> Callable[[], bool]:
     """What the job asks again and again whether that which has failed is being mended; arguments as of Replacing, but
@@ -31,7 +32,7 @@ def mending(
         from common.launch.remote_crew import RemoteCrew
 
         if node.index:
-            return Following(CrewHere(job, start), company.stream(0), place).look
+            return Following(CrewHere(job, start, first), company.stream(0), place).look
         others += [RemoteCrew(company.stream(h), node.ranks_of(h), epoch) for h in range(1, node.nnodes)]
     return Replacing(
         job,
@@ -41,5 +42,6 @@ def mending(
         others,
         place=node.meeting_place,
         hosts=place if others else None,
+        first=first,
         wait_limit=wait_limit - patience,
     ).look

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.commit.kept_parts import COPIED
 from common.launch.child import Child, ProcessFailed
 from common.launch.crew import Crew, lost
 from common.launch.crew_messages import Failure, Order, RankReport, reports_in, send
@@ -94,7 +93,7 @@ class RemoteCrew(Crew):
 
     def has_kept(self, child: Child) -> bool:
         if self._gone:
-            return COPIED in child.told.splitlines()
+            return False
         lives_on = child.code is None and child.waits_for() < 0  # and may have kept some since the last report
         return lives_on or self._ranks[child.name].report.keeps
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from common.commit.kept_parts import HOLDS
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError
 from common.launch.child import Child, ProcessFailed
@@ -35,6 +36,7 @@ __all__ = ["Replacing"]
 
 LOOK_S = 0.1  # between two looks at what ranks have noted, while none has died
 DYING_S = 0.5  # from the end of a killed process's connections until it is seen to have died
+JOINING_S = 1.5  # that who is not in a complete group yet has to hear that another one has died
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Replacing:
         others: the ranks of other hosts.
         place: where ranks meet by themselves; "": at one of this host's, each time a new one.
         hosts: this one's place among them; None: there is no other.
+        first: where ranks meet at first, or the servers' addresses: who is killed before their group is complete is
+            started again while the others wait there. "": then all are.
     """
 
     job: Job
@@ -59,6 +63,7 @@ class Replacing:
     others: Sequence[Crew] = ()
     place: str = ""
     hosts: Place | None = None
+    first: str = ""
     wait_limit: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _noticed_at: float | None = None  # that something is wrong; None: nothing is
@@ -73,7 +78,7 @@ class Replacing:
     _failed_again_at: float | None = None  # since when some wait once more while others are started
 
     def __post_init__(self) -> None:
-        self._here = CrewHere(self.job, self.start, clock=self.clock)
+        self._here = CrewHere(self.job, self.start, self.first, self.clock)
         self._crews: list[Crew] = [self._here, *self.others]
         life = self.job.life
         if life.is_mended:  # within it the last launcher died
@@ -104,6 +109,8 @@ class Replacing:
         self._looked_at = self.clock()
         waiting = [rank for rank in ranks if rank.code is None and rank.waits_for() > self.job.life.number]
         wrong = self._replaced is not None or dead or bool(waiting)
+        if self._noticed_at is None and not waiting and self._others_live() and self._here.start_over():
+            return True
         if (gone := self._who_is_gone()) and (wrong or not self._here.has_met):
             if self.hosts is None or self._replaced is not None or not self._here.has_met:
                 return self._give_up(gone)
@@ -117,6 +124,9 @@ class Replacing:
         if self._noticed_at is None:
             self._noticed_at = self.clock()
         return self._gather(ranks, waiting)
+
+    def _others_live(self) -> bool:
+        return self._replaced is None and all(rank.code is None for crew in self.others for rank in crew.children)
 
     def _waits_for_others(self) -> bool:
         """Whether ranks of other hosts have not ended yet: if one fails now, all begin anew."""
@@ -135,12 +145,15 @@ class Replacing:
     def _gather(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> bool:
         """Wait until all that live have noticed, and replace the others."""
         assert self._noticed_at is not None
-        if any(rank.code == 0 or not crew.has_kept(rank) for crew in self._crews for rank in crew.children):
+        if any(rank.code == 0 or not self._has_left(rank, crew) for crew in self._crews for rank in crew.children):
             return self._give_up()
-        missing = [rank for rank in ranks if rank.code is None and rank not in waiting]
+        if any(rank.name.startswith("rank") and (rank.code or 0) > 0 and not rank.is_in_group() for rank in ranks):
+            return self._give_up()  # by an error of its own
+        early = [rank for rank in ranks if is_early(rank)]
+        missing = [rank for rank in ranks if rank.code is None and rank not in [*waiting, *early]]
         awaited = self.clock() - self._noticed_at
         for rank in missing:
-            if rank.is_frozen() or awaited > max(self.patience, self.wait_limit):
+            if rank.is_frozen() or awaited > self._patience_with(rank):
                 self._stalled.append(rank.name)
                 self._kill(rank)
         if missing and awaited > self.patience and not self._told_of_the_busy:
@@ -151,9 +164,21 @@ class Replacing:
         self._told_of_the_busy = False
         failure = self._failure(ranks, waiting)
         dead = [rank for rank in ranks if rank.code is not None]
-        if not any(rank.name.startswith("rank") for rank in waiting):  # what all ranks have alike is gone with them
-            return self._give_up()
-        return self._replace(failure, [rank.name for rank in dead])
+        if not any(rank.name.startswith("rank") for rank in [*waiting, *early]):
+            return self._give_up()  # what all ranks have alike is gone with them
+        return self._replace(failure, [rank.name for rank in dead], early)
+
+    def _has_left(self, rank: Child, crew: Crew) -> bool:
+        """Whether who takes its place finds what it had alone, with its launcher or with a rank of another host."""
+        holds = f"{HOLDS} {rank.name.removeprefix('rank ')}"
+        living = (other for each in self._crews for other in each.children if other.code is None)
+        return crew.has_kept(rank) or any(holds in other.told.splitlines() for other in living)
+
+    def _patience_with(self, rank: Child) -> float:
+        """How long to wait for it to notice that another one has died."""
+        if not rank.name.startswith("rank") or rank.is_in_group():
+            return max(self.patience, self.wait_limit)
+        return JOINING_S
 
     def _kill(self, rank: Child) -> None:
         next(crew for crew in self._crews if rank in crew.children).kill(rank)
@@ -172,7 +197,11 @@ class Replacing:
         words = f"{silent} was frozen or silent; {waiting[0].name} says: {waiting[0].why_it_waits()}"
         return ProcessFailed(words, PeerError.exit_code, since=self._noticed_at, joined=True)
 
-    def _replace(self, failure: ProcessFailed, names: Sequence[str]) -> bool:
+    def _replace(self, failure: ProcessFailed, names: Sequence[str], early: Sequence[Child] = ()) -> bool:
+        """
+        Args:
+            early: live, but have not begun to join: they must know that there is another group to be waited for.
+        """
         job = self.job
         if not job.life.replace(failure, names):
             return self._give_up()
@@ -186,6 +215,8 @@ class Replacing:
         if gone:
             self._meet_again()
         if self.servers is None:
+            if early:
+                self._give(replace(self._word, rendezvous=""))
             self._start_ranks(place)
             return True
         self.servers.forget_addresses()
@@ -234,7 +265,7 @@ class Replacing:
         new = [rank for rank in ranks if rank.name in self._replaced]
         listening = self.servers is not None and not self._word.rendezvous  # also those that live are to
         servers = [rank for rank in ranks if rank.name.startswith("server") and rank not in new] if listening else []
-        frozen = self._of_a_frozen([*new, *servers])
+        frozen = self._of_a_frozen([*new, *servers, *filter(is_early, ranks)])
         if any(server.code for server in servers):
             return self._give_up(frozen=frozen)
         if failure := frozen or (self._first_failure() if any(rank.code for rank in new) else None):
@@ -273,6 +304,11 @@ class Replacing:
         if frozen:
             raise frozen
         return self._here.leave(self._noticed_at)
+
+
+def is_early(rank: Child) -> bool:
+    """Whether it lives, and has not begun to join its first group."""
+    return rank.code is None and rank.name.startswith("rank") and not rank.has_joined()
 
 
 def who_of(ranks: Sequence[Child]) -> str:

@@ -69,6 +69,7 @@ class Life:
         supervisor: decides on replacing ranks; None: none is.
         is_mended: ranks were being replaced when its last launcher died.
         is_whole: that was told.
+        awaits: some were started again before they had joined.
     """
 
     number: int = 0
@@ -76,6 +77,7 @@ class Life:
     supervisor: Supervisor | None = None
     is_mended: bool = False
     is_whole: bool = False
+    awaits: bool = False
 
     def beside(self) -> Guard | KeptJob:
         """A process beside the launcher, for this life."""
@@ -92,7 +94,7 @@ class Life:
             self.supervisor.note_end()
 
     def look(self, children: Sequence[Child]) -> None:
-        if self.number and not self.is_whole:
+        if (self.number or self.awaits) and not self.is_whole:
             ranks = [child for child in children if child.name.startswith("rank")]
             if all(rank.is_in_group() for rank in ranks):
                 self.is_whole = True
@@ -105,10 +107,22 @@ class Life:
         Raises:
             RecoveryFailed: no restart is left.
         """
-        if self.supervisor is None or is_hopeless(failure, self.number):
+        if self.supervisor is None or self.supervisor.sees_no_hope(failure):
             return False
         self.supervisor.replace(failure, names)
         self.number, self.is_whole = self.supervisor.epoch, True
+        return True
+
+    def start_over(self, failure: ProcessFailed, names: Sequence[str]) -> bool:
+        """Whether these ranks, which had not joined yet, may be started again while the others wait for them.
+
+        Raises:
+            RecoveryFailed: no restart is left.
+        """
+        if self.supervisor is None or self.supervisor.sees_no_hope(failure):
+            return False
+        self.supervisor.start_over(failure, names)
+        self.awaits, self.is_whole = True, False
         return True
 
     def say(self, what: str) -> None:
@@ -172,6 +186,7 @@ class Supervisor:
     _failed_at: float = 0.0
     _begun: float = 0.0
     _mends: bool = False  # a failure that nothing has recovered from yet
+    _started_over: bool = False  # before the group was complete
 
     def run(self, live: Callable[[Life], None]) -> None:
         if self.epoch:
@@ -182,7 +197,7 @@ class Supervisor:
                 live(life or self._next())
                 break
             except ProcessFailed as failure:
-                if not self.flags.max_restarts or is_hopeless(failure, self.epoch):
+                if not self.flags.max_restarts or self.sees_no_hope(failure):
                     raise
                 self._restart(failure)
                 life = None
@@ -215,6 +230,9 @@ class Supervisor:
             is_mended=self._mends and self.epoch > self._born,
             is_whole=not self._mends or self.epoch > self._born,
         )
+
+    def sees_no_hope(self, failure: ProcessFailed) -> bool:
+        return is_hopeless(failure, again=bool(self.epoch or self.causes))
 
     def beside(self) -> Guard | KeptJob:
         """A process beside this one, which clears away after it; with --adopt-for, only if no other takes its place."""
@@ -249,6 +267,20 @@ class Supervisor:
         self.epoch += 1
         self.parts += 1
         self._count(failure)
+        self.note()
+
+    def start_over(self, failure: ProcessFailed, names: Sequence[str]) -> None:
+        """Count that these ranks are started again in this epoch.
+
+        Raises:
+            RecoveryFailed: they may not be.
+        """
+        number = self._take_restart(failure)
+        started = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} started again ({number})"
+        self.say(f"{failure.cause}, {self._after()}; {started}, the others wait")
+        self.parts += 1
+        self._count(failure)
+        self._started_over = True
         self.note()
 
     def _restart(self, failure: ProcessFailed) -> None:
@@ -298,8 +330,10 @@ class Supervisor:
         self.say(f"recovered: all go on after step {step:,}, {steps_of(replayed)} replayed{since} (epoch {self.epoch})")
 
     def _tell_recovery(self) -> None:
+        how = ", 0 steps replayed" if self._started_over else " again"
         since = f", {self._recovered():.1f} s after that" if self._mends else ""
-        self.say(f"recovered: the group is complete again{since} (epoch {self.epoch})")
+        self._started_over = False
+        self.say(f"recovered: the group is complete{how}{since} (epoch {self.epoch})")
 
     def _recovered(self) -> float:
         """How many seconds after the last failure."""
@@ -316,14 +350,14 @@ def steps_of(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-def is_hopeless(failure: ProcessFailed, epoch: int = 0) -> bool:
+def is_hopeless(failure: ProcessFailed, *, again: bool = False) -> bool:
     """A restart would come to the same end: what was asked for cannot work, or the program ended with an error of its
     own before it joined, as for a module that is not there.
 
     Args:
-        epoch: of the group that failed.
+        again: some were started again before: whoever is missing was there once, or comes late.
     """
-    curable = CUT.search(failure.cause) or (epoch and MISSING.search(failure.cause))
+    curable = CUT.search(failure.cause) or (again and MISSING.search(failure.cause))
     return (
         (failure.exit_code in CODES and not curable)
         or bool(HOPELESS.search(failure.cause))

@@ -6,7 +6,8 @@
                                 on another one: copies.py
 
 No rank ends a step to which another one has not contributed, so all stand at the same boundary or one apart: two are
-enough. The survivors give the process that takes the place of the dead, or of one of a lost host, what it lacks.
+enough. The survivors give the process that takes the place of the dead, or of one of a lost host, what it lacks. Where
+one has made nothing yet, all begin again, in the processes that live.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.commit.kept_parts import KeptParts, kept_here
+from common.commit.kept_parts import BEGINNING, KeptParts, begins_here, kept_here
 from common.commit.parts import Part, from_buffers, to_buffers
-from common.errors import GradSyncError, PeerError, RecoveryFailed, UsageError
+from common.errors import GradSyncError, PeerError, PeerUnreachable, RecoveryFailed, UsageError
 from common.sync.copies import MOST, copies_here
 from common.sync.synchronizer import Synchronizer
-from common.system.next_epoch import begin_epoch, note_going_on, note_waiting
+from common.system.next_epoch import begin_epoch, has_begun_without_this, is_mended, note_going_on, note_waiting
 from common.system.process import restarts
 
-__all__ = ["Boundaries", "Boundary"]
+__all__ = ["Boundaries", "Boundary", "join_first"]
 
 NONE = -1
 
@@ -118,7 +119,7 @@ class Boundaries:
         Raises:
             GradSyncError: that error, where it cannot.
         """
-        if not self._common:
+        if not (self._common or (self._kept and self._kept.at_beginning)):
             raise error
         self._why = f"{type(error).__name__}: {error}"
         self._synchronizer.leave(self._why)
@@ -130,35 +131,43 @@ class Boundaries:
         Raises:
             RecoveryFailed: the launcher said nothing, or the group did not come together.
         """
-        note_waiting(self._why)
-        who = f"rank {self._synchronizer.rank}"
-        word = begin_epoch(who, self._wait_limit, clock=self._clock, pause=self._pause)
-        if word is None:
-            raise RecoveryFailed(f"the launcher gave no word to go on within {self._wait_limit:g} s (--wait-limit)")
+        place = wait_for_word(
+            self._synchronizer.rank, self._wait_limit, self._why, clock=self._clock, pause=self._pause
+        )
         try:
-            self._synchronizer.rejoin(word.rendezvous)
+            self._synchronizer.rejoin(place)
         except (PeerError, UsageError) as exc:
-            raise RecoveryFailed(f"the group of epoch {word.epoch} did not come together: {exc}") from exc
+            raise RecoveryFailed(f"the group of epoch {restarts()} did not come together: {exc}") from exc
 
     def agree(self) -> Boundary | None:
-        """The newest boundary that all ranks have; called by all, on a new group. None: the group is the first one.
+        """The newest boundary that all ranks have; called by all, on a new group. None: all are at the beginning, as
+        in the first one.
 
         Raises:
             RecoveryFailed: there is none.
         """
-        if self._kept is None or not ((own := self._kept.steps()) or (self._copies and restarts())):
+        if self._kept is None:
+            return None
+        own, begins = self._kept.steps(), self._kept.at_beginning
+        if not (own or (self._copies and restarts()) or (begins and is_mended())):
             return None
         mine = [step for step in own if step in self._common] if self._common else own
         held = self._copies.steps if self._copies else []
-        rows = self._synchronizer.all_gather(np.array([len(self._common), *of_most(mine), *of_most(held)], np.int64))
+        row = [len(self._common), *of_most(mine), *of_most(held), BEGINNING if begins else NONE]
+        rows = self._synchronizer.all_gather(np.array(row, np.int64))
         found = [sorted({*row.tolist()} - {NONE}) for row in rows[:, 1 : 1 + MOST]]
+        beginning = {*rows[:, -1].tolist()} == {BEGINNING}
         if not any(found):
             return None
         lacking = [rank for rank, steps in enumerate(found) if not steps and self._copies]
         for rank in lacking:
             assert self._copies
-            found[rank] = sorted({*rows[self._copies.holder_of(rank), 1 + MOST :].tolist()} - {NONE})
+            found[rank] = sorted({*rows[self._copies.holder_of(rank), 1 + MOST : -1].tolist()} - {NONE})
         shared = set.intersection(*map(set, found))
+        if beginning and not shared:
+            self._kept.forget_after(BEGINNING)
+            self._common = {}
+            return None
         if not shared or not rows[:, 0].any():
             kept = "; ".join(f"rank {rank}: {steps}" for rank, steps in enumerate(found))
             raise RecoveryFailed(f"there is no step boundary that all ranks have ({kept})")
@@ -176,7 +185,7 @@ class Boundaries:
         return Boundary(step, from_buffers(self._kept.read(step)), common)
 
     def gone_back(self, step: int) -> None:
-        """This rank is at that boundary again, and goes on."""
+        """This rank is at that boundary again, or at the beginning, and goes on."""
         note_going_on(step, max(self._made, step))
         self._made = step
 
@@ -193,6 +202,59 @@ class Boundaries:
         words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
         self._synchronizer.broadcast(words, root)
         return common or from_buffers(words.view(np.uint8)[:size].tobytes())
+
+
+def join_first(
+    join: Callable[[str], Synchronizer],
+    rank: int,
+    wait_limit: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Synchronizer:
+    """In the first group that is complete; where somebody dies before it is, who lives goes on to the next.
+
+    Args:
+        join: joins the group that meets there; "": as it was started with.
+        wait_limit, clock, pause: as of Boundaries.
+
+    Raises:
+        PeerError, PeerUnreachable: nobody starts the dead again.
+    """
+    begins, place = begins_here(), ""
+    while True:
+        why = "others have begun the next epoch"
+        if not (begins and has_begun_without_this()):
+            try:
+                return join(place)
+            except (PeerError, PeerUnreachable) as exc:
+                if not begins:
+                    raise
+                why = f"{type(exc).__name__}: {exc}"
+        place = wait_for_word(rank, wait_limit, why, clock=clock, pause=pause)
+
+
+def wait_for_word(
+    rank: int,
+    wait_limit: float,
+    why: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
+    """Let the launcher know that this rank's group has failed so, and block until it says where the next one meets.
+
+    Args:
+        wait_limit: in seconds.
+
+    Raises:
+        RecoveryFailed: it said nothing.
+    """
+    note_waiting(why)
+    word = begin_epoch(f"rank {rank}", wait_limit, clock=clock, pause=pause)
+    if word is None:
+        raise RecoveryFailed(f"the launcher gave no word to go on within {wait_limit:g} s (--wait-limit)")
+    return word.rendezvous
 
 
 def of_most(steps: list[int]) -> list[int]:

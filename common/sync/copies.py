@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common.commit.kept_parts import COPIED, COPIES_VARIABLE
+from common.commit.kept_parts import COPIES_VARIABLE, HOLDS
 from common.sync.synchronizer import Synchronizer
 from common.system.process import note
 
@@ -62,12 +62,12 @@ class Copies:
         group.messenger.send(to, CHANNEL, mine)  # so little that it need not be received for that
         theirs = group.messenger.receive(source, CHANNEL)
         if theirs:
+            if not self._told:
+                self._told = True
+                note(f"{HOLDS} {source}")
             self._held[STEP.unpack_from(theirs)[0]] = bytes(theirs[STEP.size :])
         for old in self.steps[:-MOST]:
             del self._held[old]
-        if mine and not self._told:
-            self._told = True
-            note(COPIED)
 
     def hand_back(self, step: int, ranks: Sequence[int]) -> bytes:
         """Of these ranks, who have nothing, each gets what it had after that step; called by all ranks.

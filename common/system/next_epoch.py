@@ -29,6 +29,7 @@ __all__ = [
     "Word",
     "begin_epoch",
     "has_begun_without_this",
+    "is_mended",
     "note_going_on",
     "note_waiting",
     "word_in",
@@ -91,6 +92,13 @@ def has_begun_without_this() -> bool:
     path = os.environ.get(WORD_VARIABLE)
     word = word_in(Path(path)) if path else None
     return word is not None and word.epoch > restarts()
+
+
+def is_mended() -> bool:
+    """Whether this epoch is one in which others have gone on."""
+    path = os.environ.get(WORD_VARIABLE)
+    word = word_in(Path(path)) if path else None
+    return word is not None and word.epoch == restarts()
 
 
 def word_in(path: Path) -> Word | None:

@@ -24,6 +24,7 @@ from common.system.switching import switch_often
 
 __all__ = [
     "COMPLETE",
+    "DONE",
     "JOB_SECRET_VARIABLE",
     "JOINED_VARIABLE",
     "LAST_WORDS_VARIABLE",
@@ -36,6 +37,7 @@ __all__ = [
     "forget_in_children",
     "last_words",
     "note",
+    "note_done",
     "note_joined",
     "note_joining",
     "prepare_process",
@@ -46,6 +48,7 @@ __all__ = [
 JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one host, from its launcher; empty: none
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 COMPLETE = "complete"  # a line there: it has
+DONE = "done"  # another one: nothing is lost with it any more
 SAYS = "says"  # how lines there begin that are for the launcher's terminal
 RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has mended this job after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
@@ -129,6 +132,11 @@ def note_joining(nranks: int) -> None:
     """Let it know that this process joins a group of so many ranks."""
     reach("joining", 0)
     note(str(nranks))
+
+
+def note_done() -> None:
+    """Let it know that this process has done all that it had to, however it ends."""
+    note(DONE)
 
 
 def note_joined() -> None:

@@ -15,6 +15,7 @@ from common.paddle_api.arena_binding import trainable
 from common.paddle_api.random_states import RandomStates, set_random
 from common.sync.boundaries import Boundaries, Boundary
 from common.sync.synchronizer import Synchronizer
+from common.system.next_epoch import is_mended
 from common.tensors.arena import Arena
 
 __all__ = ["StepCopies", "fill_arena"]
@@ -41,6 +42,8 @@ class StepCopies:
         keep that of `step`, the first, if not."""
         if boundary is None:
             self.after(step)
+            if is_mended():
+                self._boundaries.gone_back(step)
             return
         with paddle.no_grad():
             for name, values in boundary.own.beginning(BUFFERS).items():

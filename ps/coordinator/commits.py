@@ -23,7 +23,7 @@ from common.commit.slices import arrays_of, slices_in
 from common.commit.writer import Writer
 from common.errors import CommitCorrupt, CommitFailed, GradSyncError, RecoveryFailed, UsageError
 from common.network.gradsync_pb2 import Register
-from common.system.next_epoch import note_going_on
+from common.system.next_epoch import is_mended, note_going_on
 from ps.store.store import Store
 
 __all__ = ["ServerCommits"]
@@ -82,6 +82,8 @@ class ServerCommits:
             self._resume(step, store)
         if self._memory is not None and not self._memory.steps():
             self._keep(self._memory, step, store)
+            if is_mended():
+                note_going_on(step, step)
 
     def _resume(self, step: int, store: Store) -> None:
         if self._folder is None or not self._plan.every:

@@ -82,6 +82,8 @@ def undisturbed_program(program: Program, nranks: int, workers: int) -> object:
     [
         ("backward:1:3", "rank 1 was killed by SIGKILL", (), 2),
         pytest.param("backward:0:0", "rank 0 was killed", (), 2, marks=long),
+        pytest.param("joined:1:0", "rank 1 was killed", (), 2, marks=long),
+        pytest.param("joined:0:0", "rank 0 was killed", ("--backend", "tcp"), 4, marks=long),
         pytest.param("before-reduce:2:5", "rank 2 was killed", (), 4, marks=long),
         pytest.param("backward:0:2:exit", "rank 0 ended with exit code 1", ("--no-overlap",), 2, marks=long),
         pytest.param("before-reduce:0:4:stop", "rank 1 says: PeerStalled: rank 0", ("--timeout", 2), 2, marks=long),
@@ -107,6 +109,26 @@ def test_who_dies_is_replaced_while_the_others_keep_their_processes(
     assert digest == undisturbed(train, nranks)
 
 
+@pytest.mark.parametrize(
+    ("command", "who", "nranks"),
+    [
+        ("collective.run", 1, 2),
+        pytest.param("collective.run", 0, 4, marks=long),
+        pytest.param("ps.run", 1, 2, marks=long),
+        pytest.param("ps.run", 0, 4, marks=longest),
+    ],
+)
+def test_who_is_killed_before_it_has_joined_is_started_again_while_the_others_wait(
+    command: str, who: int, nranks: int, train: Train
+) -> None:
+    digest, started, processes = train(f"joining:{who}:0", "--max-restarts", 3, nranks=nranks, command=command)
+    assert f"; rank {who} is started again (restart 1 of 3), the others wait" in started.err
+    back = r"recovered: the group is complete, 0 steps replayed, .* s after that \(epoch 0\)"
+    assert re.search(back, started.err), started.err
+    assert processes == 1 + nranks + 1 + (command == "ps.run")
+    assert digest == undisturbed(train, nranks)
+
+
 def recovered(started: Started, name: str, epoch: int = 1) -> bool:
     """Whether only this process was replaced, and at most one step replayed."""
     part = f"; {name} is started again (restart {epoch} of 3), the others go on"
@@ -119,6 +141,7 @@ def recovered(started: Started, name: str, epoch: int = 1) -> bool:
     [
         ("pushed:1:3", (), 2),
         pytest.param("stored:s0:3", (), 2, marks=long),
+        pytest.param("joined:1:0", (), 4, marks=long),
         pytest.param("replied:s1:4", ("--servers", 2), 4, marks=long),
         pytest.param("before-push:0:3", ("--data-plane", "tcp", "--servers", 2), 4, marks=long),
         pytest.param("got-commit:s0:0", ("--data-plane", "tcp"), 2, marks=longest),

@@ -17,7 +17,7 @@ from collective.algorithms.ring import RingAlgorithm
 from collective.group import Group
 from collective.synchronizer import RingSynchronizer
 from collective.transports.threads import connect_threads
-from common.commit.kept_parts import COPIED, COPIES_VARIABLE, KEPT_VARIABLE, KeptParts, make_kept, path_of
+from common.commit.kept_parts import COPIES_VARIABLE, HOLDS, KEPT_VARIABLE, KeptParts, make_kept, path_of
 from common.commit.parts import Part
 from common.errors import RecoveryFailed
 from common.sync import copies
@@ -156,9 +156,9 @@ def test_what_is_too_large_is_not_sent_and_then_nobody_goes_on(
         assert "rank 4: []; rank 5: [])" in str(error)
 
 
-def test_each_tells_its_launcher_once_that_another_host_has_something(job: Job, tmp_path: Path) -> None:
+def test_each_tells_its_launcher_once_of_whom_it_has_a_copy(job: Job, tmp_path: Path) -> None:
     job.keep(3, 4, 5)
-    assert (tmp_path / "notes").read_text().split() == [COPIED] * N
+    assert sorted((tmp_path / "notes").read_text().splitlines()) == [f"{HOLDS} {rank}" for rank in range(N)]
 
 
 def test_who_keeps_nothing_of_a_step_does_not_hold_the_others_up(job: Job) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from common.commit.kept_parts import COPIED, KeptParts, path_of
+from common.commit.kept_parts import HOLDS, KeptParts, path_of
 from common.errors import RecoveryFailed
 from common.launch.child import ProcessFailed
 from common.launch.job import Job
@@ -22,8 +22,8 @@ def life_of_a_newcomer() -> Life:
 
 def lose_the_second_host(of: Two) -> None:
     """Its launcher and its ranks, of which the first host has copies."""
-    of.note(2, COPIED)
-    of.note(3, COPIED)
+    of.note(0, f"{HOLDS} 2")
+    of.note(1, f"{HOLDS} 3")
     of.look()
     of.near.gone = "the launcher of host 1 is gone"
     of.kill(2)
@@ -106,8 +106,10 @@ def test_without_a_host_in_its_place_the_job_ends() -> None:
     on_two(what)
 
 
-def test_without_copies_on_another_host_all_are_started_again() -> None:
+@pytest.mark.parametrize("copies", [0, 1])
+def test_without_a_copy_of_each_on_another_host_all_are_started_again(copies: int) -> None:
     def what(of: Two) -> None:
+        of.note(0, *[f"{HOLDS} 2"] * copies)
         of.look()
         of.near.gone = "the launcher of host 1 is gone"
         of.wait(0, 1)

@@ -4,64 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
 
-from common.commit.kept_parts import KeptParts, path_of
 from common.errors import RecoveryFailed
-from common.launch.child import Child, ProcessFailed
+from common.launch.child import ProcessFailed
 from common.launch.job import Job
-from common.launch.replacing import Replacing
 from common.launch.restarts import Life, RestartFlags, supervise
 from common.system.next_epoch import word_in
-from tests.support.jobs import PAUSE, start
-
-LIMIT_S = 20.0
-
-
-class Mended:
-    """A job of three ranks, all of which have kept a boundary."""
-
-    def __init__(self, job: Job) -> None:
-        self.job, self.places, self.now = job, [""] * 0, 0.0
-        self.replacing = Replacing(job, self.start, 30.0, clock=lambda: self.now)
-        for rank in range(3):
-            start(job, rank, PAUSE)
-            KeptParts(path_of(job.kept[f"rank {rank}"])).write(0, b"")
-            self.note(rank, "3", "complete")
-
-    def start(self, rank: int, place: str) -> None:
-        self.places.append(place)
-        start(self.job, rank, PAUSE)
-
-    def rank(self, rank: int) -> Child:
-        return next(child for child in self.job.children if child.name == f"rank {rank}")
-
-    def note(self, rank: int, *lines: str) -> None:
-        with self.rank(rank).joined.open("a") as out:
-            out.writelines(f"{line}\n" for line in lines)
-
-    def kill(self, rank: int) -> None:
-        self.rank(rank).process.kill()
-        self.rank(rank).process.wait()
-
-    def look(self) -> bool:
-        self.now += 1.0
-        return self.replacing.look()
-
-    def wait(self, *ranks: int, epoch: int = 1) -> None:
-        for rank in ranks:
-            self.note(rank, f"waits {epoch} PeerLost: rank 1 died")
-
-    def replace_rank_1(self) -> None:
-        """It is killed and started again, and the others have the word to go on."""
-        self.kill(1)
-        self.wait(0, 2)
-        assert self.look()
-        self.note(1, "3")
-        assert self.look()
+from tests.support.mended import Mended, until
 
 
 @pytest.fixture
@@ -302,10 +254,3 @@ def test_no_rank_is_replaced_when_no_restart_is_left(mended: Run) -> None:
 
     with pytest.raises(RecoveryFailed, match="1 restart did not help"):
         mended(what, most=1)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -291,6 +291,16 @@ def child(tmp_path: Path) -> Callable[[str], Child]:
     return make
 
 
+@pytest.mark.parametrize(("done", "ended", "code"), [(True, -9, 0), (False, -9, -9), (True, 1, 1), (True, None, None)])
+def test_who_is_killed_when_it_has_done_all_has_ended_well(
+    done: bool, ended: int | None, code: int | None, child: Callable[[str], Child]
+) -> None:
+    rank = child("rank 0")
+    rank.joined.write_text("2\ncomplete\n" + "done\n" * done)
+    vars(rank.process)["poll"] = lambda: ended
+    assert rank.code == code
+
+
 def test_a_life_is_whole_once_the_group_of_all_ranks_is_complete(child: Callable[[str], Child]) -> None:
     seen: list[int] = []
     children: Sequence[Child] = [child("server 0"), child("rank 0"), child("rank 1")]

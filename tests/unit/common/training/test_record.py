@@ -82,7 +82,7 @@ def test_quantiles_are_milliseconds() -> None:
 def test_run_training_prints_records_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "deep").mkdir()
     config = dataclasses.replace(SMALL, json=tmp_path / "deep" / "run.json", save=tmp_path / "model.pdparams")
-    run_training(config, LocalSynchronizer)
+    run_training(config, 0, lambda _: LocalSynchronizer())
     found = json.loads((tmp_path / "deep" / "run.json").read_text())
     model = make_model("mlp:16", seed=9)
     model.set_state_dict(paddle.load(str(config.save)))
@@ -100,7 +100,7 @@ def test_the_files_are_there_when_nobody_reads_the_summary(tmp_path: Path, monke
     monkeypatch.setattr("common.trainer.report.print_summary", unread)
     config = dataclasses.replace(SMALL, json=tmp_path / "run.json", save=tmp_path / "model.pdparams", steps=1)
     with pytest.raises(BrokenPipeError):
-        run_training(config, LocalSynchronizer)
+        run_training(config, 0, lambda _: LocalSynchronizer())
     assert (tmp_path / "run.json").exists()
     assert (tmp_path / "model.pdparams").exists()
 
@@ -110,7 +110,7 @@ def test_only_rank_0_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         def all_gather(self, values: np.ndarray) -> np.ndarray:
             return np.stack([values, values])
 
-    run_training(dataclasses.replace(SMALL, json=tmp_path / "run.json", steps=1), lambda: Second(1))
+    run_training(dataclasses.replace(SMALL, json=tmp_path / "run.json", steps=1), 1, lambda _: Second(1))
     assert not (tmp_path / "run.json").exists()
     assert capsys.readouterr() == ("", "")
 
