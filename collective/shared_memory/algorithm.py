@@ -1,6 +1,6 @@
 """The direct algorithm for ranks of one host: they reduce straight out of each other's memory, in one of four ways.
 
-    short      up to SHORT_BYTES                 short.py
+    short      up to the barrier's short_bytes   short.py
     in place   all ranks' arrays are `empty`'s   in_place.py
     paired     neither of two ranks' is          paired.py
     staged     some are not                      staged.py
@@ -28,7 +28,7 @@ from collective.call_tags import (
     Label,
 )
 from collective.shared_memory.agree import ELSEWHERE, agree, place_of, segment_at
-from collective.shared_memory.barrier import SHORT_BYTES, SharedMemoryBarrier
+from collective.shared_memory.barrier import SharedMemoryBarrier
 from collective.shared_memory.in_place import InPlaceReduction
 from collective.shared_memory.paired import PairedReduction
 from collective.shared_memory.short import ShortReduction
@@ -93,7 +93,7 @@ class SharedMemoryAlgorithm(Algorithm):
         self._barrier.close(reason)
 
     def _reduce(self, flat: Array, reduction: Reduction, label: Label, operation: int) -> None:
-        if flat.nbytes <= SHORT_BYTES:
+        if flat.nbytes <= self._barrier.short_bytes:
             self._short.reduce(flat, reduction, label, operation)
             return
         place, pairs = place_of(self._barrier, flat), self.nranks == 2 and operation == ALL_REDUCE

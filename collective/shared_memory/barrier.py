@@ -8,7 +8,7 @@ All map one board, which rank 0 has made. Each rank has a part of it:
 
 and all write to the rest:
 
-    short     2 x SHORT_BYTES for each rank
+    short     2 areas for what is short
     lines     the notes (meetings/base.py)
 
 Besides, each has as many data segments as `empty` made, mapped by the others when first needed; not by more than
@@ -25,6 +25,7 @@ What a rank wrote anywhere before a meeting is seen by all after it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,15 +38,22 @@ from collective.shared_memory.meetings.compiled import CompiledMeetings, can_be_
 from collective.shared_memory.meetings.semaphores import SemaphoreMeetings
 from collective.shared_memory.segments import SharedSegments
 from common.errors import ProtocolError
+from common.system.memory import ALIGNMENT_BYTES
 
-__all__ = ["HALF_BYTES", "SHORT_BYTES", "SharedMemoryBarrier"]
+__all__ = ["HALF_BYTES", "SharedMemoryBarrier"]
 
 HALF_BYTES = 1 << 20
 SHORT_BYTES = 1 << 14
+CROWDED_BYTES = 1 << 18  # of all ranks together: with more ranks than cores a meeting costs more than most additions
 HALVES_AT = 4096
 PART_BYTES = HALVES_AT + 2 * HALF_BYTES
 MOST_MAPPED = 64
 assert CONTROL_BYTES <= HALVES_AT
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class SharedMemoryBarrier:
@@ -57,6 +65,7 @@ class SharedMemoryBarrier:
     `halves[turn][rank]`: what each rank posts for the coming meeting; write to one's own only.
     `halves[1 - turn][r]`: what rank r posted for the last one; to be read until the next.
     `short[turn]`, `short[1 - turn]`: likewise, but any rank may write to any part of it, as they have agreed.
+    `short_bytes`: of what is short; each area has room for so many of each rank.
     """
 
     def __init__(self, mesh: Mesh, ranks: Sequence[int]) -> None:
@@ -65,7 +74,7 @@ class SharedMemoryBarrier:
         self.ranks = ranks
         self._segments = SharedSegments(mesh)
         parts = [rank * PART_BYTES for rank in range(self.nranks)]
-        short_at, short = self.nranks * PART_BYTES, self.nranks * SHORT_BYTES
+        short_at, short = self.nranks * PART_BYTES, max(self.nranks * SHORT_BYTES, CROWDED_BYTES)
         lines_at = short_at + 2 * short
         board = self._segments.board(
             lines_at + Lines.nbytes(self.nranks),
@@ -80,8 +89,12 @@ class SharedMemoryBarrier:
         lines = Lines(board, lines_at, self.nranks)
         self.compiled: CompiledMeetings | None = None
         everyone[self.rank].compiled[0] = can_be_compiled()
+        everyone[self.rank].crowded[0] = self.nranks > cores()
         by_semaphores = SemaphoreMeetings(mesh, ranks, self.rank, everyone, lines)
         by_semaphores.meet_first()
+        crowded = any(control.crowded[0] for control in everyone)
+        most = CROWDED_BYTES // self.nranks // ALIGNMENT_BYTES * ALIGNMENT_BYTES if crowded else 0
+        self.short_bytes = max(SHORT_BYTES, most)
         if all(control.compiled[0] for control in everyone):
             self.compiled = CompiledMeetings(mesh, ranks, self.rank, everyone, lines)
         self.meetings = self.compiled or by_semaphores

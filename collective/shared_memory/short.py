@@ -30,7 +30,7 @@ __all__ = ["ShortReduction"]
 
 
 class ShortReduction:
-    """Arrays are of at most SHORT_BYTES (barrier.py): terms of N such arrays fit there."""
+    """Arrays are of at most the barrier's short_bytes: terms of N such arrays fit there."""
 
     def __init__(self, barrier: SharedMemoryBarrier) -> None:
         self._barrier = barrier

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 
-from collective.shared_memory.barrier import SHORT_BYTES
+from collective.shared_memory.barrier import CROWDED_BYTES, SHORT_BYTES
 from collective.transports.base import PIECE_BYTES
 from common.tensors.reduction import DTYPES, OPS
 from tests.support.groups import CANONICAL, sample
@@ -34,9 +34,9 @@ BIG = 10_000_001 if LONG else 1_000_003
 
 def sizes_of(nranks):
     """Empty, tiny, around a cache line, prime, around what is short, not divisible, chunks of several pieces."""
-    short = SHORT_BYTES // 4
-    around = {short - 1, short, short + 1}
-    return sorted({0, 1, nranks - 1, 15, 16, 17, 97, 1009, 16 * nranks + 1, PIECE * nranks + 4099, *around})
+    short, crowded = SHORT_BYTES // 4, CROWDED_BYTES // nranks // 64 * 16
+    around = {short, short + 1, crowded, crowded + 1}
+    return sorted({0, 1, nranks - 1, 15, 16, 17, 1009, 16 * nranks + 1, PIECE * nranks + 4099, *around})
 
 
 backends = pytest.mark.parametrize("backend", CANONICAL)

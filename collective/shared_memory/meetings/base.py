@@ -31,12 +31,14 @@ class Control:
     arrived    2 semaphores: another rank has come to a meeting (posted by it, waited on by the owner)
     meetings   at how many meetings the owner has posted to all; only to find who is late
     compiled   1 if the owner has compiled meetings; written before the first meeting
+    crowded    1 if it sees fewer cores than ranks; likewise
     """
 
     def __init__(self, segment: Segment, at: int, *, create: bool = False) -> None:
         self.arrived = [Semaphore(segment, at + i * SEMAPHORE_BYTES, create=create) for i in range(2)]
         self.meetings = segment.array(at + MEETINGS_AT, 8, np.uint8).data.cast("Q")
         self.compiled = segment.array(at + COMPILED_AT, 8, np.uint8).data.cast("Q")
+        self.crowded = segment.array(at + COMPILED_AT + 8, 8, np.uint8).data.cast("Q")
 
 
 class Lines:

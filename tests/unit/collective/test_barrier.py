@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collective.shared_memory import barrier
-from collective.shared_memory.barrier import HALF_BYTES
+from collective.shared_memory.barrier import CROWDED_BYTES, HALF_BYTES, SHORT_BYTES
 from collective.shared_memory.meetings.base import NOTE_BYTES
 from common.errors import PeerLost, PeerStalled
 from common.kernels.loader import KERNELS_VARIABLE
@@ -124,6 +124,23 @@ def test_notes_halves_and_the_area_for_short_arrays_are_everyones_of_this_meetin
                     assert_same_bits(meeting.halves[1 - meeting.turn][r], sample(r, HALF_BYTES, "uint8", seed=i))
 
     on_ranks(barriers, body)
+
+
+@pytest.mark.parametrize("seen", [(8, 8), (1, 1), (1, 8)], ids=["by none", "by both", "by one"])
+def test_more_is_short_where_a_rank_sees_fewer_cores_than_ranks(seen, monkeypatch):
+    cores = iter(seen)
+    monkeypatch.setattr(barrier, "cores", lambda: next(cores))
+    with opened("shm", 2) as groups:
+        short = {barrier_of(group).short_bytes for group in groups}
+        assert short == {SHORT_BYTES if seen == (8, 8) else CROWDED_BYTES // 2}
+
+        def body(group):
+            for nbytes in (CROWDED_BYTES // 2, CROWDED_BYTES // 2 + 4, 8):
+                array = np.full(nbytes // 4, group.rank + 1, np.float32)
+                group.all_reduce(array, "sum")
+                assert (array == 3).all()
+
+        on_ranks(groups, body)
 
 
 def test_an_array_is_found_by_its_place_in_every_rank(barriers):
