@@ -242,6 +242,10 @@ class SimulatedChild(Child):
     def is_frozen(self) -> bool:
         return bool(self.process.is_frozen)
 
+    def has_ended(self, now: float) -> None:
+        """It had started nobody."""
+        self.ended_at = now
+
     def look(self) -> None:
         """It has no memory of its own."""
 

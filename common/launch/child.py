@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,7 @@ from common.system.atomic_file import why_not_writable
 from common.system.leftovers import Session, clear_away, members_of
 from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
-from common.system.process import COMPLETE, DONE, SAYS
+from common.system.process import COMPLETE, DONE, SAYS, STARTED
 
 __all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
 
@@ -80,6 +80,7 @@ class Child:
     words: Path  # its last ones, in that case
     joined: Path  # there from when it joins a group; how many ranks that has
     ended_at: float | None = None
+    outlived_by: set[int] = field(default_factory=set)  # process ids of what it had started and was there then
     peak_bytes: int = 0  # of its memory, as far as was seen
     _told: int = 0  # how many of the lines that it has for the terminal were asked for
 
@@ -96,11 +97,21 @@ class Child:
 
     def has_joined(self, nranks: int | None = None) -> bool:
         """Whether it has begun to join a group; of so many ranks, if that is said."""
-        return bool(self.told) if nranks is None else str(nranks) in self.told.splitlines()
+        lines = [line for line in self.told.splitlines() if not line.startswith(STARTED)]
+        return bool(lines) if nranks is None else str(nranks) in lines
 
     def is_in_group(self) -> bool:
         """Whether the group that it joined was complete, as one of a single rank always is."""
         return bool({COMPLETE, "1"} & {*self.told.splitlines()})
+
+    def has_ended(self, now: float) -> None:
+        """It was seen to: what it had started may end soon, too, and who that was can't be asked any more."""
+        self.ended_at = now
+        self.outlived_by = members_of([self.session])
+
+    def started(self) -> set[int]:
+        """Process ids of those that have ended with it, as far as it or its end has told."""
+        return self.outlived_by | {int(number) for line in self._notes(STARTED) for number in line.split()[1:]}
 
     def waits_for(self) -> int:
         """The epoch that it can go on in, as soon as its launcher lets it; -1: none."""
@@ -181,7 +192,7 @@ def end_all(children: Sequence[Child], patience: float) -> None:
     """End them and all that they have started, SIGTERM and after so many seconds SIGKILL, and remove what Paddle has
     left of them in shared memory."""
     sessions = [child.session for child in children]
-    members = members_of(sessions)
+    members = members_of(sessions).union(*(child.started() for child in children))
     running = [child.process for child in children if child.process.poll() is None]
     for process in running:
         _signal_group(process, signal.SIGTERM)

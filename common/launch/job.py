@@ -333,7 +333,7 @@ class Job:
         self._show_logs()
         for child in self.children:
             if child.ended_at is None and child.code is not None:
-                child.ended_at = self.clock()
+                child.has_ended(self.clock())
                 self._pass_on(child)
         if (now := self.clock()) > self._looked_at + LOOK_S:
             self._looked_at = now

@@ -14,7 +14,7 @@ from types import TracebackType
 from common.errors import GradSyncError, UsageError
 from common.launch.settings import placement_from
 from common.program.install import install, installed
-from common.system.process import last_words, prepare_process
+from common.system.process import last_words, note_children, prepare_process
 
 __all__ = ["main"]
 
@@ -36,6 +36,7 @@ def main() -> int:
         if isinstance(exc, SystemExit) and not exc.code:
             hint_after_training(name)
             raise
+        note_children()
         sys.last_value = exc  # as Python does for what it reports; the group is told why this rank leaves
         with last_words():
             return report(name, exc)

@@ -64,7 +64,7 @@ def clear_away(sessions: Collection[Session], *, also: Collection[int] = ()) -> 
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)
     for file in SHARED_MEMORY.glob("paddle_*"):
-        if (made := OF_PADDLE.match(file.name)) and int(made[1]) in owners:
+        if (made := OF_PADDLE.match(file.name)) and int(made[1]) in owners and not is_alive(int(made[1])):
             with suppress(OSError):
                 file.unlink()
 

@@ -31,12 +31,14 @@ __all__ = [
     "PARENT_VARIABLE",
     "RESTARTS_VARIABLE",
     "SAYS",
+    "STARTED",
     "Terminated",
     "call_at_end",
     "die_with_parent",
     "forget_in_children",
     "last_words",
     "note",
+    "note_children",
     "note_done",
     "note_joined",
     "note_joining",
@@ -49,6 +51,7 @@ JOB_SECRET_VARIABLE = "GRADSYNC_JOB_SECRET"  # of all processes of a job on one 
 JOINED_VARIABLE = "GRADSYNC_JOINED"  # the launcher's file in which this process notes that it joins a group
 COMPLETE = "complete"  # a line there: it has
 DONE = "done"  # another one: nothing is lost with it any more
+STARTED = "started"  # how one begins that holds the numbers of the processes that end with this one
 SAYS = "says"  # how lines there begin that are for the launcher's terminal
 RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has mended this job after a failure
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
@@ -132,6 +135,15 @@ def note_joining(nranks: int) -> None:
     """Let it know that this process joins a group of so many ranks."""
     reach("joining", 0)
     note(str(nranks))
+
+
+def note_children() -> None:
+    """Let it know of the workers of this process's loaders, which end with it: nobody can ask for them afterwards, and
+    what they have put into shared memory stays."""
+    from multiprocessing import active_children
+
+    if children := active_children():
+        note(f"{STARTED} {' '.join(str(child.pid) for child in children)}")
 
 
 def note_done() -> None:

@@ -35,7 +35,9 @@ class Data(Dataset):
 
 batches = iter(DataLoader(Data(), batch_size=4, num_workers={WORKERS}))
 next(batches)
+signal.signal(signal.SIGUSR1, lambda *_: None)
 signal.pause()
+raise RuntimeError("the other one is gone")
 """
 
 
@@ -68,6 +70,10 @@ class Loading:
         return processes + self.folders + [file for worker in self.workers for file in files_of(worker.pid)]
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [*folder.glob("paddle_*")]
+
+
 def files_of(pid: int) -> list[Path]:
     return [*leftovers.SHARED_MEMORY.glob(f"paddle_{pid}_*")]
 
@@ -90,6 +96,34 @@ def test_nothing_is_left_of_a_rank_that_is_killed(job: Loading) -> None:
     job.ranks[-1].kill()
     assert job.started.code == 128 + signal.SIGKILL
     assert job.left() == []
+
+
+def test_nothing_is_left_of_one_that_fails_since_another_was_killed(job: Loading) -> None:
+    """With it end its workers, of which nobody asks afterwards."""
+    dead, fails = job.ranks[0], job.ranks[-1]
+    dead.kill()
+    until(lambda: not is_running(dead), "the end of the killed one")
+    fails.send_signal(signal.SIGUSR1)
+    assert job.started.code == 128 + signal.SIGKILL
+    assert job.left() == []
+
+
+def test_nothing_is_left_of_a_worker_that_ends_soon_after_its_killed_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the launcher still waits for other ranks."""
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    with Job() as job:
+        rank = start_rank(job, 0, "import signal, subprocess; subprocess.Popen(['sleep', '100']); signal.pause()")
+        (worker,) = until(psutil.Process(rank.pid).children, "the worker")
+        (tmp_path / f"paddle_{worker.pid}_0_1").touch()
+        rank.kill()
+        rank.wait()
+        assert job.failure().cause == "rank 0 was killed by SIGKILL"
+        worker.kill()
+        until(lambda: not is_running(worker), "the end of the worker")
+        job.end(rank)
+        assert not files_in(tmp_path)
 
 
 def test_the_next_start_clears_away_after_a_launcher_whose_guard_was_killed_too(
@@ -126,8 +160,9 @@ def test_processes_of_other_sessions_are_spared() -> None:
 
 def test_files_of_other_processes_are_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
-    names = ["paddle_7_1_1", "paddle_70_1_1", "paddle_8_1_1", "other_7_1", "paddle_x"]
-    for name in names:
+    gone, alive = 10_000_007, os.getpid()  # no process has so large a number
+    names = [f"paddle_{gone}_1_1", f"paddle_{gone}0_1_1", f"paddle_{gone + 1}_1_1", f"other_{gone}_1", "paddle_x"]
+    for name in [*names, f"paddle_{alive}_1_1"]:
         (tmp_path / name).touch()
-    clear_away([Session(7, 1)], also=[8])
-    assert sorted(os.listdir(tmp_path)) == ["other_7_1", "paddle_70_1_1", "paddle_x"]
+    clear_away([Session(gone, 1)], also=[gone + 1, alive])
+    assert sorted(os.listdir(tmp_path)) == sorted([names[1], names[3], names[4], f"paddle_{alive}_1_1"])
