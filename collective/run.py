@@ -89,14 +89,7 @@ def run_once(config: CollectiveRunConfig, script: list[str], hosts: Place, life:
         for rank in () if job.was_adopted else node.ranks:
             start(rank, place)
         if job.keeps:
-            job.mends = mending(
-                job,
-                start,
-                hosts,
-                patience=config.timeout,
-                wait_limit=config.wait_limit,
-                first="" if job.was_adopted else place,
-            )
+            job.mends = mending(job, start, hosts, config, place)
         job.wait()
         if joining is not None and config.install and node.nranks == len(job.children) > 1:
             joining.needless(job.children)

@@ -95,15 +95,7 @@ def run_once(config: RunConfig, script: list[str], hosts: Place, life: Life) -> 
             for rank in node.ranks:
                 start(rank, addresses)
         if job.keeps:
-            job.mends = mending(
-                job,
-                start,
-                hosts,
-                patience=config.timeout,
-                wait_limit=config.wait_limit,
-                first=addresses,
-                servers=servers,
-            )
+            job.mends = mending(job, start, hosts, config, addresses, servers)
         job.wait()
 
 

@@ -20,7 +20,7 @@ __all__ = ["HEARING_S", "Crew", "CrewHere", "lost"]
 HEARING_S = 0.5  # from the end of a process until all have heard of it who were connected with it
 
 
-def is_early(child: Child) -> bool:
+def died_early(child: Child) -> bool:
     """Whether a signal has killed this rank before its group was complete."""
     return child.name.startswith("rank") and (child.code or 0) < 0 and not child.is_in_group()
 
@@ -161,7 +161,7 @@ class CrewHere(Crew):
         """
         dead = [child for child in self.children if child.code is not None]
         others_wait = not any(child.code is None and child.waits_for() >= 0 for child in self.children)
-        if not (dead and self.first and others_wait and all(map(is_early, dead))):
+        if not (dead and self.first and others_wait and all(map(died_early, dead))):
             self._missed_since = None
             return False
         if any(child.has_joined() for child in dead):

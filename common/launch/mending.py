@@ -9,6 +9,7 @@ from common.launch.hosts import Place
 from common.launch.job import Job
 from common.launch.replacing import Replacing
 from common.launch.servers import Servers
+from common.launch.settings import Settings
 
 __all__ = ["mending"]
 
@@ -17,14 +18,18 @@ def mending(
     job: Job,
     start: Callable[[int, str], None],
     place: Place,
-    *,
-    patience: float,
-    wait_limit: float,
+    settings: Settings,
     first: str,
     servers: Servers | None = None,
 ) -> Callable[[], bool]:
-    """What the job asks again and again whether that which has failed is being mended; arguments as of Replacing, but
-    those who wait do so for `wait_limit` themselves: the launcher is to decide before they give up."""
+    """What the job asks again and again whether that which has failed is being mended.
+
+    Args:
+        place: this host's among all.
+        settings: of the ranks, which wait for `wait_limit` themselves: the launcher is to decide before they give up.
+        job, start, first, servers: as of Replacing.
+    """
+    first = "" if job.was_adopted else first
     node, company, epoch = place.node, place.company, job.life.number
     others: list[Crew] = []
     if company is not None:
@@ -37,11 +42,11 @@ def mending(
     return Replacing(
         job,
         start,
-        patience,
+        settings.timeout,
         servers,
         others,
         place=node.meeting_place,
         hosts=place if others else None,
         first=first,
-        wait_limit=wait_limit - patience,
+        wait_limit=settings.wait_limit - settings.timeout,
     ).look

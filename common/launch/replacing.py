@@ -149,7 +149,7 @@ class Replacing:
             return self._give_up()
         if any(rank.name.startswith("rank") and (rank.code or 0) > 0 and not rank.is_in_group() for rank in ranks):
             return self._give_up()  # by an error of its own
-        early = [rank for rank in ranks if is_early(rank)]
+        early = [rank for rank in ranks if is_on_its_way(rank)]
         missing = [rank for rank in ranks if rank.code is None and rank not in [*waiting, *early]]
         awaited = self.clock() - self._noticed_at
         for rank in missing:
@@ -265,7 +265,7 @@ class Replacing:
         new = [rank for rank in ranks if rank.name in self._replaced]
         listening = self.servers is not None and not self._word.rendezvous  # also those that live are to
         servers = [rank for rank in ranks if rank.name.startswith("server") and rank not in new] if listening else []
-        frozen = self._of_a_frozen([*new, *servers, *filter(is_early, ranks)])
+        frozen = self._of_a_frozen([*new, *servers, *filter(is_on_its_way, ranks)])
         if any(server.code for server in servers):
             return self._give_up(frozen=frozen)
         if failure := frozen or (self._first_failure() if any(rank.code for rank in new) else None):
@@ -306,7 +306,7 @@ class Replacing:
         return self._here.leave(self._noticed_at)
 
 
-def is_early(rank: Child) -> bool:
+def is_on_its_way(rank: Child) -> bool:
     """Whether it lives, and has not begun to join its first group."""
     return rank.code is None and rank.name.startswith("rank") and not rank.has_joined()
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from common.launch.child import ProcessFailed
+from common.launch.child import Child, ProcessFailed
 from common.launch.job import Job
 
-__all__ = ["LIMIT_S", "PAUSE", "WAIT_FOR_END_OF", "Flags", "failure_of", "start"]
+__all__ = ["LIMIT_S", "PAUSE", "WAIT_FOR_END_OF", "ByHand", "Flags", "failure_of", "start"]
 
 LIMIT_S = 40.0
 PAUSE = "import signal; signal.pause()"
@@ -34,6 +35,21 @@ def failure_of(job: Job) -> ProcessFailed:
     with pytest.raises(ProcessFailed) as caught:
         job.wait()
     return caught.value
+
+
+class ByHand(ABC):
+    """Ranks that only sleep: what they note, and how they end."""
+
+    @abstractmethod
+    def rank(self, rank: int) -> Child: ...
+
+    def note(self, rank: int, *lines: str) -> None:
+        with self.rank(rank).joined.open("a") as out:
+            out.writelines(f"{line}\n" for line in lines)
+
+    def kill(self, rank: int) -> None:
+        self.rank(rank).process.kill()
+        self.rank(rank).process.wait()
 
 
 @dataclass(frozen=True)

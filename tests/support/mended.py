@@ -9,14 +9,14 @@ from common.commit.kept_parts import KeptParts, path_of
 from common.launch.child import Child
 from common.launch.job import Job
 from common.launch.replacing import Replacing
-from tests.support.jobs import PAUSE, start
+from tests.support.jobs import PAUSE, ByHand, start
 
 __all__ = ["Mended", "until"]
 
 LIMIT_S = 20.0
 
 
-class Mended:
+class Mended(ByHand):
     """A job of three ranks, all of which have kept a boundary."""
 
     def __init__(self, job: Job) -> None:
@@ -33,14 +33,6 @@ class Mended:
 
     def rank(self, rank: int) -> Child:
         return next(child for child in self.job.children if child.name == f"rank {rank}")
-
-    def note(self, rank: int, *lines: str) -> None:
-        with self.rank(rank).joined.open("a") as out:
-            out.writelines(f"{line}\n" for line in lines)
-
-    def kill(self, rank: int) -> None:
-        self.rank(rank).process.kill()
-        self.rank(rank).process.wait()
 
     def look(self) -> bool:
         self.now += 1.0

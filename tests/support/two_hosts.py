@@ -17,7 +17,7 @@ from common.launch.restarts import Life, RestartFlags, supervise
 from common.launch.servers import Servers
 from common.network.rendezvous import Membership
 from common.system.next_epoch import Word, word_in
-from tests.support.jobs import PAUSE, start
+from tests.support.jobs import PAUSE, ByHand, start
 from tests.support.line import Line
 
 __all__ = ["PLACE", "Company", "Two", "on_two"]
@@ -69,7 +69,7 @@ class Hosts:
         return self._of.near
 
 
-class Two:
+class Two(ByHand):
     """Jobs of two hosts, with two ranks each, all of which have kept a boundary; each has its launcher's view.
 
     Args:
@@ -115,14 +115,6 @@ class Two:
 
     def rank(self, rank: int) -> Child:
         return next(child for child in self.jobs[rank // 2].children if child.name == f"rank {rank}")
-
-    def note(self, rank: int, *lines: str) -> None:
-        with self.rank(rank).joined.open("a") as out:
-            out.writelines(f"{line}\n" for line in lines)
-
-    def kill(self, rank: int) -> None:
-        self.rank(rank).process.kill()
-        self.rank(rank).process.wait()
 
     def wait(self, *ranks: int, epoch: int = 1) -> None:
         for rank in ranks:

@@ -86,7 +86,7 @@ GUARDS = {
     "who is started has joined": (Replacing, "_go_on", JOINED, "else:"),
     "who has made nothing begins again": (Boundaries, "agree", "if beginning and not shared:", "if False:"),
     "and is waited for": (Boundaries, "leave", "self._kept and self._kept.at_beginning", "False"),
-    "only while they wait": (CrewHere, "start_over", "and others_wait and all(map(is_early, dead))", ""),
+    "only while they wait": (CrewHere, "start_over", "and others_wait and all(map(died_early, dead))", ""),
     "the newer of two is kept": (kept_parts.KeptParts, "write", "min(range(SLOTS)", "max(range(SLOTS)"),
     "the word is given": (Replacing, "_give", "crew.give(word)", "pass"),
     "restarts are counted": (Supervisor, "_take_restart", "if len(self._recent) >= most:", "if False:"),
