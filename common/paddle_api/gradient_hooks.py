@@ -11,6 +11,7 @@ from weakref import ref
 
 import numpy as np
 
+from common.paddle_api.gradient_reads import grad_of
 from common.tensors.arena import Arena, FloatArray, Slot
 from common.tensors.flat_optimizer import as_tensor
 
@@ -75,7 +76,7 @@ class GradientHooks:
                 p._unset_fake_empty()  # set by clear_grad(): the next backward would replace the view
             else:
                 if adds:
-                    self.arena.gradient(slot)[...] = p.grad.numpy()
+                    self.arena.gradient(slot)[...] = grad_of(p).numpy()
                 self.attach(index)
 
     def _set_aside(self, index: int) -> None:
@@ -87,11 +88,11 @@ class GradientHooks:
 
     def kept(self) -> list[bool]:
         """Which parameters have a gradient, perhaps zero."""
-        return [p.grad is not None and p.grad.data_ptr() is not None for _, p in self.named]
+        return [(grad := grad_of(p)) is not None and grad.data_ptr() is not None for _, p in self.named]
 
     def has_view(self, index: int) -> bool:
         """Whether a parameter's gradient is its view of the arena."""
-        grad = self.named[index][1].grad
+        grad = grad_of(self.named[index][1])
         return grad is not None and grad.data_ptr() == self._gradient_addresses[index]
 
     def attach(self, index: int) -> None:
@@ -137,7 +138,7 @@ class GradientHooks:
 
     def _on_gradient(self, index: int) -> None:
         if not self.has_view(index):  # backward itself has replaced it
-            self.arena.gradient(self.slots[index])[...] = self.named[index][1].grad.numpy()
+            self.arena.gradient(self.slots[index])[...] = grad_of(self.named[index][1]).numpy()
             self.attach(index)
         if index in self.reached:
             self._on_again(index)

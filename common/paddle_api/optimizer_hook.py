@@ -1,8 +1,10 @@
 """A user's optimizer whose update the parameter servers make: its steps are intercepted in one place.
 
 All of Paddle's optimizers end in `Optimizer._apply_optimize`, whether by `step` or `minimize`; there it is decided, at
-the first step, who updates. Servers do where the optimizer is one that they know and nothing comes between backward
-and step; otherwise the ranks do, as under the collective scheme, and one line says why.
+the first step, who updates. Servers do where the optimizer is one that they know and no rank's program reads its
+gradients; otherwise the ranks do, as under the collective scheme, and one line says why. In the first two steps
+gradients are the mean in any case. Who reads one later, between backward and step, gets the mean too, and from then on
+the ranks update: all of them must read, therefore.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from paddle.optimizer import Optimizer as PaddleOptimizer
 
 from common.errors import GradSyncError, PeerError, PeerUnreachable, UsageError
 from common.paddle_api.gradient_average import GradientAverage
+from common.paddle_api.gradient_reads import forget_reads, grad_of, listen_to_reads
 from common.paddle_api.used_mask import USED
 from common.paddle_api.user_optimizer import describe_optimizer, parameters_of, renamed, tensors_of
 from common.sync.synchronizer import Synchronizer
@@ -29,6 +32,7 @@ from common.tensors.parts import slot_of_key
 __all__ = ["OptimizerHook", "forget_steps", "listen_to_steps"]
 
 SERVERS, TRAINERS = "servers", "trainers"  # decisions
+READS = ("", "the program reads gradients after backward", "the program changes gradients between backward and step")
 
 
 class OptimizerHook:
@@ -45,7 +49,7 @@ class OptimizerHook:
     ) -> None:
         if synchronizer.server_optimizer is None or average.pushed_step is None:
             raise ValueError(f"the scheme {synchronizer.scheme} has no servers that update")
-        self._servers, self._rank, self._failed = synchronizer.server_optimizer, synchronizer.rank, failed
+        self._synchronizer, self._servers, self._failed = synchronizer, synchronizer.server_optimizer, failed
         self._pushed_step = average.pushed_step
         named, slots = average.binding.named, average.binding.arena.layout.slots
         self._parameters = {p.name: p for _, p in named}  # by names which another model may use too
@@ -55,6 +59,7 @@ class OptimizerHook:
         self._slot_names = ["" if slot.name == USED else slot.name for slot in slots]
         self._optimizer: Any = None  # the one whose updates servers make
         self._by_trainers = self._servers.choice == "trainer"
+        self._has_read = self._settled = False  # the program has read gradients; ranks have agreed that none does
         self._loaded: dict[str, Any] | None = None  # a state that the program has given the optimizer
         self._inherited: dict[str, Any] = {}
         self._handed_over = False
@@ -87,7 +92,7 @@ class OptimizerHook:
     def go_on(self, decision: str, optimizer: Any) -> None:
         """As in the group before this one, where that was decided; servers have kept the optimizer's state, if it was
         theirs. Before the first step."""
-        self._by_trainers = decision == TRAINERS
+        self._by_trainers, self._settled = decision == TRAINERS, decision == SERVERS
         if decision != SERVERS:
             return
         found = describe_optimizer(optimizer, self._paddle_names)
@@ -123,35 +128,70 @@ class OptimizerHook:
     def _step(self, optimizer: Any) -> bool:
         if self._by_trainers or not self._concerns(optimizer):
             return False
-        if self._optimizer is None and not self._decide(optimizer):
+        if self._optimizer is None:
+            if not self._decide(optimizer):
+                return False
+        elif why := self._why_trainers(optimizer):
+            self._hand_over(why)
             return False
+        if self._loaded is not None:
+            state, self._loaded = self._loaded, None
+            self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
+        self._pushed_step.servers_update = self._settled
+        self._pushed_step.update(optimizer.get_lr())
+        return True
+
+    def read(self, parameter: Any) -> None:
+        """Called before the program reads a gradient, or puts another one in its place."""
+        if self._by_trainers or self._is_out or self._servers.choice == "server" or id(parameter) not in self._ids:
+            return
+        self._has_read = self._has_read or self._pushed_step.has_begun
+        if self._pushed_step.withholds_mean:
+            try:
+                self._hand_over(READS[1])
+            except (PeerError, PeerUnreachable) as exc:
+                self._failed(exc)
+
+    def _why_trainers(self, optimizer: Any) -> str:
+        """Why servers cannot make this update, which is not the first one; "": they can."""
         if optimizer is not self._optimizer:
             if self._servers.choice == "server":
                 raise UsageError(
                     "--update server: a second optimizer updates the model, but servers keep the state of one; "
                     "use --update auto"
                 )
-            self._hand_over()
-            return False
-        if not self._pushed_step.can_change() and self._pushed_step.gradients_changed():
+            return "a second optimizer updates the model"
+        if not self._settled:
+            self._settled = True
+            if why := self._what_some_rank_does():
+                self._refuse_if_servers_must(why)
+            return why
+        if self._changes():
             raise UsageError(
                 "the program changed gradients between backward and optimizer.step(), when the servers had taken them; "
                 "start with --update trainer"
             )
-        if self._loaded is not None:
-            state, self._loaded = self._loaded, None
-            self._servers.load({self._on_the_wire(k): np.asarray(v) for k, v in state.items()})  # tensors or arrays
-        self._pushed_step.servers_update = True
-        self._pushed_step.update(optimizer.get_lr())
-        return True
+        return ""
 
-    def _hand_over(self) -> None:
-        """A second optimizer has come: from now on the trainers update, and the first one has its state back."""
+    def _what_some_rank_does(self) -> str:
+        """With gradients which are the mean: one of `READS`."""
+        mine = 2 if self._changes() else int(self._has_read)
+        return READS[int(np.max(self._synchronizer.all_gather(np.array([mine], np.uint8))))]
+
+    def _refuse_if_servers_must(self, why: str) -> None:
+        if self._servers.choice == "server":
+            raise UsageError(f"--update server: servers cannot make this update: {why}; use --update auto")
+
+    def _changes(self) -> bool:
+        return not self._pushed_step.can_change() and self._pushed_step.gradients_changed()
+
+    def _hand_over(self, why: str) -> None:
+        """From now on the trainers update, and the optimizer has its state back."""
         self._pushed_step.end_updates_by_servers()
         first, self._optimizer, self._by_trainers, self._handed_over = self._optimizer, None, True, True
         _originals["set_state_dict"](first, self._state())
-        if self._rank == 0:
-            line = "gradsync: the trainers update from now on, not the servers: a second optimizer updates the model"
+        if self._synchronizer.rank == 0:
+            line = f"gradsync: the trainers update from now on, not the servers: {why}"
             print(line, file=sys.stderr, flush=True)
 
     def has_just_handed_over(self) -> bool:
@@ -202,12 +242,10 @@ class OptimizerHook:
 
     def _decide(self, optimizer: Any) -> bool:
         found = describe_optimizer(optimizer, self._paddle_names)
-        if self._pushed_step.gradients_changed():
-            found = "the program changes gradients between backward and step"
+        found = self._what_some_rank_does() or found
         if isinstance(found, str):
-            if self._servers.choice == "server":
-                raise UsageError(f"--update server: servers cannot make this update: {found}; use --update auto")
-            if self._rank == 0:
+            self._refuse_if_servers_must(found)
+            if self._synchronizer.rank == 0:
                 print(f"gradsync: the trainers update, not the servers: {found}", file=sys.stderr, flush=True)
             self._by_trainers = True
             return False
@@ -238,11 +276,13 @@ _originals: dict[str, Any] = {}
 def listen_to_steps(hook: OptimizerHook) -> None:
     """Ask `hook` first, from now on, whenever a Paddle optimizer updates, or its state is read or set."""
     _hooks.append(hook)
+    listen_to_reads(hook.read)
     if _originals:
         return
     for name in ("_apply_optimize", "state_dict", "set_state_dict", "clear_grad"):
         _originals[name] = getattr(PaddleOptimizer, name)
-    _originals["clear_gradients"] = nn.Layer.clear_gradients
+    for name in ("clear_gradients", "zero_grad"):
+        _originals[name] = getattr(nn.Layer, name)
 
     def apply_optimize(self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0) -> Any:
         with switching_often():
@@ -250,7 +290,8 @@ def listen_to_steps(hook: OptimizerHook) -> None:
         if served:
             return []
         if any(hook.has_just_handed_over() for hook in list(_hooks)):  # gradients of other ranks' have come
-            params_grads = [(p, p.grad) for p in parameters_of(self) if not p.stop_gradient and p.grad is not None]
+            found = ((p, grad_of(p)) for p in parameters_of(self) if not p.stop_gradient)
+            params_grads = [(p, grad) for p, grad in found if grad is not None]
         return _originals["_apply_optimize"](self, loss, startup_program, params_grads, param_group_idx)
 
     def state_dict(self: Any) -> dict[str, Any]:
@@ -273,7 +314,14 @@ def listen_to_steps(hook: OptimizerHook) -> None:
         for hook in _hooks:
             hook.cleared(self.parameters())
 
-    nn.Layer.clear_gradients = clear_gradients
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        for p in self.parameters():
+            if grad_of(p) is not None:  # Paddle's asks as a program does that reads them
+                p.clear_gradient(not set_to_none)
+        for hook in _hooks:
+            hook.cleared(self.parameters())
+
+    nn.Layer.clear_gradients, nn.Layer.zero_grad = clear_gradients, zero_grad
     PaddleOptimizer.clear_grad = PaddleOptimizer.clear_gradients = clear_grad
     PaddleOptimizer._apply_optimize = apply_optimize
     PaddleOptimizer.state_dict = state_dict
@@ -284,10 +332,11 @@ def forget_steps(hook: OptimizerHook) -> None:
     """Ask it no more; after the last one Paddle's optimizers have their own methods back."""
     if hook in _hooks:
         _hooks.remove(hook)
+        forget_reads(hook.read)
     if _hooks:
         return
     if _originals:
-        nn.Layer.clear_gradients = _originals.pop("clear_gradients")
+        nn.Layer.clear_gradients, nn.Layer.zero_grad = _originals.pop("clear_gradients"), _originals.pop("zero_grad")
         PaddleOptimizer.load_state_dict = _originals["set_state_dict"]
         PaddleOptimizer.clear_gradients = _originals["clear_grad"]
     for name, original in _originals.items():

@@ -37,7 +37,18 @@ class PushedStep:
         self._averaged = False  # and their mean is in the arena
         self._left = False  # after an update, and until they are cleared
         self._void = False  # they were cleared when the servers had them
+        self._has_begun = False
         self._gradients = self._parameters = 0  # fingerprints
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a backward."""
+        return self._has_begun
+
+    @property
+    def withholds_mean(self) -> bool:
+        """Whether the program, between backward and step, would find its own gradients in place of the mean."""
+        return self.pushed and not self._void
 
     def push(self) -> None:
         """A backward is done."""
@@ -47,6 +58,7 @@ class PushedStep:
     def after_backward(self, *, synchronised: bool) -> None:
         """Take note of what the program finds: its own gradients, or the mean."""
         self._averaged, self._left, self._void = synchronised and not self.pushed, False, False
+        self._has_begun = True
         self._gradients = fingerprint(self._binding.arena.gradients)
 
     def before_backward(self, kept: list[bool]) -> None:

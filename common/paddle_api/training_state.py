@@ -24,6 +24,7 @@ from common.launch.settings import Settings, settings_from
 from common.paddle_api.arena_binding import trainable
 from common.paddle_api.data_position import DataPosition
 from common.paddle_api.gradient_hooks import Named
+from common.paddle_api.gradient_reads import grad_of
 from common.paddle_api.random_states import RandomStates, random_arrays
 from common.paddle_api.servers_part import ServersPart
 from common.paddle_api.wrapped_models import WrappedModels
@@ -328,7 +329,7 @@ def names_of(parameters: Named) -> list[str]:
 
 def is_cleared(parameter: Any) -> bool:
     """Whether it has no gradient, or zero."""
-    grad = parameter.grad
+    grad = grad_of(parameter)
     return grad is None or grad.data_ptr() is None or not grad.numpy().any()
 
 

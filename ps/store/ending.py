@@ -37,5 +37,5 @@ class Ending:
 
     def _did(self) -> str:
         if not self.update:
-            return "ran another backward before optimizer.step()"
+            return "read gradients or ran another backward before optimizer.step()"
         return "called optimizer.step() " + ("without another backward" if self.again else "after a backward")

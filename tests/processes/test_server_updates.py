@@ -87,6 +87,33 @@ def test_what_servers_cannot_do_is_said_once_and_done_by_trainers(tmp_path: Path
     assert "gradsync:" not in said[1]
 
 
+READ_AT_FIRST = "gradsync: the trainers update, not the servers: the program reads gradients after backward"
+READ_LATER = "gradsync: the trainers update from now on, not the servers: the program reads gradients after backward"
+READS = {
+    "one rank, from the first step on": READ_AT_FIRST,
+    "one rank, after the step": READ_LATER,
+    "all ranks, later": READ_LATER,
+    "as NumPy, later": READ_LATER,
+    "clips later": READ_LATER,
+    "clips by value later": READ_LATER,
+    "does not bite at first": READ_AT_FIRST,
+    "replaces later": READ_LATER,
+    "zero_grad": "",
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", READS)
+def test_who_reads_gradients_finds_the_mean(tmp_path: Path, way: str) -> None:
+    program = ROOT / "tests" / "programs" / "gradient_reads.py"
+    codes, results, said = zip(
+        run("ps", program, tmp_path, way), run("collective", program, tmp_path, way), strict=True
+    )
+    assert codes == (0, 0), said
+    assert results[0] == results[1]
+    assert re.findall("gradsync: the trainers update.*", said[0]) == ([READS[way]] if READS[way] else [])
+
+
 @pytest.mark.processes
 def test_parameters_of_two_dtypes(tmp_path: Path) -> None:
     arguments = ("sgd", str(tmp_path / "saved"), "mixed")
@@ -114,23 +141,28 @@ WRONG = {
         "opt = paddle.optimizer.Lamb(parameters=model.parameters()); backward(); opt.step()",
         r"UsageError: --update server: servers cannot make this update: servers know .* use --update auto",
     ),
+    "server, and gradients changed in the second step": (
+        "opt = paddle.optimizer.SGD(parameters=model.parameters()); backward(); opt.step(); opt.clear_grad()\n"
+        "backward(); nn.utils.clip_grad_norm_(model.parameters(), 1e-3); opt.step()",
+        r"UsageError: --update server: servers cannot make this update: the program changes .* use --update auto",
+    ),
     "server, and a second optimizer": (
         "for _ in range(2): backward(); paddle.optimizer.SGD(parameters=model.parameters()).step()",
         r"UsageError: --update server: a second optimizer updates the model, .* use --update auto",
     ),
     "parameters changed by the program": (
         "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
-        "for step in range(3):\n"
+        "for step in range(4):\n"
         "    backward()\n"
-        "    if step: [p.set_value(p - 0.1 * p.grad) for p in model.parameters()]\n"
+        "    if step > 1: [p.set_value(p - 0.1 * p._grad_ivar()) for p in model.parameters()]\n"
         "    else: opt.step(); opt.clear_grad()",
         r"UsageError: the program changed parameters by itself after a backward.* start with --update trainer",
     ),
-    "gradients changed later": (
+    "gradients changed later, unseen": (
         "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
         "for step in range(3):\n"
         "    backward()\n"
-        "    if step == 2: nn.utils.clip_grad_norm_(model.parameters(), 1e-3)\n"
+        "    if step == 2: [p._grad_ivar().scale_(0.5) for p in model.parameters()]\n"
         "    opt.step()",
         r"UsageError: the program changed gradients between backward and optimizer\.step\(\).* --update trainer",
     ),
@@ -147,12 +179,21 @@ WRONG = {
         "opt = paddle.optimizer.SGD(parameters=model.parameters()); backward(); opt.step(); backward()\n"
         "if dist.get_rank(): model.set_state_dict({k: v + 1 for k, v in model.state_dict().items()})\n"
         "opt.step()",
-        r"LayoutMismatch: rank . (changed|kept) its parameters at step 2, .*; load the same state on all ranks",
+        r"LayoutMismatch: rank . (changed|kept) its parameters at step 3, .*; load the same state on all ranks",
     ),
     "one backward more": (
-        "opt = paddle.optimizer.SGD(parameters=model.parameters()); backward(); opt.step(); backward()\n"
+        "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
+        "for _ in range(2): backward(); opt.step()\n"
+        "backward()\n"
         "backward() if dist.get_rank() else opt.step()",
-        r"LayoutMismatch: rank . (ran another backward|called optimizer\.step\(\)).*all ranks must do the same",
+        r"LayoutMismatch: rank . (.* ran another backward|called optimizer\.step\(\)).*all ranks must do the same",
+    ),
+    "one rank reads, later": (
+        "opt = paddle.optimizer.SGD(parameters=model.parameters())\n"
+        "for _ in range(2): backward(); opt.step()\n"
+        "backward()\n"
+        "print(model.weight.grad) if dist.get_rank() else opt.step()",
+        r"LayoutMismatch: rank . (read gradients or ran .*|called optimizer\.step\(\)).* gradients .* --update trainer",
     ),
     "state of another model": (
         "opt = paddle.optimizer.Adam(parameters=model.parameters()); backward(); opt.step(); backward()\n"

@@ -34,6 +34,7 @@ PADDLE_AT_THE_TOP = {
     "common/paddle_api/data_parallel.py",
     "common/tensors/flat_optimizer.py",
     "common/paddle_api/optimizer_hook.py",
+    "common/paddle_api/gradient_reads.py",
     "common/paddle_api/arena_binding.py",
     "common/trainer/models.py",
     "common/trainer/step_copies.py",

@@ -15,6 +15,10 @@ from common.errors import PeerLost, UsageError  # noqa: E402
 from tests.support.paddle_models import Life, batch, clear_grad, clear_gradients, gradients, life  # noqa: E402
 
 
+def zero_grad(each: Life) -> None:
+    each.model.zero_grad()
+
+
 def drop_grad(each: Life) -> None:
     each.optimizer.clear_grad(set_to_zero=False)
 
@@ -85,9 +89,39 @@ def weights_exchanged(each: Life) -> None:
     each.step()
 
 
+GRADIENT_CHANGES: dict[str, Callable[[Any], object]] = {
+    "scaled": lambda m: m.left.bias.grad.scale_(0.5),
+    "negated": lambda m: [p.grad.scale_(-1.0) for p in (m.left.bias, m.left.weight)],
+    "clipped": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
+    "clipped by value": lambda m: nn.utils.clip_grad_value_(m.parameters(), 1e-3),
+    "replaced": lambda m: setattr(m.left.bias, "grad", paddle.ones([3])),
+    "moved along": lambda m: m.left.weight.grad.set_value(m.left.weight.grad.roll(1, 0)),
+}
+
+
+def changed(how: str) -> Callable[[Life], None]:
+    """All ranks change their gradients between backward and step."""
+
+    def program(each: Life) -> None:
+        each.backward()
+        GRADIENT_CHANGES[how](each.model)
+        each.step()
+
+    return program
+
+
+def two_backwards_around_a_look(each: Life) -> None:
+    each.backward()
+    assert each.model.left.bias.grad is not None
+    each.backward(adds=True)
+    each.step()
+
+
 PROGRAMS: dict[str, Callable[[Life], None]] = {
+    **{how: changed(how) for how in GRADIENT_CHANGES},
     "skipped, clear_gradients": skipped(clear_gradients),
     "skipped, clear_grad": skipped(clear_grad),
+    "skipped, zero_grad": skipped(zero_grad),
     "skipped, clear_grad to none": skipped(drop_grad),
     "skipped, then another part": skipped(clear_grad, left=False),
     **{
@@ -99,6 +133,7 @@ PROGRAMS: dict[str, Callable[[Life], None]] = {
             another_model,
             another_model_between_two,
             no_sync_before,
+            two_backwards_around_a_look,
             weights_set,
             weights_exchanged,
         )
@@ -128,7 +163,7 @@ def test_updates_by_servers_are_those_by_trainers_whatever_the_program_does(name
     assert len({tuple(values.values()) for values in by_servers}) == 4
 
 
-def test_the_average_that_backward_waited_for_is_used_again_at_the_first_step_only() -> None:
+def test_the_average_that_backward_waited_for_is_used_again_in_the_first_two_steps_only() -> None:
     with life(serves_updates=True) as each:
         for _ in range(2):
             each.backward()
@@ -138,7 +173,8 @@ def test_the_average_that_backward_waited_for_is_used_again_at_the_first_step_on
             ("average",),
             ("configure", "sgd"),
             ("update", True, False),
-            ("update", False, False),
+            ("average",),
+            ("update", True, False),
             ("average",),
             ("update", False, False),
         ]
@@ -195,30 +231,61 @@ def test_values_set_as_they_were_are_no_change(served: Life) -> None:
     assert served.synchronizer.ends[-1] == ("update", False, False)
 
 
-GRADIENT_CHANGES: dict[str, Callable[[Any], object]] = {
-    "scaled": lambda m: m.left.bias.grad.scale_(0.5),
-    "negated": lambda m: [p.grad.scale_(-1.0) for p in (m.left.bias, m.left.weight)],
-    "clipped": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
-    "replaced": lambda m: setattr(m.left.bias, "grad", paddle.ones([3])),
+UNSEEN_CHANGES: dict[str, Callable[[Any], object]] = {
+    "scaled": lambda m: m.left.bias._grad_ivar().scale_(0.5),
+    "negated": lambda m: [p._grad_ivar().scale_(-1.0) for p in (m.left.bias, m.left.weight)],
+    "replaced": lambda m: m.left.bias._copy_gradient_from(paddle.ones([3])),
     "cleared": lambda m: m.left.bias.clear_gradient(False),
     "zeroed": lambda m: m.left.bias.clear_gradient(True),
-    "moved along": lambda m: m.left.weight.grad.set_value(m.left.weight.grad.roll(1, 0)),
+    "moved along": lambda m: m.left.weight._grad_ivar().set_value(m.left.weight._grad_ivar().roll(1, 0)),
 }
 
 
-@pytest.mark.parametrize("how", GRADIENT_CHANGES)
+@pytest.mark.parametrize("how", UNSEEN_CHANGES)
 def test_changed_gradients_are_noticed(served: Life, how: str) -> None:
     assert not served.average.pushed_step.gradients_changed()
-    GRADIENT_CHANGES[how](served.model)
+    UNSEEN_CHANGES[how](served.model)
     assert served.average.pushed_step.gradients_changed()
     with pytest.raises(UsageError, match=r"^the program changed gradients between backward and optimizer\.step\(\)"):
         served.step()
 
 
-def test_looking_at_gradients_is_no_change(served: Life) -> None:
-    assert all(np.isfinite(value).all() for value in gradients(served.model).values() if value is not None)
-    assert sum(float((p.grad**2).sum()) for p in served.model.left.parameters()) > 0
+def test_who_looks_at_gradients_finds_the_mean_and_no_change(served: Life) -> None:
+    (mine,) = {p._grad_ivar().numpy().tobytes() for p in [served.model.left.bias]}
+    assert gradients(served.model)["left.bias"].tobytes() != mine
+    assert served.synchronizer.ends[-1] == ("average",)
     assert not served.average.pushed_step.gradients_changed()
+
+
+LOOKS: dict[str, tuple[Callable[[Life], object], str]] = {
+    "reads": (lambda each: each.model.left.bias.grad, "trainers"),
+    "reads a parameter of no model": (lambda _: paddle.create_parameter([2], "float32").grad, "servers"),
+    "zero_grad in place of a step": (lambda each: each.model.zero_grad(), "servers"),
+    "a scaler's step": (lambda each: paddle.amp.GradScaler(enable=False).step(each.optimizer), "servers"),
+}
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("name", LOOKS)
+def test_who_updates_once_the_program_has_looked_at_gradients(name: str, step: int) -> None:
+    look, expected = LOOKS[name]
+    with life(serves_updates=True) as each:
+        assert each.model.left.bias.grad is None  # before any backward: says nothing
+        for number in range(4):
+            each.backward()
+            if number == step:
+                look(each)
+            if number != step or "step" not in name:
+                each.step()
+            each.optimizer.clear_grad()
+        assert each.hook.decision == expected
+
+
+def test_tensors_have_their_own_properties_back() -> None:
+    before = paddle.Tensor.grad, paddle.Tensor.grad_, nn.Layer.zero_grad
+    with life(serves_updates=True), life(serves_updates=True):
+        assert paddle.Tensor.grad is not before[0]
+    assert (paddle.Tensor.grad, paddle.Tensor.grad_, nn.Layer.zero_grad) == before
 
 
 def test_an_update_whose_group_fails_is_none_and_neither_are_those_after_it(served: Life) -> None:
@@ -240,7 +307,7 @@ def test_an_update_whose_group_fails_is_none_and_neither_are_those_after_it(serv
     [
         ("servers", [("configure", "sgd"), ("average",), ("update", True, False), ("update", False, False)]),
         ("trainers", [("average",), ("average",)]),
-        ("", [("average",), ("configure", "sgd"), ("update", True, False), ("update", False, False)]),
+        ("", [("average",), ("configure", "sgd"), ("update", True, False), ("average",), ("update", True, False)]),
     ],
 )
 def test_in_a_further_group_it_is_as_it_was_decided(who: str, ends: list[tuple[object, ...]]) -> None:

@@ -174,14 +174,14 @@ def test_parameters_are_compared_seldom(wrapped: Any) -> None:
 
 
 @pytest.mark.parametrize("serves_updates", [True, False])
-def test_parameters_are_compared_only_where_ranks_update(serves_updates: bool) -> None:
+def test_parameters_are_compared_only_where_backward_waits_for_the_mean(serves_updates: bool) -> None:
     gathered = []
     with life(serves_updates=serves_updates) as each:
-        each.synchronizer.all_gather = lambda values: gathered.append(values.size) or np.stack([values, values])
+        each.synchronizer.all_gather = lambda values: gathered.append(values.nbytes) or np.stack([values, values])
         for _ in range(11):
             each.backward()
             each.step()
-    assert gathered.count(1) == (0 if serves_updates else 2)
+    assert gathered.count(8) == (1 if serves_updates else 2)
 
 
 @pytest.mark.processes

@@ -142,14 +142,16 @@ DISAGREEMENTS: dict[str, tuple[Ending, Ending, str]] = {
     "update against average": (
         UPDATE,
         AVERAGE,
-        "ran another backward before optimizer.step() at step {step}, rank {other} called optimizer.step() after a "
-        "backward; all ranks must do the same; a program that reads gradients to decide needs --update trainer",
+        "read gradients or ran another backward before optimizer.step() at step {step}, rank {other} called "
+        "optimizer.step() after a backward; all ranks must do the same; a program that reads gradients to decide needs "
+        "--update trainer",
     ),
     "average against update": (
         AVERAGE,
         UPDATE,
-        "called optimizer.step() after a backward at step {step}, rank {other} ran another backward before "
-        "optimizer.step(); all ranks must do the same; a program that reads gradients to decide needs --update trainer",
+        "called optimizer.step() after a backward at step {step}, rank {other} read gradients or ran another backward "
+        "before optimizer.step(); all ranks must do the same; a program that reads gradients to decide needs --update "
+        "trainer",
     ),
     "learning rate": (
         UPDATE,
