@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from collective.call_tags import Array, Label, Tag
 from collective.shared_memory.barrier import SharedMemoryBarrier
 
-__all__ = ["ELSEWHERE", "agree", "array_at", "place_of", "places_of", "segment_at"]
+__all__ = ["ELSEWHERE", "PLACE", "agree", "array_at", "place_of", "places_of", "segment_at"]
 
 # Step, epoch, bucket, phase, chunk, piece of a tag, and bytes: these must agree; then the place of the array.
 NOTE = struct.Struct("<QIIHHIQ16s")

@@ -10,8 +10,6 @@ Every call begins with a meeting where the ranks compare what they are about to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy.typing as npt
 
 from collective.algorithm import Algorithm
@@ -98,8 +96,7 @@ class SharedMemoryAlgorithm(Algorithm):
             return
         place, pairs = place_of(self._barrier, flat), self.nranks == 2 and operation == ALL_REDUCE
         if place != ELSEWHERE:
-            phase = operation + OPERATIONS * reduction.number
-            places: Sequence[bytes] = agree(self._barrier, label, phase, flat.nbytes, place=place)
+            places = self._in_place.begin(flat, reduction, label, operation, place)
         elif pairs:
             places = self._paired.begin(flat, reduction, label)
         else:

@@ -23,10 +23,15 @@ SAID = struct.Struct("=qQQ")  # what each call says in its plan, from ARRAY on: 
 class WholeCall:
     """A plan for arrays of one dtype and size, and what carries it out.
 
+    Attributes:
+        arrays: what its words are addresses in, kept alive.
+
     Args:
-        way: short or staged.
+        way: of common/kernels/names.py.
         words: of the plan, from where those of the way begin.
     """
+
+    arrays: Sequence[Array] = ()
 
     def __init__(
         self,

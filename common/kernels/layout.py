@@ -37,6 +37,9 @@ SECTION, PIECES, GATHERS, ITEM, HERE, AGREED, PAST, TABLES = 11, 12, 13, 14, 15,
 # holds PAIR_SLOTS pieces.
 ALL, EACH, ELEMENT, PAIR = 12, 13, 14, 15
 PAIR_SLOTS = 8
+# Of placed ones: PLACE, the note's last 2 words; ELEMENTS, of this rank's chunk. Then ORDER: N words, where that lies
+# in all ranks' arrays, in canonical order.
+PLACE, ELEMENTS, ORDER = 11, 13, 14
 
 # Words of what is known. PLAN: the last one that was carried out. ARRAY_TYPE: the `id` of NumPy's. FINISH: that of
 # what is called when the ranks had not met, or differed. Then C functions; and from PLANS on SLOTS pairs of the `id` of

@@ -10,7 +10,7 @@ NEW = -1  # an output that is none of the inputs
 COPY = "copy_lines"  # copy_lines.py
 MEETING = ("meet", "wait", "asleep", "awake")  # meeting.py
 REPEAT = "repeat"  # repeat.py
-WAYS = ("short", "staged", "paired")
+WAYS = ("short", "placed", "staged", "paired")
 
 
 class Reduce(NamedTuple):
@@ -54,7 +54,7 @@ class Whole(NamedTuple):
     """A whole reduction over `nranks` ranks, meetings among it (whole_calls.py); op and dtype as of Reduce.
 
     Args:
-        way: short, staged or paired.
+        way: of WAYS.
     """
 
     way: str

@@ -1,6 +1,7 @@
 """Whole reductions of collective/shared_memory, meetings among them, as one call of machine code.
 
     short    post the values | meet | reduce                                        collective/shared_memory/short.py
+    placed   meet | reduce where the arrays lie | meet                              collective/shared_memory/in_place.py
     staged   copy values in | meet | reduce, post results, copy the next in | ...   collective/shared_memory/staged.py
     paired   copy values in | meet | copy the next in, reduce | meet | ...          collective/shared_memory/paired.py
 
@@ -25,6 +26,7 @@ from common.kernels.layout import (
     COUNT,
     EACH,
     ELEMENT,
+    ELEMENTS,
     FACTOR,
     FIRST,
     FRAME,
@@ -35,10 +37,13 @@ from common.kernels.layout import (
     LINE_BYTES,
     MEMCPY,
     MET,
+    NOTE,
+    ORDER,
     PAIR,
     PAIR_SLOTS,
     PAST,
     PIECES,
+    PLACE,
     POSITION,
     RANK,
     RESULT,
@@ -53,7 +58,7 @@ from common.kernels.meeting import arrive, fits, take_note, wait_for_all, wait_w
 from common.kernels.names import NEW, Reduce, Whole
 from common.kernels.reduce_loop import addresses_of, reduction_of, terms_of, value_at, write_to
 
-__all__ = ["paired", "short", "staged"]
+__all__ = ["paired", "placed", "short", "staged"]
 
 
 def reducing(kernel: Whole, outputs: tuple[int, ...]) -> Callable[[Any, Any, Any], None]:
@@ -122,6 +127,32 @@ def short(kernel: Whole) -> Callable[[Any], None]:
         store(frame + WORD * RESULT, found)
 
     return short
+
+
+def placed(kernel: Whole) -> Callable[[Any], None]:
+    ranks = tuple(range(kernel.nranks))
+    reduce, addresses = reducing(kernel, ranks), addresses_of(kernel.nranks)
+
+    def placed(plan: Any) -> None:  # a kernel
+        frame = load(plan + WORD * FRAME)
+        position, found = load(plan + WORD * POSITION), UNFIT
+        if position or fits(plan):
+            if not position:
+                take_note(plan)
+                store(frame + WORD * (NOTE + 4), load(plan + WORD * PLACE))
+                store(frame + WORD * (NOTE + 5), load(plan + WORD * (PLACE + 1)))
+                arrive(frame)
+                position = 1
+            found = wait_for_all(frame)
+            if found == MET and position == 1:
+                reduce(addresses(plan + WORD * ORDER), load(plan + WORD * ELEMENTS), plan)
+                arrive(frame)
+                position = 2
+                found = wait_within(frame)
+            store(plan + WORD * POSITION, position if found == LATE else 0)
+        store(frame + WORD * RESULT, found)
+
+    return placed
 
 
 def beginning(chunks: int) -> Callable[[Any, Any, Any], Any]:
