@@ -6,8 +6,10 @@ import gzip
 import json
 import tempfile
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ __all__ = ["TARGETS"]
 VALUES: list[Any] = [
     *(None, True, 5, 1 << 70, 0.5, float("nan"), "text", b"bytes", bytearray(b"x"), 1j),
     {"a": [1, (2, {3}), frozenset([4])], "b": OrderedDict(c=np.arange(6).reshape(2, 3))},
+    [Counter("aab"), defaultdict(list, {1: [2]}), deque([1, 2], 3), range(2, 9, 3), Decimal("1.5"), date(2026, 1, 2)],
     [np.float32(2), np.array(["x", "yy"]), np.empty((0, 3)), paddle.to_tensor([1.0, 2.0])],
 ]
 

@@ -6,7 +6,9 @@ In the text None, bool, int (of 64 bits), float (finite) and str are themselves;
 with a letter, and a blob is its length:
 
     ["l", ...] list      ["t", ...] tuple       ["s", ...] set        ["f", ...] frozenset
-    ["d", key, value, key, value, ...] dict     ["D", ...] OrderedDict
+    ["d", key, value, key, value, ...] dict     ["D", ...] OrderedDict     ["C", ...] Counter
+    ["m", what makes missing values, key, value, ...] defaultdict          ["q", most or null, ...] deque
+    ["R", start, stop, step] range              ["x", kind, text] what is made of a text: PLAIN
     ["i", hex] int       ["r", "nan"] float     ["c", real, imaginary] complex
     ["b", blob] bytes    ["B", blob] bytearray
     ["a", dtype, shape, blob] array             ["n", dtype, blob] NumPy's scalar
@@ -23,8 +25,11 @@ import math
 import pickle
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import PosixPath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -42,6 +47,16 @@ MOST_DIMENSIONS = 32
 MOST_EMPTY = 1 << 20  # elements that an array without bytes may seem to have
 TENSORS = {str(dtype): (dtype, stored) for dtype, stored in DTYPES.items()}
 CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
+PAIRS: dict[type, str] = {dict: "d", OrderedDict: "D", Counter: "C"}
+FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, list, dict, set, tuple, Counter)}
+PLAIN: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    Decimal: (str, Decimal),
+    PosixPath: (str, PosixPath),
+    PurePosixPath: (str, PurePosixPath),
+    timedelta: (lambda d: f"{d.days} {d.seconds} {d.microseconds}", lambda text: timedelta(*map(int, text.split()))),
+    **{kind: (kind.isoformat, kind.fromisoformat) for kind in (datetime, date, time)},
+}
+PLAIN_NAMES = {kind.__name__: kind for kind in PLAIN}
 MADE: dict[str, Callable[[Any], Any]] = {letter: kind for kind, letter in CONTAINERS.items()}
 
 
@@ -78,7 +93,7 @@ class Codec:
             value = reader.value(json.loads(bytes(view[LENGTH.size : end])), 0)
         except ProtocolError:
             raise
-        except (ValueError, TypeError, struct.error, RecursionError, OverflowError) as exc:
+        except (ValueError, TypeError, KeyError, ArithmeticError, struct.error, RecursionError) as exc:
             raise ProtocolError(f"an object cannot be read: {type(exc).__name__}: {exc}") from exc
         if reader.left:
             raise ProtocolError(f"{reader.left} bytes follow an object")
@@ -108,9 +123,24 @@ class Writer:
             raise UsageError(f"an object holds more than {MOST_DEPTH} containers in one another, or itself")
         if kind in CONTAINERS:
             return [CONTAINERS[kind], *(self.tree(each, depth + 1) for each in value)]
-        if kind is dict or kind is OrderedDict:
-            return ["d" if kind is dict else "D", *(self.tree(x, depth + 1) for pair in value.items() for x in pair)]
-        return self._of_numbers(value) or self._pickled(value)
+        if kind in PAIRS:
+            return [PAIRS[kind], *self._pairs(value, depth)]
+        return self._of_library(value, depth) or self._of_numbers(value) or self._pickled(value)
+
+    def _pairs(self, value: Any, depth: int) -> list[Any]:
+        return [self.tree(x, depth + 1) for pair in value.items() for x in pair]
+
+    def _of_library(self, value: Any, depth: int) -> list[Any] | None:
+        kind = type(value)
+        if kind is defaultdict and (value.default_factory is None or value.default_factory in FACTORIES.values()):
+            return ["m", value.default_factory and value.default_factory.__name__, *self._pairs(value, depth)]
+        if kind is deque:
+            return ["q", value.maxlen, *(self.tree(each, depth + 1) for each in value)]
+        if kind is range:
+            return ["R", *(self.tree(number, depth) for number in (value.start, value.stop, value.step))]
+        if kind in PLAIN and getattr(value, "tzinfo", None) is None:
+            return ["x", kind.__name__, PLAIN[kind][0](value)]
+        return None
 
     def _of_numbers(self, value: Any) -> list[Any] | None:
         if type(value) is np.ndarray and DTYPE.fullmatch(value.dtype.str) and value.ndim <= MOST_DIMENSIONS:
@@ -157,16 +187,29 @@ class Reader:
         letter, *rest = tree
         if letter in MADE:
             return MADE[letter](self.value(each, depth + 1) for each in rest)
-        if letter in ("d", "D"):
-            flat = [self.value(each, depth + 1) for each in rest]
-            pairs = zip(flat[::2], flat[1::2], strict=True)
-            return dict(pairs) if letter == "d" else OrderedDict(pairs)
+        match letter, rest:
+            case (("d" | "D"), _):
+                return (dict if letter == "d" else OrderedDict)(self._pairs(rest, depth))
+            case "C", _:
+                return Counter(dict(self._pairs(rest, depth)))
+            case "m", [None | str() as factory, *pairs]:
+                return defaultdict(FACTORIES[factory] if factory else None, self._pairs(pairs, depth))
+            case "q", [None | int() as most, *items]:
+                return deque((self.value(each, depth + 1) for each in items), most)
+            case "R", [_, _, _]:
+                return range(*(self.value(each, depth + 1) for each in rest))
         return self._leaf(letter, rest)
+
+    def _pairs(self, trees: list[Any], depth: int) -> list[tuple[Any, Any]]:
+        flat = [self.value(each, depth + 1) for each in trees]
+        return list(zip(flat[::2], flat[1::2], strict=True))
 
     def _leaf(self, letter: str, rest: list[Any]) -> Any:
         match letter, rest:
             case "i", [str(digits)]:
                 return int(digits, 16)
+            case "x", [str(kind), str(text)] if kind in PLAIN_NAMES:
+                return PLAIN[PLAIN_NAMES[kind]][1](text)
             case "r", [("nan" | "inf" | "-inf") as which]:
                 return float(which)
             case "c", [real, imaginary]:

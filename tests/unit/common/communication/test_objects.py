@@ -6,9 +6,12 @@ import json
 import pickle
 import struct
 import tracemalloc
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from contextlib import suppress
-from pathlib import Path
+from datetime import datetime, timezone
+from decimal import Decimal
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -35,6 +38,13 @@ leaves = st.one_of(
     st.complex_numbers(),
     st.text(st.characters()),
     st.binary(),
+    st.builds(range, st.integers(), st.integers(), st.integers(1)),
+    st.decimals(),
+    st.datetimes(),
+    st.dates(),
+    st.times(),
+    st.timedeltas(),
+    st.sampled_from([Path("a/b"), PurePosixPath("/x")]),
 )
 keys = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.tuples(st.integers(), st.text()))
 plain = st.recursive(
@@ -46,6 +56,10 @@ plain = st.recursive(
         st.sets(keys),
         st.frozensets(keys),
         st.dictionaries(keys, inner).map(OrderedDict),
+        st.dictionaries(keys, inner).map(partial(defaultdict, list)),
+        st.dictionaries(keys, st.integers()).map(Counter),
+        st.lists(inner).map(deque),
+        st.lists(inner).map(partial(deque, maxlen=2)),
         st.binary().map(bytearray),
     ),
     max_leaves=20,
@@ -60,11 +74,15 @@ def alike(one: Any, other: Any) -> bool:
     """Equal, of the same types, with NaN equal to itself."""
     if type(one) is not type(other):
         return False
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, deque) and one.maxlen != other.maxlen:
+        return False
+    if isinstance(one, defaultdict) and one.default_factory is not other.default_factory:
+        return False
+    if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, dict):
         return all(alike(list(a), list(b)) for a, b in zip(one.items(), other.items(), strict=True))
-    if isinstance(one, (float, complex)):
+    if isinstance(one, (float, complex, Decimal)):
         return repr(one) == repr(other)
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
@@ -115,7 +133,12 @@ class Mine:
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("value", [Mine(), [1, {"a": Mine()}], object, len, np.array([None]), np.zeros(1, "f4,f4")])
+ALMOST = [defaultdict(lambda: 0), datetime.now(timezone.utc), defaultdict(Mine)]
+
+
+@pytest.mark.parametrize(
+    "value", [Mine(), [1, {"a": Mine()}], object, len, np.array([None]), np.zeros(1, "f4,f4"), *ALMOST]
+)
 def test_other_objects_are_refused_by_type_and_flag(value: Any) -> None:
     with pytest.raises(UsageError, match=r"of type [\w.]+ cannot be sent: .*with --allow-pickle"):
         PLAIN.encode(value)
