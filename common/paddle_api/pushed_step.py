@@ -33,17 +33,12 @@ class PushedStep:
         self._synchronizer, self._servers = synchronizer, servers
         self._binding, self._used, self._buckets = binding, used, buckets
         self.servers_update = False  # from then on a backward does not wait for the average
+        self.has_begun = False  # there has been a backward
         self.pushed = False  # the last backward's gradients are with the servers
         self._averaged = False  # and their mean is in the arena
         self._left = False  # after an update, and until they are cleared
         self._void = False  # they were cleared when the servers had them
-        self._has_begun = False
         self._gradients = self._parameters = 0  # fingerprints
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there has been a backward."""
-        return self._has_begun
 
     @property
     def withholds_mean(self) -> bool:
@@ -58,7 +53,7 @@ class PushedStep:
     def after_backward(self, *, synchronised: bool) -> None:
         """Take note of what the program finds: its own gradients, or the mean."""
         self._averaged, self._left, self._void = synchronised and not self.pushed, False, False
-        self._has_begun = True
+        self.has_begun = True
         self._gradients = fingerprint(self._binding.arena.gradients)
 
     def before_backward(self, kept: list[bool]) -> None:

@@ -58,6 +58,7 @@ PLAIN: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
 }
 PLAIN_NAMES = {kind.__name__: kind for kind in PLAIN}
 MADE: dict[str, Callable[[Any], Any]] = {letter: kind for kind, letter in CONTAINERS.items()}
+OF_PAIRS: dict[str, Callable[[Any], Any]] = {letter: kind for kind, letter in PAIRS.items()}
 
 
 class Codec:
@@ -187,11 +188,9 @@ class Reader:
         letter, *rest = tree
         if letter in MADE:
             return MADE[letter](self.value(each, depth + 1) for each in rest)
+        if letter in OF_PAIRS:
+            return OF_PAIRS[letter](dict(self._pairs(rest, depth)))
         match letter, rest:
-            case (("d" | "D"), _):
-                return (dict if letter == "d" else OrderedDict)(self._pairs(rest, depth))
-            case "C", _:
-                return Counter(dict(self._pairs(rest, depth)))
             case "m", [None | str() as factory, *pairs]:
                 return defaultdict(FACTORIES[factory] if factory else None, self._pairs(pairs, depth))
             case "q", [None | int() as most, *items]:
