@@ -83,10 +83,11 @@ class Writer:
         take(self._ending)
 
     def close(self) -> None:
-        """End the threads: what is being written is written, others are not waited for any longer."""
-        self._left.set()
+        """End the threads: what is there is written, and commits are ended whose parts all are; others are not waited
+        for any longer."""
         self._parts.shutdown()
-        self._ends.shutdown(cancel_futures=True)
+        self._left.set()
+        self._ends.shutdown()
 
     def _in_words(self, work: Callable[[], None]) -> None:
         try:

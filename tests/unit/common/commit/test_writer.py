@@ -89,6 +89,14 @@ def test_who_leaves_waits_for_nobody(folder: CommitFolder, writer: Writer) -> No
     assert folder.steps() == []
 
 
+def test_who_leaves_ends_what_all_have_written(folder: CommitFolder, writer: Writer) -> None:
+    folder.write_part(40, "rank-1", part_of(40, "rank-1"))
+    commit(writer, 20, timeout=1000)  # which waits for rank 1, and the next one for this
+    commit(writer, 40)
+    writer.close()
+    assert folder.steps() == [40]
+
+
 def test_who_is_waited_for_does_not_hold_up_the_next_step(folder: CommitFolder, writer: Writer) -> None:
     """It may be dead, which only the training notices."""
     commit(writer, 20, timeout=1000)
