@@ -97,7 +97,7 @@ class Following:
         self._mends = True
         self.here.end(error, order.end, order.epoch)
         if order.meet and self.hosts:
-            self.hosts.meet_again(order.epoch)
+            self.hosts.meet_again(order.epoch, error.cause)
             self.stream, self._met, self._reported = self.hosts.stream(0), order.epoch, None
 
     def _give_up(self, gone: str = "") -> bool:

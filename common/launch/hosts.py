@@ -216,8 +216,8 @@ class Place:
         self.meet(epoch, self.timeout)
         return self.node.epoch
 
-    def meet_again(self, epoch: int) -> None:
-        """In that epoch, which all know, while the ranks of those that are not gone live.
+    def meet_again(self, epoch: int, cause: str) -> None:
+        """In that epoch, which all know, because of that; while the ranks of those that are not gone live.
 
         Raises:
             RecoveryFailed: not all have come within `timeout` seconds, or one in a later epoch.
@@ -226,9 +226,11 @@ class Place:
         try:
             self.meet(epoch, self.timeout)
         except GradSyncError as exc:
-            raise RecoveryFailed(f"the launchers of all hosts did not meet: {exc}") from exc
+            raise RecoveryFailed(f"{cause}; then the launchers of all hosts did not meet: {exc}") from exc
         if self.node.epoch != epoch:
-            raise RecoveryFailed(f"a launcher has come in epoch {self.node.epoch}, the others in epoch {epoch}")
+            raise RecoveryFailed(
+                f"{cause}; then a launcher has come in epoch {self.node.epoch}, the others in epoch {epoch}"
+            )
 
     def stream(self, host: int) -> MessageStream:
         """That with this host's launcher, or, on other hosts than the first, with that."""

@@ -213,7 +213,7 @@ class Replacing:
         for crew in self._crews:
             crew.end(failure, names, job.life.number, meet=bool(gone))
         if gone:
-            self._meet_again()
+            self._meet_again(failure.cause)
         if self.servers is None:
             if early:
                 self._give(replace(self._word, rendezvous=""))
@@ -226,13 +226,13 @@ class Replacing:
                 self.servers.start(int(name.removeprefix("server ")))
         return True
 
-    def _meet_again(self) -> None:
+    def _meet_again(self, cause: str) -> None:
         """
         Raises:
             RecoveryFailed: nobody has come in the place of a host that is gone.
         """
         assert self.hosts
-        self.hosts.meet_again(self.job.life.number)
+        self.hosts.meet_again(self.job.life.number, cause)
         for host, crew in enumerate(self.others, 1):
             crew.meet_again(self.hosts.stream(host), self.job.life.number)
 

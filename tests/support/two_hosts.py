@@ -58,9 +58,9 @@ class Hosts:
         self.newcomer: Job | None = None  # its job
         self.node = None
 
-    def meet_again(self, epoch: int) -> None:
+    def meet_again(self, epoch: int, cause: str) -> None:
         if self.newcomer is None:
-            raise RecoveryFailed("the launchers of all hosts did not meet: 1 of 2 hosts came within 60 s")
+            raise RecoveryFailed(f"{cause}; then the launchers of all hosts did not meet: 1 of 2 came within 60 s")
         self.met.append(epoch)
         self._of.take_in(self.newcomer)
 

@@ -100,7 +100,7 @@ def test_who_dies_in_the_place_of_a_lost_one_is_started_once_more_by_the_new_hos
 def test_without_a_host_in_its_place_the_job_ends() -> None:
     def what(of: Two) -> None:
         lose_the_second_host(of)
-        with pytest.raises(RecoveryFailed, match="the launchers of all hosts did not meet: 1 of 2 hosts came within"):
+        with pytest.raises(RecoveryFailed, match="; then the launchers of all hosts did not meet: 1 of 2 came within"):
             of.first.look()
 
     on_two(what)
