@@ -4,8 +4,11 @@ line is that of start.py, which calls it."""
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import sys
+import sysconfig
+import traceback
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +23,11 @@ __all__ = ["main"]
 
 APART = __name__.removesuffix("common.program.script")  # where our packages are loaded; "" as usual
 OURS = {APART + "ps", APART + "collective"}
+PACKAGES = Path(__file__).parents[2]  # where ours are
+LIBRARIES = {  # folders of what is not the program's own
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(str(PACKAGES / name) for name in ("collective", "common", "ps")),
+}
 HINT = "leave out --no-install, or change its import of paddle.distributed"
 
 
@@ -89,7 +97,7 @@ def hint_after_training(script: str) -> None:
 def report(script: str, error: BaseException) -> int:
     """Write to stderr what ended the program, and return the exit code."""
     if isinstance(error, GradSyncError):
-        print(f"{script}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{origin_of(error) or script}: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
@@ -102,6 +110,17 @@ def report(script: str, error: BaseException) -> int:
     if not may_use_ours(script, error):  # last, where a launcher's few lines of a log still show it
         print(f"\n{script} uses neither ps nor collective: {HINT}", file=sys.stderr)
     return code
+
+
+def origin_of(error: BaseException) -> str:
+    """FILE:LINE of the program's innermost statement that led to it; "": none did."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith(("<", *(f"{folder}{os.sep}" for folder in LIBRARIES))):
+            below = os.path.relpath(file)
+            found = f"{file if below.startswith(os.pardir) else below}:{line}"
+    return found
 
 
 def below_ours(error: BaseException) -> TracebackType | None:

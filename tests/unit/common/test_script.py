@@ -105,6 +105,23 @@ def test_our_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "mine.py: UsageError: no such script: mine.py\n"
 
 
+def test_our_errors_name_the_programs_innermost_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "helper.py").write_text(
+        "from common.errors import choose\n\ndef go():\n    choose('fruit', 'pea', ['fig'])\n"
+    )
+    script = tmp_path / "mine.py"
+    script.write_text("import helper\n\nhelper.go()\n")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        run_script([str(script)])
+    report("mine.py", raised.value.with_traceback(raised.tb.tb_next))  # without this test's own frame
+    assert capsys.readouterr().err == "helper.py:4: UsageError: unknown fruit 'pea' (known: fig)\n"
+
+
 @pytest.mark.parametrize(
     ("source", "first"),
     [
