@@ -9,19 +9,26 @@ from benchmarks.stats.interval import measured
 from docs.tools.kills import random_kills, soak
 from docs.tools.programs import ends, sums
 from docs.tools.results import SIZES, MapCell, crossover, over_seeds, part, read, step_ms, sweep_row
-from docs.tools.targets import Files, on_one_host, targets
+from docs.tools.targets import targets
 
 __all__ = ["CELLS", "FIGURES", "LINKS", "MODES", "PUSHED", "TABLES", "TRAININGS", "best", "in_words", "kept", "lead"]
 
 TRAINING = "epyc-2026-11-23/training/suite.json"
 TUTORIAL_MNIST = "epyc-2026-11-23/tutorial-mnist/script.json"
 TUTORIAL_CIFAR = "epyc-2026-11-23/tutorial-cifar/script.json"
-ALL_REDUCE = "epyc-2026-11-26/all-reduce/sweep.json"
-PUSH_PULL = "epyc-2026-11-26/push-pull/sweep.json"
-ONE_SERVER = "epyc-2026-11-26/push-pull-5-hosts/sweep.json"
-FOUR_BESIDE = "epyc-2026-11-26/push-pull-4-hosts/sweep.json"
-FOUR_APART = "epyc-2026-11-26/push-pull-8-hosts/sweep.json"
-XEON = "xeon-2026-11-27/all-reduce/sweep.json", "xeon-2026-11-27/push-pull/sweep.json"
+ALL_REDUCE = "epyc-2026-11-27/all-reduce/sweep.json"
+PUSH_PULL = "epyc-2026-11-27/push-pull/sweep.json"
+ONE_SERVER = "epyc-2026-11-27/push-pull-5-hosts/sweep.json"
+FOUR_BESIDE = "epyc-2026-11-27/push-pull-4-hosts/sweep.json"
+FOUR_APART = "epyc-2026-11-27/push-pull-8-hosts/sweep.json"
+FIRST_EPYC = [
+    "epyc-2026-11-26/all-reduce/sweep.json",
+    "epyc-2026-11-26/push-pull/sweep.json",
+    "epyc-2026-11-26/push-pull-5-hosts/sweep.json",
+    "epyc-2026-11-26/push-pull-4-hosts/sweep.json",
+    "epyc-2026-11-26/push-pull-8-hosts/sweep.json",
+]
+XEON = ["xeon-2026-11-27/all-reduce/sweep.json", "xeon-2026-11-27/push-pull/sweep.json"]
 TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 KILLS = ["epyc-2026-11-26/kills-ring/faults.json", "epyc-2026-11-26/kills-ps/faults.json"]
@@ -282,6 +289,5 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "scale": _scale,
     "scale-before": _scale_before,
     "programs": lambda: ends(PROGRAMS),
-    "targets": lambda: targets(Files(ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART)),
-    "targets-xeon": lambda: on_one_host(*XEON),
+    "targets": lambda: targets(FIRST_EPYC, XEON, [ALL_REDUCE, PUSH_PULL, ONE_SERVER, FOUR_BESIDE, FOUR_APART]),
 }
