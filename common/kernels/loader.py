@@ -41,7 +41,7 @@ from common.kernels.layout import (
     ARRAY_SHAPE,
     OBJECT_TYPE,
 )
-from common.kernels.names import COPY, MEETING, REPEAT, Reduce, Whole
+from common.kernels.names import COPY, MEETING, MIX, REPEAT, Reduce, Whole
 from common.kernels.python_function import python_function
 from common.system.private_files import OTHERS_WRITE, private_folder, user_folder
 
@@ -56,6 +56,7 @@ __all__ = [
     "copy_kernel",
     "fetch",
     "meeting_kernels",
+    "mix_kernel",
     "reduce_kernel",
     "repeat_kernel",
     "whole_call",
@@ -113,11 +114,24 @@ def reduce_kernel(kernel: Reduce) -> Loop | None:
 def copy_kernel() -> Callable[[int, int, int], object] | None:
     """Called with the addresses that it copies to and from and a number of lines (copy_lines.py); None if it cannot be
     had. The GIL is not held meanwhile."""
-    code = None if why_not() else fetch([COPY])
+    return _of_large_arrays(COPY, 3)
+
+
+@cache
+def mix_kernel() -> Callable[[int, int, int, int], object] | None:
+    """Called with the addresses of states and of rows, a number of rows and the factor (mix_rows.py); None if it cannot
+    be had. The GIL is not held meanwhile."""
+    return _of_large_arrays(MIX, 4)
+
+
+def _of_large_arrays(name: str, arguments: int) -> Callable[..., object] | None:
+    """Both are compiled together."""
+    code = None if why_not() else fetch([COPY, MIX])
     if code is None:
         return None
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
-    return partial(prototype(code[0]), UNUSED, UNUSED)
+    words = [ctypes.c_int64] * arguments
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *words)
+    return partial(prototype(code[(COPY, MIX).index(name)]), UNUSED, UNUSED)
 
 
 def meeting_kernels(frame: int) -> list[Kernel] | None:

@@ -1,22 +1,37 @@
-"""Sums that show whether a program has changed a flat buffer."""
+"""Whether a program has changed a flat buffer: digests, to be compared within one process."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from common.kernels.layout import ROW_BYTES
+from common.kernels.loader import mix_kernel
+from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import pieces_of
 
 __all__ = ["FINGERPRINT", "fingerprint"]
 
-FINGERPRINT = (16, 4096)  # rows and columns of 8 bytes that are looked at together: half a megabyte, which stays in L2
+LARGE = 1 << 20  # bytes, from which on machine code is looked for
+FACTOR = 0x517CC1B727220A95  # odd: 2**64 / pi
+FINGERPRINT = (16, 4096)  # rows and columns of 8 bytes that NumPy sums together: half a megabyte, which stays in L2
 
 
 def fingerprint(array: FloatArray) -> int:
-    """Sums over all bits, by which a change shows; 5 to 8 GB/s, where a digest would take 1.
+    """Of all bits, by which a change shows. At the speed of memory; by NumPy at a third of it."""
+    kernel = mix_kernel() if array.nbytes >= LARGE else None
+    if kernel is None:
+        return by_sums(array)
+    states, rows = aligned_empty(ROW_BYTES, np.uint8), array.nbytes // ROW_BYTES
+    states[:] = 0
+    kernel(states.ctypes.data, array.ctypes.data, rows, FACTOR)
+    rest = array.view(np.uint8)[rows * ROW_BYTES :]
+    return hash((states.tobytes(), rest.tobytes()))
 
-    They are taken by rows and by columns, for one sum does not show values that have changed places.
-    """
+
+def by_sums(array: FloatArray) -> int:
+    """Likewise by sums, which are taken by rows and by columns, for one sum does not show values that have changed
+    places."""
     rows, width = FINGERPRINT
     bits = array[: array.size // 2 * 2].view(np.uint64)
     grid = bits[: bits.size // width * width].reshape(-1, width)

@@ -1,21 +1,31 @@
-"""A fingerprint of parameters shows every change."""
+"""A fingerprint of parameters shows every change, whether machine code or NumPy takes it."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-paddle = pytest.importorskip("paddle")
-
-from common.tensors.arena import FloatArray  # noqa: E402
-from common.tensors.fingerprint import FINGERPRINT, fingerprint  # noqa: E402
-from tests.support.thorough import examples  # noqa: E402
+from common.kernels.loader import mix_kernel, why_not
+from common.tensors.arena import FloatArray
+from common.tensors.fingerprint import FINGERPRINT, fingerprint
+from tests.support.thorough import examples
 
 ROWS, WIDTH = FINGERPRINT
 EDGES = [n + d for n in (2 * WIDTH, 2 * WIDTH * ROWS, 5 * WIDTH * ROWS) for d in (-16, 0, 16)]
 lengths = st.one_of(st.integers(1, 40).map(lambda n: 16 * n), st.sampled_from(EDGES))  # as arenas have
+
+
+@pytest.fixture(params=["machine code", "NumPy"], autouse=True, scope="module")
+def by(request: pytest.FixtureRequest) -> Iterator[None]:
+    assert mix_kernel(), why_not()
+    with patch("common.tensors.fingerprint.LARGE", 0 if request.param == "machine code" else sys.maxsize):
+        yield
 
 
 def values_in(length: int) -> FloatArray:
@@ -52,3 +62,13 @@ def test_a_fingerprint_shows_a_change_of_sign_or_scale_of_all(length: int) -> No
     fingerprints = {fingerprint(array * np.float32(factor)) for factor in (1, -1, 0.5, 2, 0)}
     assert len(fingerprints) == 5
     assert fingerprint(array[::-1].copy()) not in fingerprints
+
+
+@pytest.mark.parametrize("length", [4096, 4096 + 16])
+def test_a_fingerprint_shows_signs_that_change_in_pairs(length: int) -> None:
+    array = values_in(length)
+    before = fingerprint(array)
+    for other in (256, 512, 256 * 15):  # in the same column of machine code's rows
+        changed = array.copy()
+        changed[[1, 1 + other]] *= -1
+        assert fingerprint(changed) != before
