@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GradSyncError
+from common.program.script import origin_of
 from common.system.process import die_with_parent, prepare_process
 from common.system.process_memory import pss_bytes
 
@@ -133,7 +134,7 @@ def main() -> int:
             raise
     except GradSyncError as exc:
         sys.last_value = exc
-        print(f"{script}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        print(f"{origin_of(exc) or script}: {type(exc).__name__}: {exc}", file=sys.stderr)
         return exc.exit_code
     clock.end()
     write_record(Path(record), clock, clock.memory_bytes - memory_before, models)

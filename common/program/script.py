@@ -19,14 +19,14 @@ from common.launch.settings import placement_from
 from common.program.install import install, installed
 from common.system.process import last_words, note_children, prepare_process
 
-__all__ = ["main"]
+__all__ = ["main", "origin_of"]
 
 APART = __name__.removesuffix("common.program.script")  # where our packages are loaded; "" as usual
 OURS = {APART + "ps", APART + "collective"}
 PACKAGES = Path(__file__).parents[2]  # where ours are
 LIBRARIES = {  # folders of what is not the program's own
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(str(PACKAGES / name) for name in ("collective", "common", "ps")),
+    *(str(PACKAGES / name) for name in ("benchmarks", "collective", "common", "ps")),
 }
 HINT = "leave out --no-install, or change its import of paddle.distributed"
 
