@@ -85,7 +85,7 @@ def test_what_a_scheme_has_not_is_refused_in_our_words(tmp_path: Path) -> None:
     program = tmp_path / "scatters.py"
     program.write_text("import paddle.distributed as dist\ndist.init_parallel_env()\ndist.gloo_barrier()\n")
     said = run("collective", tmp_path, program, code=2)[1]
-    assert "scatters.py: UsageError: paddle.distributed.gloo_barrier is not supported by collective, which is" in said
+    assert "scatters.py:3: UsageError: paddle.distributed.gloo_barrier is not supported by collective, which is" in said
 
 
 ENDS_AT_ONCE = """

@@ -122,4 +122,4 @@ def test_a_batch_script_runs_a_step_and_a_failed_rank_is_named(cluster: Slurm, p
     assert done.returncode in (4, 9), out  # of the rank that failed, or of the one that lost it
     assert "Slurm has started 2 tasks of fails.py: each is one rank" in out
     parameters_of(out, 2)
-    assert re.search(r"fails\.py: PeerLost: rank 1 ", out), out
+    assert re.search(r"fails\.py:\d+: PeerLost: rank 1 ", out), out
