@@ -24,10 +24,11 @@ __all__ = ["main", "origin_of"]
 APART = __name__.removesuffix("common.program.script")  # where our packages are loaded; "" as usual
 OURS = {APART + "ps", APART + "collective"}
 PACKAGES = Path(__file__).parents[2]  # where ours are
-LIBRARIES = {  # folders of what is not the program's own
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(str(PACKAGES / name) for name in ("benchmarks", "collective", "common", "ps")),
-}
+NOT_THE_PROGRAM = (  # how files of Python, of libraries and of ours begin
+    "<",
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(str(PACKAGES / name) + os.sep for name in ("benchmarks", "collective", "common", "ps")),
+)
 HINT = "leave out --no-install, or change its import of paddle.distributed"
 
 
@@ -117,9 +118,8 @@ def origin_of(error: BaseException) -> str:
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if not file.startswith(("<", *(f"{folder}{os.sep}" for folder in LIBRARIES))):
-            below = os.path.relpath(file)
-            found = f"{file if below.startswith(os.pardir) else below}:{line}"
+        if not file.startswith(NOT_THE_PROGRAM):
+            found = f"{file}:{line}"
     return found
 
 

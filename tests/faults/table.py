@@ -88,7 +88,7 @@ TABLE = [
     ),
     both(4, "woken in a later epoch", f"{FROZEN}::test_who_wakes_up_in_a_later_epoch_is_refused"),
     both(5, "a link cut, both ways and one: for a moment, for good", f"{RANKS}::test_a_link_is_cut"),
-    both(5, "between launchers that meet again", f"{CUT}::test_launchers_that_meet_again_start_all_anew"),
+    both(5, "between launchers that meet again", f"{CUT}::test_launchers_that_meet_again_go_on_in_one_epoch"),
     both(5, "between launchers that do not", f"{CUT}::test_launchers_that_do_not_meet_again_say_so_and_leave_nothing"),
     both(6, "packets lost, twice, behind later ones", f"{RANKS}::test_a_link_is_bad"),
     Fault(

@@ -115,11 +115,10 @@ def test_our_errors_name_the_programs_innermost_statement(
     script.write_text("import helper\n\nhelper.go()\n")
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:
         run_script([str(script)])
     report("mine.py", raised.value.with_traceback(raised.tb.tb_next))  # without this test's own frame
-    assert capsys.readouterr().err == "helper.py:4: UsageError: unknown fruit 'pea' (known: fig)\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'helper.py'}:4: UsageError: unknown fruit 'pea' (known: fig)\n"
 
 
 @pytest.mark.parametrize(
