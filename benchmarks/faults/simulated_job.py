@@ -287,7 +287,7 @@ class SimulatedJob(Job):
         for descriptor in self.kept.values():
             os.close(descriptor)
 
-    def _take(self, name: str, process: Any, log: Path | None, *, on_terminal: bool) -> None:  # noqa: ARG002
+    def _take(self, name: str, process: Any, log: Path | None) -> None:
         session = Session(process.pid, None)
         self.children.append(
             SimulatedChild(name, process, session, log, self._file("words", name), self._file("notes", name))

@@ -186,6 +186,7 @@ class Job:
             output = None if path is None else open_private(path, further=self.life.number > 0 or again)
         except OSError as exc:
             raise not_written(self._logs / log, exc) from exc
+        self._show(path, on_terminal=on_terminal)  # before it writes
         try:
             process: subprocess.Popen[bytes] = self._guard.start(
                 name,
@@ -204,7 +205,7 @@ class Job:
         finally:
             if output is not None:
                 output.close()
-        self._take(name, process, path, on_terminal=on_terminal)
+        self._take(name, process, path)
         self._not_now = False
         if self._terminated:
             self._on_sigterm()
@@ -225,10 +226,12 @@ class Job:
             LAST_WORDS_VARIABLE: str(self._file("words", name)) if apart else "",
         }
 
-    def _take(self, name: str, process: Any, log: Path | None, *, on_terminal: bool) -> None:
-        """That process is one of this job's from now on."""
+    def _show(self, log: Path | None, *, on_terminal: bool) -> None:
         if on_terminal and log is not None and log not in self._shown:  # who takes another's place goes on in it
             self._shown[log] = ShownLog(log)
+
+    def _take(self, name: str, process: Any, log: Path | None) -> None:
+        """That process is one of this job's from now on."""
         self.children.append(
             Child(name, process, self._watch(process.pid), log, self._file("words", name), self._file("notes", name))
         )
@@ -238,7 +241,8 @@ class Job:
         self.kept = kept.open_held()
         for name, member in kept.members.items():
             about = member["about"]
-            self._take(name, kept.process(name), self._logs / about["log"], on_terminal=about["on_terminal"])
+            self._show(log := self._logs / about["log"], on_terminal=about["on_terminal"])
+            self._take(name, kept.process(name), log)
 
     def _file(self, what: str, name: str) -> Path:
         return self.scratch / f"{what} of {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,7 @@ SHAPES = [("w", (5, 9)), ("b", (9,)), ("v", (3,))]
 LAYOUT = Layout.of(SHAPES)  # 48 + 16 + 16 elements
 BUCKETS = (Bucket(64, 80), Bucket(0, 64))
 RATE = 0.25
+WATCH = "gradsync-silence"  # the name of the threads that look for the frozen
 DEADLINE_S = 5.0  # of what is done at once, or after a limit of 0.3 s
 
 
@@ -333,18 +335,24 @@ class Clock:
     """The group's: moves only when told."""
 
     def __init__(self) -> None:
-        self._now, self._looks = 0.0, 0
+        self._now = 0.0
+        self._looks: Counter[threading.Thread] = Counter()
         self._looked = threading.Condition()
 
     def __call__(self) -> float:
         with self._looked:
-            self._looks += 1
+            self._looks[threading.current_thread()] += 1
             self._looked.notify_all()
             return self._now
 
     def advance(self, seconds: float) -> None:
-        """Time passes, and the watch has seen it (unless it has ended for that)."""
+        """Time passes, and every watch has seen it (unless it has ended for that)."""
         with self._looked:
             self._now += seconds
-            enough = self._looks + 2
-            self._looked.wait_for(lambda: self._looks >= enough, 2.0)
+            before = self._looks.copy()
+            self._looked.wait_for(lambda: self._was_seen_since(before), 2.0)
+
+    def _was_seen_since(self, before: Counter[threading.Thread]) -> bool:
+        watches = [thread for thread in self._looks if thread.name == WATCH]
+        seen = [self._looks[watch] >= before[watch] + 2 or not watch.is_alive() for watch in watches]
+        return bool(seen) and all(seen)

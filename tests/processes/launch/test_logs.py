@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -106,13 +107,33 @@ with Job(Path({str(tmp_path)!r})) as job:
     job.wait()
 """
     with subprocess.Popen([sys.executable, "-c", launch], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == [b"seen\n", b"too\n"]
-        (tmp_path / "go on").touch()
-        out, err = process.communicate(timeout=LIMIT_S)
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == [b"seen\n", b"too\n"]
+            (tmp_path / "go on").touch()
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert (out, err) == (f"lastlogs of 2 processes: {tmp_path}\n".encode(), b"")
     assert (tmp_path / "workerlog.0").read_text() == "seen\ntoo\nlast"
     assert (tmp_path / "workerlog.1").read_text() == "unseen\n"
+
+
+def test_what_it_writes_before_it_is_known_to_have_started_is_shown_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with much to do."""
+    with Job(tmp_path) as job:
+        start = job._guard.start
+
+        def start_slowly(*given: Any, **also: Any) -> Any:
+            process = start(*given, **also)
+            process.wait(LIMIT_S)
+            return process
+
+        monkeypatch.setattr(job._guard, "start", start_slowly)
+        job.start("rank 0", ["-c", "print('first')"], log="workerlog.0", on_terminal=True)
+    assert capfd.readouterr().out == "first\n"
 
 
 def test_a_log_that_goes_on_is_shown_from_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
