@@ -7,7 +7,7 @@ import pytest
 from common.tensors.arena import Layout
 from ps.store.modes import ASYNC, Mode
 
-__all__ = ["GEO", "SSP", "geo_layout", "relaxed"]
+__all__ = ["GEO", "RELAXED", "SSP", "geo_layout", "relaxed"]
 
 SSP, GEO = Mode("ssp", 2), Mode("geo", 3)
 RELAXED = [SSP, ASYNC, GEO]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from ps.planes.methods import SERVICE, SESSION
 from ps.planes.wire_format import read_server, read_trainer
 from tests.support.channels import member_channel
 from tests.support.groups import outcomes_of, reduced, sample
+from tests.support.thorough import LONG
 
 __all__ = [
     "DEADLINE_S",
@@ -39,6 +41,7 @@ __all__ = [
     "outcomes_within",
     "parameters",
     "planes",
+    "planes_with",
     "raw_session",
     "serving",
     "take_step",
@@ -145,6 +148,19 @@ PLANES: dict[str, list[tuple[str, bool]]] = {  # each rank's data plane, and whe
     "rank 1 over grpc": [("auto", True), ("grpc", True), ("auto", True)],
 }
 planes = pytest.mark.parametrize("planes", PLANES.values(), ids=PLANES)
+
+
+def planes_with(names: str, *parameters: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by planes and these: each plane with some of them, in `make test-long` with all."""
+    rows = list(product(*parameters))
+    turns = -(-len(rows) // len(PLANES)) * len(PLANES)
+    few = {([*PLANES][turn % len(PLANES)], rows[turn % len(rows)]) for turn in range(turns)}
+    chosen = [
+        pytest.param(*row, PLANES[plane], id=f"{plane}-{'-'.join(map(str, row))}", marks=mark)
+        for plane, row in product(PLANES, rows)
+        for mark in ([()] if (plane, row) in few else [pytest.mark.long] if LONG else [])
+    ]
+    return pytest.mark.parametrize(f"{names}, planes", chosen)
 
 
 def outcomes_within(seconds: float, function: Callable[[], object]) -> list[BaseException]:

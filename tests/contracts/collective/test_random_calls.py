@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tensors.buckets import chunk_bounds
-from tests.support.collectives import CASES, PIECE, backends, filled, sizes_of
+from tests.support.collectives import CASES, NRANKS, PIECE, backends, filled, sizes_of
 from tests.support.groups import BACKENDS, CANONICAL, assert_same_bits, reduced, sample
 from tests.support.pairwise import combined
 from tests.support.thorough import examples
@@ -59,7 +59,7 @@ def test_chunks_of_some_in_shared_memory_and_some_not_are_gathered(groups, backe
 
 
 random_calls = given(
-    nranks=st.integers(1, 5),
+    nranks=st.sampled_from(NRANKS),
     size=st.one_of(st.integers(0, 300), st.integers(1000, 5000), st.integers(PIECE - 20, 2 * PIECE)),
     case=st.sampled_from(CASES),
     seed=st.integers(0, 2**32),
@@ -83,11 +83,11 @@ def test_random_all_reduces(groups, backend, nranks, size, case, seed):
 
 def test_all_backends_give_the_same_bits(groups):
     def body(group):
-        arrays = [sample(group.rank, size, dtype) for size in sizes_of(4) for dtype, _ in CASES]
-        for array, (_, op) in zip(arrays, CASES * len(sizes_of(4)), strict=True):
+        arrays = [sample(group.rank, size, dtype) for size in sizes_of(5) for dtype, _ in CASES]
+        for array, (_, op) in zip(arrays, CASES * len(sizes_of(5)), strict=True):
             group.all_reduce(array, op)
         return b"".join(array.tobytes() for array in arrays)
 
-    results = [result for backend in CANONICAL for result in groups.run(backend, 4, body)]
+    results = [result for backend in CANONICAL for result in groups.run(backend, 5, body)]
     assert len(results[0]) > 10**6
     assert set(results) == {results[0]}

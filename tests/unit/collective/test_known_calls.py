@@ -11,7 +11,7 @@ from common.errors import PeerLost, ProtocolError, StaleEpoch
 from common.kernels.layout import PLANS, slot_of
 from tests.support.groups import DEADLINE_S, assert_same_bits, errors_on, on_ranks, opened, reduced, sample
 
-KINDS = [("sum", "float32", 1000), ("mean", "float32", 1000), ("max", "int64", 1000), ("mean", "float64", (7, 9))]
+KINDS = [("sum", "float32", 1000), ("mean", "float32", 1000), ("max", "int64", 1000), ("sum", "float64", (7, 9))]
 LAYOUTS = {
     "not contiguous": lambda values: np.repeat(values, 2)[::2],
     "not aligned": lambda values: np.frombuffer(bytearray(b"." + values.tobytes()), np.uint8)[1:].view(values.dtype),
@@ -35,7 +35,7 @@ def call_once(groups, kinds):
         group._algorithm.all_reduce = refuse
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
+@pytest.mark.parametrize("nranks", [2, 3])
 def test_what_came_once_is_one_call_from_then_on(nranks):
     def body(group):
         arrays = [sample(group.rank, shape, dtype) for _, dtype, shape in KINDS]

@@ -1,4 +1,4 @@
-"""A coordinator whose updates are NumPy's."""
+"""A coordinator whose updates are NumPy's, and which looks often for who is silent."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ def _without_paddle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         instead_of_paddle(patch)
         patch.setattr("ps.store.make.PIECE", 32)
+        patch.setattr("ps.coordinator.frozen_or_slow.WATCH_S", 0.01)
         yield

@@ -18,8 +18,8 @@ from ps.store.modes import ASYNC, Mode
 from ps.synchronizer import GeoSynchronizer, ServerSynchronizer, synchronizer_for
 from tests.support.groups import on_threads
 from tests.support.numpy_optimizer import instead_of_paddle
-from tests.support.relaxed_sessions import GEO, geo_layout, relaxed
-from tests.support.sessions import addresses, expected_after, make_arena, planes, serving, take_step
+from tests.support.relaxed_sessions import GEO, RELAXED, geo_layout
+from tests.support.sessions import addresses, expected_after, make_arena, planes_with, serving, take_step
 
 Planes = Sequence[tuple[str, bool]]
 
@@ -41,8 +41,7 @@ def run(
         return on_threads(3, on_rank), group
 
 
-@planes
-@pytest.mark.parametrize("servers", [1, 2])
+@planes_with("servers", [1, 2])
 def test_ssp_with_a_bound_of_zero_gives_numpys_bits(servers: int, planes: Planes) -> None:
     pytest.importorskip("paddle")  # here, not first on a server's thread, which Paddle would then not compute on
 
@@ -79,8 +78,7 @@ class Counter:
         self.parameters[middle:] += 1
 
 
-@planes
-@pytest.mark.parametrize("mode", [Mode("ssp", 0), Mode("ssp", 1), Mode("ssp", 3), ASYNC], ids=str)
+@planes_with("mode", [Mode("ssp", 0), Mode("ssp", 1), Mode("ssp", 3), ASYNC])
 def test_a_trainer_reads_whole_versions_within_the_bound(
     monkeypatch: pytest.MonkeyPatch, mode: Mode, planes: Planes
 ) -> None:
@@ -116,9 +114,7 @@ def test_a_trainer_reads_whole_versions_within_the_bound(
         assert history[-1] == (final, final)
 
 
-@planes
-@relaxed
-@pytest.mark.parametrize("servers", [1, 2])
+@planes_with("mode, servers", RELAXED, [1, 2])
 def test_every_gradient_counts_once(mode: Mode, servers: int, planes: Planes) -> None:
     """Whole numbers, whose float32 sums are exact in any order; a trainer writes over its own when a commit returns."""
     steps = 6

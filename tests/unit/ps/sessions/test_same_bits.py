@@ -32,14 +32,13 @@ from tests.support.sessions import (
     expected_after,
     make_arena,
     planes,
+    planes_with,
     serving,
     take_step,
 )
 
 
-@planes
-@pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("nranks", [1, 2, 3])
+@planes_with("nranks, servers", [1, 2, 3], [1, 2, 3])
 def test_training_gives_numpys_bits(nranks: int, servers: int, planes: Sequence[tuple[str, bool]]) -> None:
     def body(rank: int) -> list[FloatArray]:
         plane, shared = planes[rank]
