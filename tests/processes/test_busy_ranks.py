@@ -156,6 +156,7 @@ def test_a_trainer_that_is_stopped_is_named_at_the_timeout(tmp_path):
     assert expected in complaint
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_alive_but_slower_than_the_wait_limit_is_named(tmp_path):
     pytest.importorskip("paddle")
     with training("shm", tmp_path, 60.0, 1.5 * LIMIT_S) as (server, trainers):

@@ -100,10 +100,11 @@ READS = {
     "replaces later": READ_LATER,
     "zero_grad": "",
 }
+REPEAT = ("all ranks, later", "as NumPy, later", "clips by value later", "replaces later")  # what the others show
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("way", READS)
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.long] if w in REPEAT else []) for w in READS])
 def test_who_reads_gradients_finds_the_mean(tmp_path: Path, way: str) -> None:
     program = ROOT / "tests" / "programs" / "gradient_reads.py"
     codes, results, said = zip(

@@ -39,6 +39,7 @@ def test_some_of_the_ranks_average_a_model_among_themselves(tmp_path: Path) -> N
     assert found["ps"] == found["collective"] == found["paddle"]
 
 
+@pytest.mark.long
 def test_what_paddle_cannot_average_has_the_same_bits_under_both_schemes(tmp_path: Path) -> None:
     """A parameter that is thawed after wrapping, and a model that is nothing but a sparse table."""
     kinds = ["thawed", "only_a_table"]

@@ -34,7 +34,9 @@ SLOW_S = 2.0
 WAITING_CPU = 0.2  # of a core, for each rank that waits; one that spins uses what there is, on two cores two thirds
 SIZE = 300_001  # several segments a chunk, in shared memory where the backend has it
 
-backends = pytest.mark.parametrize("backend", PROCESSES)
+backends = pytest.mark.parametrize(
+    "backend", [pytest.param("shm", marks=pytest.mark.long), "tcp", pytest.param("tcp-ring", marks=pytest.mark.long)]
+)
 
 
 # Bodies: what every rank does, in a process of its own
@@ -199,7 +201,7 @@ def test_a_killed_rank_is_named_by_all_others_within_a_second(backend, victim, b
         assert_nothing_left(ranks)
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
 def test_a_killed_rank_is_named_though_a_child_of_it_lives(backend):
     """And the child neither speaks for the group nor leaves it."""
     with RankProcesses(forks_and_reduces_for_ever, 3, backend) as ranks:

@@ -31,7 +31,7 @@ def reduces_late(group: Group) -> None:
     say(calls=CALLS)
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
+@pytest.mark.parametrize("nranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_late_ranks(nranks: int) -> None:
     with RankProcesses(reduces_late, nranks, "shm") as ranks:
         assert [ranks.hear(rank, "calls")["calls"] for rank in range(nranks)] == [CALLS] * nranks

@@ -196,7 +196,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(start, tmp_path):
     assert_no_child_left(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_killed_launcher_leaves_no_rank_behind(start, number, tmp_path):
     process, _ = long_run(start)
     process.send_signal(number)

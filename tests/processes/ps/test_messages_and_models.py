@@ -111,6 +111,7 @@ def test_a_trainer_that_is_stopped_is_named_at_the_timeout(waits):
         assert LIMIT_S - 0.5 < time.monotonic() - began < LIMIT_S + 5.0
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_busy_for_longer_than_the_timeout_is_waited_for(capfd):
     with beside("busy", 1.25 * LIMIT_S) as (client, _, process):
         assert client.messenger.receive(1, 1) == b"there"

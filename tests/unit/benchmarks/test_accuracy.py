@@ -183,6 +183,7 @@ def test_bad_flags_are_named(flags: dict[str, Any], text: str) -> None:
     assert text in str(refused.value)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_command_small_but_real(tmp_path: Path) -> None:
     pytest.importorskip("paddle")

@@ -37,7 +37,9 @@ def said(monkeypatch):
     return lines, only_rank_2
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp", "tcp-ring", "tcp-hierarchical"])
+@pytest.mark.parametrize(
+    "backend", ["shm", "tcp", *(pytest.param(b, marks=pytest.mark.long) for b in ("tcp-ring", "tcp-hierarchical"))]
+)
 def test_a_late_rank_is_waited_for(backend, said):
     """In a hierarchical group ranks wait in shared memory for one that waits for another host."""
     lines, only_rank_2 = said

@@ -19,6 +19,7 @@ from common.tensors.flat_optimizer import FlatOptimizer
 from ps.connection import Connection
 from ps.coordinator.servicer import ParameterServer
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
+from tests.support.pairwise import combined
 
 STEPS = 3
 
@@ -55,11 +56,16 @@ def expected_parameters(nranks: int, shape: Any, steps: int) -> Any:
     return parameters[:size].reshape(shape)
 
 
-@pytest.mark.parametrize("plane", ["shm", "tcp", "grpc"])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("nranks", "servers"), [(1, 1), (2, 1), (3, 2)])
-@pytest.mark.parametrize("shape", [(7, 11), 1, 400_000, (0, 3)])
-def test_servers_update_the_parameters(shape: Any, nranks: int, servers: int, shared: bool, plane: str) -> None:
+@combined(
+    "shape, members, shared, plane",
+    [(7, 11), 1, 400_000, (0, 3)],
+    [(1, 1), (2, 1), (3, 2)],
+    [True, False],
+    ["shm", "tcp", "grpc"],
+)
+def test_servers_update_the_parameters(shape: Any, members: tuple[int, int], shared: bool, plane: str) -> None:
+    nranks, servers = members
+
     def body(rank: int) -> Any:
         with connect(rank, plane) as connection:
             parameters = make(connection, shape, shared, sample(rank, shape, "float32", seed=50))
