@@ -11,7 +11,7 @@ from collective.command_flags import CollectiveRunConfig
 from collective.flags import RingSettings
 from collective.nccl.seat import gpus_for, require_nccl
 from common.launch.adoption import adoption_of
-from common.launch.cli import run_command, split_script
+from common.launch.cli import check_is_there, run_command, split_script
 from common.launch.engines import Task
 from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, Place, find_place, start_rank
@@ -39,6 +39,7 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: CollectiveRunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    check_is_there(script)
     adoption = adoption_of(config, "collective.run", [*given, *script])
     if config.on.engine:
         config.on.check(config.hosts, traced=config.trace is not None, backend=config.backend)

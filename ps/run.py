@@ -9,7 +9,7 @@ from functools import partial
 
 from common.errors import UsageError
 from common.launch.adoption import adoption_of
-from common.launch.cli import run_command, split_script
+from common.launch.cli import check_is_there, run_command, split_script
 from common.launch.engines import Task, task_from
 from common.launch.flags import flags_with_a_script
 from common.launch.hosts import Node, Place, find_place, start_rank
@@ -40,6 +40,7 @@ def main(args: list[str] | None = None) -> int:
 
 def run(config: RunConfig, script: list[str], given: list[str]) -> None:
     config.check_script(script, given)
+    check_is_there(script)
     adoption = adoption_of(config, "ps.run", [*given, *script])
     if config.on.engine:
         config.on.check(config.hosts, traced=config.trace is not None)

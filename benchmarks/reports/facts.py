@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from benchmarks.page.document import Command, Paragraph, Row, Section, Table
@@ -38,10 +38,10 @@ def too_few_rounds(count: int) -> list[str]:
     ]
 
 
-def busy(figures: Sequence[Measured], rounds: int) -> list[str]:
-    """That rounds differed by so much that the machine, more than the schemes, made the figures."""
-    widths = [(each.high - each.low) / each.median for each in figures]
-    if not widths or median(widths) <= WIDE:
+def busy(races: Iterable[Sequence[Measured]], rounds: int) -> list[str]:
+    """That rounds of one of these races differed by so much that the machine, more than the schemes, decided it."""
+    share = max((median((each.high - each.low) / each.median for each in race) for race in races if race), default=0.0)
+    if share <= WIDE:
         return []
     return [
         say(
@@ -49,7 +49,7 @@ def busy(figures: Sequence[Measured], rounds: int) -> list[str]:
             "this with --repetitions 7 on an idle one."
             if rounds < PAIRED_ROUNDS
             else "The figures of one contestant vary by {share:.0%} from round to round, as on a busy machine.",
-            share=median(widths),
+            share=share,
         )
     ]
 

@@ -39,7 +39,10 @@ def verdict(results: ScriptResults, *, without: Collection[str] = ()) -> list[st
         *_distances(results),
         *(_race(nranks, runs) for nranks, runs in _groups(results)),
         *too_few_rounds(min(_rounds_of_races(results), default=LEAST_ROUNDS)),
-        *busy([run.step for run in results.runs], min(_rounds_of_races(results), default=LEAST_ROUNDS)),
+        *busy(
+            ([run.step for run in runs] for _, runs in _groups(results)),
+            min(_rounds_of_races(results), default=LEAST_ROUNDS),
+        ),
         *failed,
     ]
 

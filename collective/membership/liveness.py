@@ -29,7 +29,7 @@ from collective.membership.messages import Peer, frame
 from collective.membership.overlay import FEW
 from collective.membership.signs import Signs, Told
 from common.errors import GradSyncError, PeerLost, PeerStalled, PeerUnreachable, ProtocolError
-from common.network.patience import WAIT_LIMIT_S, Patience
+from common.network.patience import ALIKE, WAIT_LIMIT_S, Patience
 from common.network.reach import told_apart
 from common.network.sockets import poll_readable
 from common.system.memory import Unreachable
@@ -108,7 +108,7 @@ class Mesh(Ends):
         if self._failure:
             raise self._failure
         if needed is not None and self.has_left(needed):
-            raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was still {doing}"), needed)
+            raise self._fail(PeerLost(f"rank {needed} finished while rank {self.rank} was {doing}; {ALIKE}"), needed)
 
     def wait_on(self, suspect: int | None, doing: str, since: float) -> bool:
         """To be called again and again by a rank that waits since then (monotonic seconds), for that rank as far as it

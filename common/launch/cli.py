@@ -22,7 +22,7 @@ from common.errors import GradSyncError, UsageError, did_you_mean
 from common.system.atomic_file import why_not_writable
 from common.system.process import Terminated, last_words
 
-__all__ = ["VERSION", "check_writable", "run_command", "split_script", "to_reader"]
+__all__ = ["VERSION", "check_is_there", "check_writable", "run_command", "split_script", "to_reader"]
 
 T = TypeVar("T")
 VERSION = f"gradsync {__version__}"
@@ -291,3 +291,9 @@ def split_script(args: Sequence[str], *, modules: bool = False) -> tuple[list[st
         if (arg.endswith(".py") and not arg.startswith("-")) or (modules and arg == "-m"):
             return list(args[:index]), list(args[index:])
     return list(args), []
+
+
+def check_is_there(script: Sequence[str]) -> None:
+    """Raise UsageError if the user's program, if there is one, is a script that is not there."""
+    if script and script[0] != "-m" and not Path(script[0]).is_file():
+        raise UsageError(f"no such script: {script[0]} (in {Path.cwd()})")

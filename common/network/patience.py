@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from common.errors import PeerStalled, UsageError
 
-__all__ = ["WAIT_LIMIT_S", "Patience", "check_limits"]
+__all__ = ["ALIKE", "WAIT_LIMIT_S", "Patience", "check_limits"]
 
+ALIKE = "all ranks must make the same number of steps and of calls between ranks"
 WAIT_LIMIT_S = 1800.0  # as Paddle's own groups
 ASK_S = 3.0
 MOST_NAMED = 4  # of those who wait
@@ -41,7 +42,7 @@ class Patience:
         return True
 
     def ends(
-        self, silent: Mapping[int, float], waited: float, *, doing: str = "", asker: str = ""
+        self, silent: Mapping[int, float], waited: float, *, doing: str = "", asker: str = "", stuck: bool = False
     ) -> PeerStalled | None:
         """What to fail with, if this was too long.
 
@@ -50,12 +51,18 @@ class Patience:
             waited: how long the wait has lasted, seconds.
             doing: what the ranks should take part in, with a blank before it.
             asker: who waits, and in what.
+            stuck: they wait as well, for others.
         """
         context = f" ({asker})" if asker else ""
         if frozen := [rank for rank, seconds in silent.items() if seconds > self.timeout]:
             return PeerStalled(
                 f"rank {named(frozen)} did not take part{doing} for {self.timeout:g} s{context}; it gives no sign of "
                 "life (--timeout): it is stopped or in a debugger, or its host is gone"
+            )
+        if stuck:
+            return PeerStalled(
+                f"rank {named(silent)} did not take part{doing} for {self.timeout:g} s{context}; every rank waits for "
+                "another one: their calls differ"
             )
         limit = max(self.timeout, self.wait_limit)
         if waited <= limit:

@@ -144,9 +144,10 @@ class Synchronizer(ABC):
         try:
             everyone = self.all_gather(np.concatenate([mine.view(np.uint8), array.reshape(-1).view(np.uint8)]))
         except ProtocolError as exc:
+            given = f"{call} with {array.dtype} {list(array.shape)}"
             raise ProtocolError(
-                f"rank {self.rank} called {call} with {array.dtype} {list(array.shape)}, another rank with another "
-                f"size; all ranks must make the same calls in the same order, with equal dtypes and shapes ({exc})"
+                f"rank {self.rank} called {given}, another rank another call or another size; all ranks must make the "
+                f"same calls in the same order, with equal dtypes and shapes ({exc})"
             ) from exc
         for rank, kind in enumerate(everyone[:, : mine.nbytes].view(np.uint32)[:, 0]):
             if kind != mine[0]:

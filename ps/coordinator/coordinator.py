@@ -90,11 +90,13 @@ class Coordinator:
         self.lives: Lives = first.lives if first else Lives(self._members.queues)
         self.silence = Silence(
             *(self._members, self._lock, patience, self._missing, self._waiting, self.lives),
+            stuck=self._all_wait,
             speaks=shard[0] == 0,
             clock=clock,
         )
         relays = shard[0] == 0 and first is None
-        self._relay = Relay(self._members, self._lock, patience, self.lives, clock=clock) if relays else None
+        shared = (self._members, self._lock, patience, self.lives)
+        self._relay = Relay(*shared, stuck=self._all_wait, clock=clock) if relays else None
         self._commits = ServerCommits(checkpoint_dir, shard[0], self.fail, memory)
         self._gathering = Gathering(self._members, self.silence)
         self._registration = Registration(
@@ -370,6 +372,15 @@ class Coordinator:
         if self._registration.begun and not self._gathering.complete and store:
             return sorted(store.waiting())
         return self._members.absent_from({*self._missing(), *self._members.gone})
+
+    def _all_wait(self) -> bool:
+        """Whether each trainer waits for another one, so that nothing more will come."""
+        store, waiting = self._registration.store, set(self._gathering.complete)
+        if store and self._registration.begun:
+            waiting |= store.waiting()
+        if self._relay:
+            waiting |= self._relay.waiting()
+        return len(waiting) == self.nranks
 
     def _missing(self) -> list[int]:
         """Whom the others wait for."""

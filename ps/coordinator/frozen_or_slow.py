@@ -31,6 +31,7 @@ class Silence:
         missing: whom they wait for.
         waiting: who waits, as far as is known.
         lives: the signs of life of these trainers.
+        stuck: whether all wait, each for another one.
         steps: they wait within steps, which errors name.
         speaks: this server says whom they wait for, by the lowest rank's stderr.
         clock: tells the time in seconds.
@@ -45,13 +46,14 @@ class Silence:
         waiting: Callable[[], list[int]],
         lives: Lives,
         *,
+        stuck: Callable[[], bool] = lambda: False,
         steps: bool = True,
         speaks: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.patience, self._clock, self._steps, self._speaks = patience, clock, steps, speaks
         self._members, self._lock, self._missing, self._waiting = members, lock, missing, waiting
-        self._lives = lives
+        self._lives, self._stuck = lives, stuck
         self._waiting_since: float | None = None
         self._sign_at = clock()
         self.thread = threading.Thread(target=self.watch, name="gradsync-silence", daemon=True)
@@ -102,8 +104,9 @@ class Silence:
         if waited <= self.patience.timeout:
             return
         missing, steps = self._missing(), self._members.steps
+        doing = f" in step {steps}" if self._steps else ""
         silent = {rank: now - max(since, self._lives.heard.get(rank, since)) for rank in missing}
-        if error := self.patience.ends(silent, waited, doing=f" in step {steps}" if self._steps else ""):
+        if error := self.patience.ends(silent, waited, doing=doing, stuck=bool(missing) and self._stuck()):
             rank = max(silent, key=lambda each: silent[each])
             host = self._lives.hosts.get(rank, "")
             self._members.fail(told_apart(error, f"rank {rank}", host, self.patience.timeout))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, error_from_name
 from common.network.gradsync_pb2 import Alive, Failure, Goodbye, Hello, ServerMessage
+from common.network.patience import ALIKE
 from ps.planes.send_queue import SendQueue
 from ps.planes.wire_format import Outgoing
 
@@ -121,8 +122,7 @@ class Members:
     def miss_those_gone(self) -> None:
         """Others cannot go on without the trainers that have left."""
         left = ", ".join(str(rank) for rank in sorted(self.gone))
-        steps = f"rank {left} finished at step {self.steps} while others go on"
-        self.fail(PeerLost(f"{steps}; all ranks must make the same number of steps and of calls between ranks"))
+        self.fail(PeerLost(f"rank {left} finished at step {self.steps} while others go on; {ALIKE}"))
 
     def fail(self, error: GradSyncError) -> None:
         """The training ends with this error, if it is not over."""

@@ -23,7 +23,7 @@ class Relay:
 
     Args:
         patience: of the trainers that wait for another one's message, or for room.
-        lives, clock: see Silence.
+        lives, stuck, clock: see Silence.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class Relay:
         patience: Patience,
         lives: Lives,
         *,
+        stuck: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._members, self._lock, self._lives, self._clock = members, lock, lives, clock
-        self._patience = patience
+        self._patience, self._stuck = patience, stuck
         self._silence: Silence | None = None  # once somebody waits
         self._on_the_way: Counter[tuple[int, int]] = Counter()  # bytes, by sender and receiver
         self._passed_on: Counter[tuple[int, int]] = Counter()  # parcels, likewise
@@ -93,6 +94,13 @@ class Relay:
         self._note_who_waits()
         self._miss(awaiting.rank)
 
+    def waiting(self) -> set[int]:
+        """The trainers that wait for a message which is not on its way."""
+        return {who for who, awaiting in self._waits.items() if self._is_due(who, awaiting)}
+
+    def _is_due(self, who: int, awaiting: Awaiting) -> bool:
+        return not awaiting.room and awaiting.parcels == self._passed_on[awaiting.rank, who]
+
     def left(self, rank: int) -> None:
         """A trainer has finished: what is on its way to it is lost, and nobody need wait for that."""
         self._waits.pop(rank, None)
@@ -107,7 +115,7 @@ class Relay:
         if rank not in self._members.gone:
             return
         for who, awaiting in self._waits.items():
-            if awaiting.rank == rank and not awaiting.room and awaiting.parcels == self._passed_on[rank, who]:
+            if awaiting.rank == rank and self._is_due(who, awaiting):
                 self._members.fail(PeerLost(f"rank {rank} finished while rank {who} waits for a message of it"))
                 return
 
@@ -131,6 +139,7 @@ class Relay:
                 lambda: sorted({awaiting.rank for awaiting in self._waits.values()}),
                 lambda: sorted(self._waits),
                 self._lives,
+                stuck=self._stuck,
                 steps=False,
                 clock=self._clock,
             )

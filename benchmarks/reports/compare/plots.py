@@ -115,8 +115,8 @@ def _loss(measured: Sequence[Group], colours: dict[str, str]) -> Plot:
         "compare-loss",
         say("Loss against wall time"),
         say(
-            "Mean training loss over ranks. At one N all contestants compute the same losses; they only reach "
-            "them at different times."
+            "Mean training loss over ranks, in the first round. At one N all contestants compute the same losses; they "
+            "only reach them at different times."
         )
         + apart,
         say("Lines of training loss over seconds. {heard}.", heard=say("; ").join(map(_end, runs))),

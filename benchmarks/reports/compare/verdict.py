@@ -41,7 +41,7 @@ def verdict(results: CompareResults) -> list[str]:
         *cut,
         *(_race(group) for group in several),
         *too_few_rounds(min((run.repetitions for _, runs in several for run in runs), default=LEAST_ROUNDS)),
-        *busy([run.rate for _, runs in several for run in runs], min(run.repetitions for run in results.runs)),
+        *busy(([run.rate for run in runs] for _, runs in several), min(run.repetitions for run in results.runs)),
         *scaling,
         *_in_torch(measured),
         *(_apart(group) for group in apart if group[1]),

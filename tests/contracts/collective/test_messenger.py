@@ -114,7 +114,7 @@ def test_after_the_end_there_is_nobody_to_send_to(pair: list[Group]) -> None:
     pair[0].close()
     with pytest.raises(RuntimeError, match="the group is closed"):
         pair[0].messenger.send(1, 0, b"")
-    with pytest.raises(PeerLost, match="rank 0 finished while rank 1 was still waiting for a message"):
+    with pytest.raises(PeerLost, match="rank 0 finished while rank 1 was waiting for a message"):
         pair[1].messenger.receive(0, 0)
 
 

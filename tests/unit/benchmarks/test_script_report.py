@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.reports.facts import busy
 from benchmarks.reports.script import cells, heads
+from benchmarks.stats.interval import Measured
 from benchmarks.verbs.script import show
 from tests.support.reporting import report, to_html, to_markdown, verdict
 from tests.support.typed_results import typed
@@ -96,3 +98,10 @@ def test_a_busy_machine_is_told_and_that_either_will_do() -> None:
     for count, advice in ((3, " Repeat this with --repetitions 7 on an idle one."), (7, "")):
         make_busy(results, count)
         assert verdict(results)[-1].endswith(f"vary by 40% from round to round, as on a busy machine.{advice}")
+
+
+def test_one_race_on_a_busy_machine_is_enough() -> None:
+    calm, wide = [Measured(100, 99, 101)] * 3, [Measured(100, 60, 140)] * 2
+    assert busy([calm, []], 3) == []
+    (told,) = busy([calm, wide], 7)
+    assert told == "The figures of one contestant vary by 80% from round to round, as on a busy machine."

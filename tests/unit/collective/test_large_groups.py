@@ -190,7 +190,7 @@ def test_who_left_is_not_waited_for_by_who_is_no_neighbour() -> None:
         groups[far].messenger.send(0, 1, b"the last")
         groups[far].close()
         assert groups[0].messenger.receive(far, 1) == b"the last"
-        with pytest.raises(PeerLost, match=f"rank {far} finished while rank 0 was still waiting for a message"):
+        with pytest.raises(PeerLost, match=f"rank {far} finished while rank 0 was waiting for a message"):
             groups[0].messenger.receive(far, 1)
 
 

@@ -337,6 +337,12 @@ def test_a_script_leaves_no_use_for_the_trainers_flags() -> None:
 
 
 @pytest.mark.parametrize("launcher", [ps_run, run], ids=["ps", "collective"])
+def test_launchers_miss_a_script_before_they_start_anything(launcher: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launcher.main(["--nranks", "2", "trian.py", "--lr", "1"]) == UsageError.exit_code
+    assert capsys.readouterr().err.endswith(f".run: UsageError: no such script: trian.py (in {Path.cwd()})\n")
+
+
+@pytest.mark.parametrize("launcher", [ps_run, run], ids=["ps", "collective"])
 def test_launchers_refuse_the_trainers_flags_whatever_their_value(
     launcher: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

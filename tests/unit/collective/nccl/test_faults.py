@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_is_named_within_a_second_or_two(reason, inside):
     error = outcomes_of(2, body)[0].error
     assert time.monotonic() - begin < nccl_algorithm.EXPLAIN_S + 2
     assert type(error) is PeerLost
-    expected = f"rank 1 left with {reason}" if reason else "rank 1 finished while rank 0 was still in"
+    expected = f"rank 1 left with {reason}" if reason else "rank 1 finished while rank 0 was in"
     assert str(error).startswith(expected)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import PeerLost, PeerStalled
-from common.network.gradsync_pb2 import Alive, Hello, TrainerMessage
+from common.network.gradsync_pb2 import Alive, Awaiting, Hello, TrainerMessage
 from common.network.rendezvous import GRACE
 from ps.planes.protobuf_messages import state_pieces
 from tests.support.trainer_messages import (
@@ -178,6 +178,17 @@ def test_a_trainer_that_lives_is_waited_for_and_rank_0_says_so(mode: str) -> Non
     assert all(inbox.asked.count("") >= 9 for inbox in setting.inboxes)  # who waits also hears that the server lives
     answered(setting, clock, 2, [0])
     setting.failed(PeerStalled, "^rank 0 did not take part in step 0 for 50 s; it is alive, but slower than --wait-lim")
+
+
+@pytest.mark.parametrize("other", ["gathers", "awaits a message"])
+def test_all_that_wait_for_one_another_are_told_so(other: str) -> None:
+    """One within a step, the other for an answer that only the first can give."""
+    clock = Clock()
+    setting = running(2, timeout=10.0, clock=clock)
+    setting.step(0, 0)
+    setting.say(1, gather_message(0) if other == "gathers" else TrainerMessage(awaiting=Awaiting(rank=0)))
+    answered(setting, clock, 3, [0, 1])
+    setting.failed(PeerStalled, "^rank . did not take part in step 0 for 10 s; every rank waits for another one: ")
 
 
 def test_a_trainer_that_gives_no_more_signs_of_life_is_stalled() -> None:

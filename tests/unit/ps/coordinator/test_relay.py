@@ -199,6 +199,30 @@ def test_one_that_is_busy_is_waited_for_up_to_the_limit_and_told_of() -> None:
     setting.failed(PeerStalled, "^rank 1 did not take part for 25 s; it is alive, but slower than --wait-limit")
 
 
+def test_all_that_wait_for_one_another_are_told_so() -> None:
+    clock = Clock()
+    setting = waits_of(entered(2, timeout=10.0, clock=clock))
+    setting.say(1, awaits(0))
+    for _ in range(2):
+        clock.advance(6.0)
+        for rank in (0, 1):
+            setting.say(rank, TrainerMessage(alive={}))
+    words = "^rank 0, 1 did not take part for 10 s; every rank waits for another one: their calls differ$"
+    setting.failed(PeerStalled, words)
+
+
+def test_who_waits_for_what_is_on_its_way_does_not_wait_for_another_one() -> None:
+    clock = Clock()
+    setting = waits_of(entered(2, timeout=10.0, wait_limit=25.0, clock=clock))
+    setting.say(0, parcel(1, b"for rank 1"))
+    setting.say(1, awaits(0, parcels=0))
+    for _ in range(3):
+        clock.advance(5.0)
+        for rank in (0, 1):
+            setting.say(rank, TrainerMessage(alive={}))
+    assert setting.group.failure is None
+
+
 def test_what_moves_has_no_limit() -> None:
     """Nor has who is not waited for any longer."""
     clock = Clock()
