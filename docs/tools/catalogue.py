@@ -28,7 +28,7 @@ FIRST_EPYC = [
     "epyc-2026-11-26/push-pull-4-hosts/sweep.json",
     "epyc-2026-11-26/push-pull-8-hosts/sweep.json",
 ]
-XEON = ["xeon-2026-11-27/all-reduce/sweep.json", "xeon-2026-11-27/push-pull/sweep.json"]
+XEON = ["xeon-2026-11-28/all-reduce/sweep.json", "xeon-2026-11-28/push-pull/sweep.json"]
 TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 KILLS = ["epyc-2026-11-26/kills-ring/faults.json", "epyc-2026-11-26/kills-ps/faults.json"]
@@ -38,7 +38,7 @@ SCALE = "epyc-2026-11-25/scale/scale.json"
 SCALE_BEFORE = "epyc-2026-11-25/scale-before/scale.json"  # each rank connected with each
 SHARDED = "epyc-2026-11-22/sharded-optimizer/results.json"
 NCCL = "h200-2026-11-26/all-reduce-nccl/sweep.json"
-EXAMPLE = "xeon-2026-11-21/mnist-cnn/results.json"
+EXAMPLE = "xeon-2026-11-28/mnist-cnn/results.json"
 ACCURACY = "xeon-2026-11-21/accuracy/accuracy.json"
 
 TRAININGS = [("mnist-cnn", 2), ("mnist-cnn", 4), ("resnet18", 2), ("mlp-25m", 2), ("mlp-25m", 4)]
