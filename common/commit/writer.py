@@ -41,6 +41,7 @@ class Writer:
         self._part: list[Future[None]] = []  # that is being written
         self._ending: list[Future[None]] = []  # commits
         self._left = threading.Event()
+        self._lacks_parts = False  # of others, in a commit that has failed for it
 
     def write(self, step: int, part: Part) -> None:
         """Returns at once, unless the part before is still being written; the arrays must not change any more.
@@ -64,11 +65,15 @@ class Writer:
         self._ending.append(self._ends.submit(self._in_words, work))
 
     def check(self) -> None:
-        """Does not block.
+        """Does not block. Where another's part is missing, only the call after says so: if that one is dead, the step
+        in between has noticed.
 
         Raises:
             CommitFailed: something could not be written.
         """
+        if self._lacks_parts:
+            self._lacks_parts = False
+            return
         for pending in (self._part, self._ending):
             while pending and pending[0].done():
                 take(pending, 1)
@@ -108,6 +113,7 @@ class Writer:
             if not threading.main_thread().is_alive():
                 deadline = min(deadline, time.monotonic() + AT_END_S)
             if time.monotonic() > deadline:
+                self._lacks_parts = True
                 raise CommitFailed(
                     f"the commit of step {step:,} in {self._folder} has no part of {', '.join(missing)} after "
                     f"{timeout:g} s; all hosts must share this folder"

@@ -11,9 +11,9 @@ from tests.support.server_jobs import BETWEEN, ENCRYPTED, EVERYWHERE, job
 from tests.support.synchronizer_contract import BETWEEN_RANKS, CHECKS, Check, check_overlap_changes_no_bits, name_of
 from tests.support.thorough import and_long
 
-FEW = [(2, 2, "shm"), (3, 1, "mixed")]  # clients and servers have shown that planes are alike
+FEW = [(3, 2, "mixed")]  # clients and servers have shown that planes are alike
 everywhere = pytest.mark.parametrize(("nranks", "servers", "plane"), and_long(FEW, [*ENCRYPTED, *EVERYWHERE]))
-between_ranks = pytest.mark.parametrize(("nranks", "servers", "plane"), and_long(FEW[1:], [*ENCRYPTED, *BETWEEN]))
+between_ranks = pytest.mark.parametrize(("nranks", "servers", "plane"), and_long(FEW, [*ENCRYPTED, *BETWEEN]))
 
 
 @everywhere

@@ -26,8 +26,10 @@ def in_the_long_way(group):
     group._algorithm._in_place.reduce = refuse
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 5])
-@pytest.mark.parametrize(("op", "dtype"), [("mean", "float32"), ("sum", "float64"), ("max", "int64")])
+@pytest.mark.parametrize(
+    ("op", "dtype", "nranks"),
+    [("mean", "float32", 2), ("sum", "float64", 3), ("max", "int64", 2), ("mean", "float32", 5)],
+)
 def test_the_second_time_it_is_one_call_with_the_same_bits(op, dtype, nranks):
     def body(group):
         array = group.empty(SIZE + 8, dtype)[8:]

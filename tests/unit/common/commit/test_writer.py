@@ -83,6 +83,17 @@ def test_a_part_that_does_not_come_is_named(folder: CommitFolder, writer: Writer
     assert folder.steps() == []
 
 
+def test_a_part_that_does_not_come_is_told_a_step_later(
+    folder: CommitFolder, writer: Writer, wait_until: Callable[..., None]
+) -> None:
+    """Its writer may be dead, which a step between the two looks notices."""
+    commit(writer, 20, timeout=0.05)
+    wait_until(lambda: writer._ending[0].done())
+    writer.check()
+    with pytest.raises(CommitFailed, match="has no part of rank-1"):
+        writer.check()
+
+
 def test_who_leaves_waits_for_nobody(folder: CommitFolder, writer: Writer) -> None:
     commit(writer, 20, timeout=1000)
     writer.close()
