@@ -27,7 +27,7 @@ results: setup       ## list the committed results in out/results.md
 # ARGS=ps stands for the unit tests and the contracts of ps; anything else goes to pytest as it is.
 WORKERS ?= $(shell nproc)
 TESTS = $(foreach arg,$(ARGS),$(if $(wildcard tests/unit/$(arg)),$(wildcard tests/unit/$(arg) tests/contracts/$(arg)),$(arg)))
-PYTEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 TEST_LIMIT_S ?= 420
 
