@@ -41,7 +41,7 @@ class Writer:
         self._part: list[Future[None]] = []  # that is being written
         self._ending: list[Future[None]] = []  # commits
         self._left = threading.Event()
-        self._lacks_parts = False  # of others, in a commit that has failed for it
+        self._failed: Future[None] | None = None  # a commit, as `check` has seen once
 
     def write(self, step: int, part: Part) -> None:
         """Returns at once, unless the part before is still being written; the arrays must not change any more.
@@ -65,18 +65,19 @@ class Writer:
         self._ending.append(self._ends.submit(self._in_words, work))
 
     def check(self) -> None:
-        """Does not block. Where another's part is missing, only the call after says so: if that one is dead, the step
-        in between has noticed.
+        """Does not block. That a commit could not be ended only the call after says: another's part may be missing, and
+        if that one is dead, the step in between has noticed.
 
         Raises:
             CommitFailed: something could not be written.
         """
-        if self._lacks_parts:
-            self._lacks_parts = False
-            return
-        for pending in (self._part, self._ending):
-            while pending and pending[0].done():
-                take(pending, 1)
+        while self._part and self._part[0].done():
+            take(self._part, 1)
+        while self._ending and self._ending[0].done():
+            if self._ending[0].exception() and self._ending[0] is not self._failed:
+                self._failed = self._ending[0]
+                return
+            take(self._ending, 1)
 
     def finish(self) -> None:
         """Block until all is written.
@@ -113,7 +114,6 @@ class Writer:
             if not threading.main_thread().is_alive():
                 deadline = min(deadline, time.monotonic() + AT_END_S)
             if time.monotonic() > deadline:
-                self._lacks_parts = True
                 raise CommitFailed(
                     f"the commit of step {step:,} in {self._folder} has no part of {', '.join(missing)} after "
                     f"{timeout:g} s; all hosts must share this folder"

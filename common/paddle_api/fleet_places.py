@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,7 @@ __all__ = ["FleetPlaces"]
 SERVERS_OF_PADDLE = "PADDLE_PSERVERS_IP_PORT_LIST"
 
 
-class FleetPlaces:
+class FleetPlaces(ABC):
     """Places and what goes with them. Of a program that gives `fleet.init` neither a role maker nor `is_collective`
     Paddle thinks that it has servers; where no launcher has started any, each rank is then the first of one."""
 
@@ -44,8 +45,9 @@ class FleetPlaces:
         self.ParallelEnv = parallel_env_of(lambda: self.placement)
         self.Fleet = fleet_type(self)
 
+    @abstractmethod
     def _joined(self) -> Synchronizer:
-        raise NotImplementedError
+        """The one of this process, which joins if it has not."""
 
     def _begin(self, role_maker: Any, strategy: Any, log_level: Any, *, is_collective: bool) -> None:
         """Take note of what `init` was given.
@@ -141,7 +143,7 @@ class FleetPlaces:
         """Block until every rank has called it."""
         self.util.barrier()
 
-    def collective_perf(self, comm_type: str, round: int = 50, size_and_time: Any = None) -> None:  # noqa: A002
+    def collective_perf(self, comm_type: str, round: int = 50, size_and_time: Any = None) -> None:  # noqa: A002, B027
         """Measures nothing, as in Paddle 3."""
 
     def minimize(

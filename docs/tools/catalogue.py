@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.reports.runs import milliseconds
 from benchmarks.stats.interval import measured
 from docs.tools.kills import random_kills, soak
 from docs.tools.programs import ends, sums
@@ -210,7 +211,12 @@ def _of_memory(size: str, nranks: int) -> Callable[[], str]:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "example-rate": lambda: f"{_example()['samples_per_s']:,.0f}",
-    "example-step": lambda: f"{_example()['step_ms']['p50']:.1f}",
+    "example-interval": lambda: "({:,.0f}–{:,.0f})".format(*_example()["samples_per_s_interval"]),
+    "example-step": lambda: _percentiles("step_ms"),
+    "example-sync": lambda: _percentiles("sync_ms"),
+    "example-wait": lambda: milliseconds(_example()["wait_ms"]["p50"]),
+    "example-loss": lambda: "{first:#.3g}→{last:#.3g}".format(**_example()["loss"]),
+    "example-accuracy": lambda: f"{_example()['accuracy'] * 100:.1f}",
     "mlp-servers-over-paddle-2": _faster("mlp-25m", "ps", "paddle", 2),
     "mlp-servers-over-paddle-4": _faster("mlp-25m", "ps", "paddle", 4),
     "mlp-servers-ahead": lambda: f"{best('mlp-25m', 'ps', 4) / best('mlp-25m', 'ring', 4) - 1:.0%}".replace("%", ""),
@@ -244,6 +250,11 @@ def _example() -> dict[str, Any]:
     """The line that the pages explain."""
     found: dict[str, Any] = next(run for run in read(EXAMPLE)["runs"] if run["contestant"] == "ps/shm N=2")
     return found
+
+
+def _percentiles(time: str) -> str:
+    """Of the example, in ms: the median and the 99th."""
+    return "/".join(milliseconds(_example()[time][name]) for name in ("p50", "p99"))
 
 
 def _waiting(backend: str, nranks: int) -> float:

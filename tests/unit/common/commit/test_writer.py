@@ -87,11 +87,13 @@ def test_a_part_that_does_not_come_is_told_a_step_later(
     folder: CommitFolder, writer: Writer, wait_until: Callable[..., None]
 ) -> None:
     """Its writer may be dead, which a step between the two looks notices."""
-    commit(writer, 20, timeout=0.05)
-    wait_until(lambda: writer._ending[0].done())
-    writer.check()
-    with pytest.raises(CommitFailed, match="has no part of rank-1"):
+    for step in (20, 40):  # two have failed by then, yet each is told once
+        commit(writer, step, timeout=0.05)
+    wait_until(lambda: all(ending.done() for ending in writer._ending))
+    for step in (20, 40):
         writer.check()
+        with pytest.raises(CommitFailed, match=f"step {step} .* has no part of rank-1"):
+            writer.check()
 
 
 def test_who_leaves_waits_for_nobody(folder: CommitFolder, writer: Writer) -> None:
