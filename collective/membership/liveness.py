@@ -29,7 +29,7 @@ from collective.membership.messages import Peer, frame
 from collective.membership.overlay import FEW
 from collective.membership.signs import Signs, Told
 from common.errors import GradSyncError, PeerLost, PeerStalled, PeerUnreachable, ProtocolError
-from common.network.patience import ALIKE, WAIT_LIMIT_S, Patience
+from common.network.patience import ALIKE, STUCK, WAIT_LIMIT_S, Patience
 from common.network.reach import told_apart
 from common.network.sockets import poll_readable
 from common.system.memory import Unreachable
@@ -154,8 +154,8 @@ class Mesh(Ends):
                 return True
             raise self._fail(
                 PeerStalled(
-                    f"rank {suspect} did not take part for {self.timeout:g} s (rank {self.rank} was {doing}); every "
-                    "rank waits for another one: their calls differ, or the network between them is cut"
+                    f"rank {suspect} did not take part for {self.timeout:g} s (rank {self.rank} was {doing}); {STUCK}, "
+                    "or the network between them is cut"
                 ),
                 suspect,
             )

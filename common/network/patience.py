@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from common.errors import PeerStalled, UsageError
 
-__all__ = ["ALIKE", "WAIT_LIMIT_S", "Patience", "check_limits"]
+__all__ = ["ALIKE", "STUCK", "WAIT_LIMIT_S", "Patience", "check_limits"]
 
 ALIKE = "all ranks must make the same number of steps and of calls between ranks"
+STUCK = "every rank waits for another one: their calls differ"
 WAIT_LIMIT_S = 1800.0  # as Paddle's own groups
 ASK_S = 3.0
 MOST_NAMED = 4  # of those who wait
@@ -61,8 +62,7 @@ class Patience:
             )
         if stuck:
             return PeerStalled(
-                f"rank {named(silent)} did not take part{doing} for {self.timeout:g} s{context}; every rank waits for "
-                "another one: their calls differ"
+                f"rank {named(silent)} did not take part{doing} for {self.timeout:g} s{context}; {STUCK}"
             )
         limit = max(self.timeout, self.wait_limit)
         if waited <= limit:
