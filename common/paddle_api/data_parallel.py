@@ -11,20 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import paddle
 from paddle import nn
 
 from common.errors import UsageError
 from common.paddle_api.refusals import refuse_static
-from common.paddle_api.wrapped_models import WrappedModels
+from common.paddle_api.wrapped_models import WrappedModel, WrappedModels
 
 __all__ = ["DataParallel"]
 
 
-class NoReducer:
-    """Stands in for Paddle's: hooks find by themselves what a backward reaches."""
+class Reducer:
+    """Stands in for Paddle's, which some programs prepare for a backward by themselves."""
+
+    def __init__(self, wrapped: WrappedModel) -> None:
+        self._wrapped = wrapped
 
     def prepare_for_backward(self, *_: Any) -> None:
-        """Nothing to prepare."""
+        """The next backward synchronises; hooks find by themselves what it reaches."""
+        self._wrapped.note_forward(synchronise=True)
 
 
 class DataParallel(nn.Layer):  # type: ignore[misc]
@@ -74,23 +79,26 @@ class DataParallel(nn.Layer):  # type: ignore[misc]
 
     @property
     def grad_need_sync(self) -> bool:
-        """Whether a backward synchronises, as outside `no_sync`."""
+        """Whether a forward has the next backward synchronise, as outside `no_sync`."""
         return self._wrapped.enabled
 
     @property
-    def _reducer(self) -> NoReducer:
-        """Some programs prepare Paddle's for a backward by themselves."""
-        return NoReducer()
+    def _reducer(self) -> Reducer:
+        return Reducer(self._wrapped)
 
     def _find_tensor(self, _: Any) -> list[Any]:
         return []
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self._layers(*inputs, **kwargs)
+        outputs = self._layers(*inputs, **kwargs)
+        if paddle.is_grad_enabled():
+            self._wrapped.note_forward(synchronise=self.grad_need_sync)
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward accumulates this rank's gradients only; the next one outside synchronises their sum."""
+        """The backward of a forward inside accumulates this rank's gradients only; the next one of a forward outside
+        synchronises their sum."""
         before, self._wrapped.enabled = self._wrapped.enabled, False
         try:
             yield

@@ -264,7 +264,7 @@ class TrainingState:
 
     def _restore(self) -> None:
         rank = self._synchronizer.rank
-        manifest = self._find() if rank == 0 else None
+        manifest, goes_on = self._find() if rank == 0 else (None, "")
         step = self._synchronizer.all_gather(np.array([manifest.step if manifest else 0], np.int64))[0, 0]
         if step == 0:
             return
@@ -274,6 +274,8 @@ class TrainingState:
         own = self._folder.part(manifest, self._name) if has_own and rank > 0 else common
         self._load(own, common, of=manifest.nranks, has_own=has_own)
         self.step = manifest.step
+        if goes_on:
+            say(goes_on)
 
     def _load(self, own: Part, common: Part, *, of: int | None = None, has_own: bool = True) -> None:
         """Be where these were kept, by that many ranks; not `has_own`: by none of this number."""
@@ -289,15 +291,16 @@ class TrainingState:
         began, now = (own.beginning(BEGAN), own.beginning(RANDOM)) if has_own else ({}, random_arrays())
         self._position.load(position, began, now)
 
-    def _find(self) -> Manifest | None:
+    def _find(self) -> tuple[Manifest | None, str]:
+        """The newest commit, and what to say of going on from it."""
         self._folder.make()
         self._folder.hold()
-        found = self._folder.newest()
+        found, goes_on = self._folder.newest(), ""
         if found is not None:
             elastic = None if self._elastic else "elastic=True"
-            say(check_fits(found, self._folder, nranks=self._synchronizer.nranks, job={}, elastic=elastic))
+            goes_on = check_fits(found, self._folder, nranks=self._synchronizer.nranks, job={}, elastic=elastic)
         self._folder.remove_after(found.step if found else 0)
-        return found
+        return found, goes_on
 
     def _fill_model(self, arrays: Mapping[str, Array]) -> None:
         """

@@ -167,6 +167,9 @@ class WrappedModel:
         next_synchronizer: makes one for an arena.
         elsewhere: the `id` of parameters that other models average.
         failed: is called with what the group has failed with in an update by servers.
+
+    Attributes:
+        enabled: whether a forward has its backward synchronise; else that accumulates this rank's gradients only.
     """
 
     def __init__(
@@ -180,7 +183,9 @@ class WrappedModel:
     ) -> None:
         self._model, self.group, self._elsewhere, self._failed = ref(model), group, frozenset(elsewhere), failed
         self._next_synchronizer, self._limits = next_synchronizer, limits
-        self._enabled = True
+        self.enabled = True
+        self._asked: bool | None = None
+        self._synchronises = True
         self._build(model)
         share_buffers(model, group, self._elsewhere | {id(p) for _, p in self._dense(model)})
 
@@ -204,20 +209,16 @@ class WrappedModel:
     def is_gone(self) -> bool:
         return self._model() is None
 
-    @property
-    def enabled(self) -> bool:
-        """Whether backward synchronises; else it accumulates this rank's gradients only."""
-        return self._enabled
-
-    @enabled.setter
-    def enabled(self, enabled: bool) -> None:
-        self._enabled = enabled
-        if self._average:
-            self._average.enabled = enabled
+    def note_forward(self, *, synchronise: bool) -> None:
+        """As in Paddle, forwards since the last backward that synchronised decide whether the next one does: if one of
+        them was outside `no_sync`."""
+        self._asked = synchronise or bool(self._asked)
 
     def before_backward(self) -> None:
         self._sparse.reached = False
+        self._synchronises = self.enabled if self._asked is None else self._asked
         if self._average:
+            self._average.enabled = self._synchronises
             self._average.before_backward()
         model = self._model()
         if model is not None and any(is_trained(p) for p in self._frozen):
@@ -226,8 +227,9 @@ class WrappedModel:
     def after_backward(self) -> None:
         if self._average:
             self._average.after_backward(reached=self._sparse.reached)
-        if self._enabled and (self._sparse.reached or (self._average and self._average.binding.reached)):
+        if self._synchronises and (self._sparse.reached or (self._average and self._average.binding.reached)):
             self._sparse.average()
+            self._asked = None
 
     def stop(self) -> None:
         """Backward and the optimizer are Paddle's own from now on."""
@@ -248,6 +250,7 @@ class WrappedModel:
     def begin_again(self) -> None:
         """After `stand_still`, in a new group: as when it was wrapped."""
         model = self._model()
+        self._asked = None
         self.stop()
         if model is not None:
             self.close()
@@ -271,7 +274,7 @@ class WrappedModel:
         if dense := self._dense(model):
             self._synchronizer = self._next_synchronizer()
             self._average = GradientAverage(dense, self._synchronizer, **self._limits)
-            self._average.enabled = self._enabled
+            self._average.enabled = self._synchronises
             self._average.share_parameters()
             if self._synchronizer.server_optimizer:
                 self._hook = OptimizerHook(self._synchronizer, self._average, self._failed)

@@ -60,6 +60,19 @@ class Program:
                 self.loss().backward()
         self.backward()
 
+    def quiet_forwards(self):
+        """That a backward synchronises is decided by its forward."""
+        for _ in range(self.random.randint(1, 2)):
+            with self.model.no_sync():
+                loss = self.loss()
+            loss.backward()
+        self.backward()
+
+    def idle_forward(self):
+        """One without a backward decides for the next one."""
+        self.loss()
+        self.quiet_then_loud()
+
     def step(self):
         for each in self.optimizers:
             each.step()
@@ -93,7 +106,7 @@ class Program:
 
     def run(self):
         kinds = [self.usual, self.backward, self.quiet_then_loud, self.step, self.clear, self.clear_some]
-        kinds += [self.clear_model, self.switch, self.freeze]
+        kinds += [self.clear_model, self.switch, self.freeze, self.quiet_forwards, self.idle_forward]
         self.usual()
         for _ in range(self.random.randint(3, 9)):
             self.random.choice(kinds)()

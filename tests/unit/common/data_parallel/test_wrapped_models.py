@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,6 +200,66 @@ def test_gradients_that_were_there_when_a_parameter_was_thawed_are_added_to(mode
     for each in (model, plain):
         each(batch(2)).sum().backward()
     np.testing.assert_array_equal(model.body.weight.grad.numpy(), 2 * plain.body.weight.grad.numpy())
+
+
+QUIET, LOUD, BACKWARD = "forward in no_sync", "forward", "backward"
+
+
+@pytest.mark.parametrize(
+    ("course", "synchronised"),
+    [
+        ([LOUD, BACKWARD], [True]),
+        ([QUIET, BACKWARD, LOUD, BACKWARD], [False, True]),
+        ([LOUD, QUIET, BACKWARD, QUIET, BACKWARD], [True, False]),
+        ([QUIET, LOUD, BACKWARD], [True]),
+        ([QUIET, QUIET, BACKWARD, BACKWARD], [False, False]),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_forward_decides_whether_a_backward_synchronises(
+    models: WrappedModels, course: list[str], synchronised: list[bool], inside: bool
+) -> None:
+    """As in Paddle, wherever the backward stands."""
+    model = DataParallel(nn.Linear(6, 2), models=models)
+    losses: list[Any] = []
+    found = []
+    for what in course:
+        with model.no_sync() if what == QUIET or (what == BACKWARD and inside) else nullcontext():
+            if what == BACKWARD:
+                model.clear_gradients()
+                losses.pop(0).backward()
+                found.append(bool((model.bias.grad.numpy() == 2).all()))
+            else:
+                losses.append(model(batch()).mean(0).sum())
+    assert found == synchronised
+
+
+def test_a_second_backward_synchronises_outside_no_sync(models: WrappedModels) -> None:
+    """Where Paddle would leave each rank its own."""
+    model = DataParallel(nn.Linear(6, 2), models=models)
+    first, second = (model(batch()).mean(0).sum() for _ in range(2))
+    for each in (first, second):
+        model.clear_gradients()
+        each.backward()
+        assert (model.bias.grad.numpy() == 2).all()
+
+
+def test_a_forward_without_gradients_decides_nothing(models: WrappedModels) -> None:
+    model = DataParallel(nn.Linear(6, 2), models=models)
+    with paddle.no_grad():
+        model(batch())
+    with model.no_sync():
+        model(batch()).mean(0).sum().backward()
+    assert (model.bias.grad.numpy() == 1).all()
+
+
+def test_a_program_may_prepare_for_a_backward_by_itself(models: WrappedModels) -> None:
+    model = DataParallel(nn.Linear(6, 2), models=models)
+    with model.no_sync():
+        loss = model(batch()).mean(0).sum()
+    model._reducer.prepare_for_backward(list(model._find_tensor(loss)))
+    loss.backward()
+    assert (model.bias.grad.numpy() == 2).all()
 
 
 def test_rows_of_a_sparse_table_are_joined_in_rank_order(models: WrappedModels) -> None:
