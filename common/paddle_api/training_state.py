@@ -119,6 +119,7 @@ class TrainingState:
         try:
             while (epoch := self._position.epoch) < epochs:
                 for batch in self._position.batches(loader):
+                    self._models.forget_forwards()  # who comes back to this step has not made them
                     yield epoch, batch
                     if not self._models.failed:
                         self.step += 1

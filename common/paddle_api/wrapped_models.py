@@ -99,6 +99,11 @@ class WrappedModels:
             return None
         return self._models[0].hook
 
+    def forget_forwards(self) -> None:
+        """What was called so far decides no longer whether a backward synchronises."""
+        for each in self._models:
+            each.forget_forwards()
+
     def watch(self, on_failure: OnFailure | None) -> None:
         """Call this instead of raising that the group has failed in a backward or an update, unless it raises. Backward
         is this rank's alone from then on, until `begin_again`."""
@@ -214,6 +219,10 @@ class WrappedModel:
         them was outside `no_sync`."""
         self._asked = synchronise or bool(self._asked)
 
+    def forget_forwards(self) -> None:
+        """A backward synchronises if it stands outside `no_sync`, unless a forward comes before it."""
+        self._asked = None
+
     def before_backward(self) -> None:
         self._sparse.reached = False
         self._synchronises = self.enabled if self._asked is None else self._asked
@@ -250,7 +259,7 @@ class WrappedModel:
     def begin_again(self) -> None:
         """After `stand_still`, in a new group: as when it was wrapped."""
         model = self._model()
-        self._asked = None
+        self.forget_forwards()
         self.stop()
         if model is not None:
             self.close()

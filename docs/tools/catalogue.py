@@ -29,7 +29,13 @@ FIRST_EPYC = [
     "epyc-2026-11-26/push-pull-4-hosts/sweep.json",
     "epyc-2026-11-26/push-pull-8-hosts/sweep.json",
 ]
-XEON = ["xeon-2026-11-28/all-reduce/sweep.json", "xeon-2026-11-28/push-pull/sweep.json"]
+XEON = [
+    "xeon-2026-11-28/all-reduce/sweep.json",
+    "xeon-2026-11-28/push-pull/sweep.json",
+    "xeon-2026-11-28/push-pull-5-hosts/sweep.json",
+    "xeon-2026-11-28/push-pull-4-hosts/sweep.json",
+    "xeon-2026-11-28/push-pull-8-hosts/sweep.json",
+]
 TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
 KILLS = ["epyc-2026-11-26/kills-ring/faults.json", "epyc-2026-11-26/kills-ps/faults.json"]

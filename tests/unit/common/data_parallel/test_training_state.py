@@ -235,6 +235,20 @@ def test_a_body_whose_group_fails_goes_on_alone_and_its_batch_comes_again(
     assert "goes on 1 2 2" in (tmp_path / "joined").read_text()
 
 
+def test_a_forward_before_a_body_does_not_decide_for_a_backward_in_it(program: Replaceable) -> None:
+    """Who takes the place of another has not made it, or once more than the others."""
+    [wrapped] = program.models._models
+    averages: list[float] = []
+    finish = program.alone.finish
+    program.alone.finish = lambda limit: averages.append(limit) or finish(limit)  # type: ignore[func-returns-value,method-assign]
+    wrapped.note_forward(synchronise=True)
+    for _, batch in program.state.steps(BATCHES):
+        wrapped.enabled = False
+        program.step(batch)
+        wrapped.note_forward(synchronise=True)
+    assert averages == []
+
+
 def test_a_commit_is_exported_with_what_paddle_needs(tmp_path: Path) -> None:
     Program(tmp_path / "commits").run(6)
     program = Program(tmp_path / "commits")
