@@ -45,8 +45,10 @@ class Port:
         try:
             connection.settimeout(seconds)
             connection.connect(self.address)
-        except OSError:
+        except OSError as exc:
             connection.close()
+            if isinstance(exc, ConnectionResetError):  # it closed before it had accepted
+                raise ConnectionRefusedError from exc
             raise
         return connection
 
