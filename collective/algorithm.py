@@ -12,13 +12,25 @@ import numpy.typing as npt
 from collective.call_tags import Array, Label
 from common.tensors.reduction import Reduction
 
-__all__ = ["Algorithm", "Repeat", "no_repeat"]
+__all__ = ["Algorithm", "Repeat", "Watch", "no_repeat"]
 
 Repeat = Callable[[Any, str, int, int, int], bool]  # of an array, an op, and a label
 
 
 def no_repeat(_array: Any, _op: str, _epoch: int, _step: int, _bucket: int) -> bool:
     return False
+
+
+class Watch(ABC):
+    """Who wants to know of values that are not finite in what all ranks average. Called by one of these two."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """This rank's array is as it was given, and soon will not be."""
+
+    @abstractmethod
+    def saw(self, rank: int, elements: slice) -> None:
+        """That rank's array had some among these elements, which are the mean by now."""
 
 
 class Algorithm(ABC):
@@ -60,6 +72,11 @@ class Algorithm(ABC):
     @abstractmethod
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         """Replace the 1-D array, on every rank, by the reduction over ranks in canonical order."""
+
+    def all_reduce_watched(self, flat: Array, reduction: Reduction, label: Label, watch: Watch) -> None:
+        """As `all_reduce`, of a mean of floats."""
+        watch.look()
+        self.all_reduce(flat, reduction, label)
 
     @abstractmethod
     def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:

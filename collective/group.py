@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from collective.algorithm import Algorithm, no_repeat
+from collective.algorithm import Algorithm, Watch, no_repeat
 from collective.build import build, build_alone
 from collective.call_tags import Array, Label
 from collective.choice import MeetingPlace, choose_backend, topology_of
@@ -77,7 +77,15 @@ class Group:
             raise ValueError(f"shape must not be negative (got {shape})")
         return self._algorithm.empty(count, dtype).reshape(shape)
 
-    def all_reduce(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> None:
+    def all_reduce(
+        self,
+        array: Array,
+        op: str = "mean",
+        *,
+        step: int | None = None,
+        bucket: int = 0,
+        watch: Watch | None = None,
+    ) -> None:
         """Replace `array`, on every rank, by the elementwise sum, mean or maximum over ranks; in place.
 
         Combined in the canonical order (common/tensors/canonical_order.py), in the array's own type (float16 in
@@ -91,18 +99,23 @@ class Group:
             op: "sum", "mean" (not of integers) or "max" (NaN where any rank has NaN). Integer sums wrap. What sign
                 and payload a NaN has is not defined.
             step, bucket: what the messages are labelled with; by default the number of calls so far.
+            watch: of a mean of float32 or float64, of arrays of 1-D: is told of values that are not finite, where that
+                costs nothing while all are added, else just before.
 
         Raises:
             ValueError, TypeError: the array or op is not of that kind.
         """
         with self._turn if not (self._shut or self._turn.locked()) else self._one_call():
             self.step = step
-            if self._repeat(array, op, self.epoch, self._calls + 1 if step is None else step, bucket):
+            if watch is None and self._repeat(array, op, self.epoch, self._calls + 1 if step is None else step, bucket):
                 self._calls += 1
                 return
             reach("before-reduce", self._calls if step is None else step)
             reduction, flat, scattered = self._prepared(array, op)
-            self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
+            if watch is None:
+                self._algorithm.all_reduce(flat, reduction, self._label(step, bucket))
+            else:
+                self._algorithm.all_reduce_watched(flat, reduction, self._label(step, bucket), watch)
             self._restore(flat, scattered)
 
     def reduce_scatter(self, array: Array, op: str = "mean", *, step: int | None = None, bucket: int = 0) -> Array:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
+from collective.algorithm import Watch
 from collective.group import Group
 from common.commit.slices import Slice, cut
 from common.errors import LayoutMismatch, UsageError
-from common.sync.guard import UNGUARDED
+from common.sync.guard import UNGUARDED, Guard
 from common.sync.overlap import BucketRunner, BucketThread
 from common.sync.synchronizer import Synchronizer, kind_of
 from common.sync.trace import FINISH
@@ -25,6 +26,24 @@ from common.tensors.reduction import WORTH_PREPARING
 from common.tensors.updater import make_flat_updater
 
 __all__ = ["RingSynchronizer"]
+
+
+WORTH_WATCHING = 4 << 20  # bytes; what is smaller has been in the cache just now, and its call is the quicker one
+
+
+@dataclass(frozen=True)
+class WatchedBucket(Watch):
+    """While a bucket is averaged, for a guard that only warns."""
+
+    guard: Guard
+    bucket: int
+    step: int
+
+    def look(self) -> None:
+        self.guard.look(self.bucket, self.step)
+
+    def saw(self, rank: int, elements: slice) -> None:
+        self.guard.saw(self.bucket, self.step, rank, elements)
 
 
 class RingSynchronizer(Synchronizer):
@@ -172,6 +191,10 @@ class RingSynchronizer(Synchronizer):
         where = self._arena.buckets[bucket]
         gradients = self._arena.gradients[where.start : where.stop].view(where.dtype)
         with self.trace.span("reduce", bucket):
+            if gradients.nbytes >= WORTH_WATCHING and self.guard.only_warns and not self._sharded:
+                watch = WatchedBucket(self.guard, bucket, self._step)
+                self._group.all_reduce(gradients, "mean", step=self._step, bucket=bucket, watch=watch)
+                return
             if self.guard.look(bucket, self._step):
                 self.guard.spoil(bucket)
             self._average(gradients, bucket)

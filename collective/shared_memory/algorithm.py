@@ -10,9 +10,11 @@ Every call begins with a meeting where the ranks compare what they are about to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy.typing as npt
 
-from collective.algorithm import Algorithm
+from collective.algorithm import Algorithm, Watch
 from collective.call_tags import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -27,7 +29,7 @@ from collective.call_tags import (
 )
 from collective.shared_memory.agree import ELSEWHERE, agree, place_of, segment_at
 from collective.shared_memory.barrier import SharedMemoryBarrier
-from collective.shared_memory.in_place import InPlaceReduction
+from collective.shared_memory.in_place import IN_ONE_CALL, InPlaceReduction
 from collective.shared_memory.paired import PairedReduction
 from collective.shared_memory.short import ShortReduction
 from collective.shared_memory.staged import StagedCopies, StagedReduction
@@ -55,6 +57,18 @@ class SharedMemoryAlgorithm(Algorithm):
 
     def all_reduce(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, ALL_REDUCE)
+
+    def all_reduce_watched(self, flat: Array, reduction: Reduction, label: Label, watch: Watch) -> None:
+        place = place_of(self._barrier, flat)
+        if place == ELSEWHERE or flat.nbytes <= IN_ONE_CALL:
+            super().all_reduce_watched(flat, reduction, label, watch)
+            return
+        places = self._in_place.begin(flat, reduction, label, ALL_REDUCE, place)
+        if ELSEWHERE in places:
+            watch.look()
+            self._from_elsewhere(flat, reduction, ALL_REDUCE, places)
+        else:
+            self._in_place.reduce_watched(flat, reduction, places, watch)
 
     def reduce_scatter(self, flat: Array, reduction: Reduction, label: Label) -> None:
         self._reduce(flat, reduction, label, REDUCE_SCATTER)
@@ -94,16 +108,23 @@ class SharedMemoryAlgorithm(Algorithm):
         if flat.nbytes <= self._barrier.short_bytes:
             self._short.reduce(flat, reduction, label, operation)
             return
-        place, pairs = place_of(self._barrier, flat), self.nranks == 2 and operation == ALL_REDUCE
+        place = place_of(self._barrier, flat)
         if place != ELSEWHERE:
             places = self._in_place.begin(flat, reduction, label, operation, place)
-        elif pairs:
+        elif self._pairs(operation):
             places = self._paired.begin(flat, reduction, label)
         else:
             places = self._staged.begin(flat, reduction, label, operation)
         if places and ELSEWHERE not in places:
             self._in_place.reduce(flat, reduction, operation, places)
         elif places:
-            if pairs:
-                self._staged.begin_again(flat, places)
-            self._staged.reduce(flat, reduction, operation, places)
+            self._from_elsewhere(flat, reduction, operation, places)
+
+    def _pairs(self, operation: int) -> bool:
+        return self.nranks == 2 and operation == ALL_REDUCE
+
+    def _from_elsewhere(self, flat: Array, reduction: Reduction, operation: int, places: Sequence[bytes]) -> None:
+        """Once all have met, where some arrays are not in shared memory."""
+        if self._pairs(operation):
+            self._staged.begin_again(flat, places)
+        self._staged.reduce(flat, reduction, operation, places)

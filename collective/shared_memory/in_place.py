@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from collective.algorithm import Watch
 from collective.call_tags import ALL_REDUCE, OPERATIONS, Array, Label
 from collective.plans import remember
 from collective.shared_memory.agree import PLACE, agree, array_at, places_of
@@ -27,7 +28,7 @@ from common.tensors.buckets import chunk_bounds
 from common.tensors.canonical_order import canonical_ranks
 from common.tensors.reduction import Reduction
 
-__all__ = ["InPlaceReduction"]
+__all__ = ["IN_ONE_CALL", "InPlaceReduction"]
 
 IN_ONE_CALL = 4 << 20
 
@@ -37,6 +38,7 @@ class InPlaceReduction:
         self._rank, self._nranks = barrier.rank, barrier.nranks
         self._barrier = barrier
         self._plans: dict[tuple[object, ...], Callable[[], object]] = {}
+        self._watched: dict[tuple[object, ...], Callable[[], Sequence[int]]] = {}
         self._calls: dict[tuple[object, ...], WholeCall] = {}
 
     def begin(self, flat: Array, reduction: Reduction, label: Label, operation: int, place: bytes) -> Sequence[bytes]:
@@ -59,6 +61,17 @@ class InPlaceReduction:
             if operation == ALL_REDUCE and len({*places}) == 1 and flat.nbytes <= IN_ONE_CALL:
                 self._prepare(flat, reduction, places)
         plan()
+        self._barrier.meet()
+
+    def reduce_watched(self, flat: Array, reduction: Reduction, places: Sequence[bytes], watch: Watch) -> None:
+        """Likewise, of a mean of floats."""
+        key = (reduction, flat.size, *places)
+        plan = self._watched.get(key)
+        if plan is None:
+            plan = remember(self._watched, key, reduction.watched(self._chunks(flat, places)))
+        order = canonical_ranks(self._rank, self._nranks)
+        for number in plan():
+            watch.saw(order[number], slice(*chunk_bounds(flat.size, self._nranks)[self._rank]))
         self._barrier.meet()
 
     def _prepare(self, flat: Array, reduction: Reduction, places: Sequence[bytes]) -> None:

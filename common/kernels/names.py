@@ -22,33 +22,40 @@ class Reduce(NamedTuple):
         dtype: float32, float64, int32 or int64.
         inputs: how many.
         outputs: for each the number of the input that it is, or NEW; no other memory is shared.
+        watched: it also tells which inputs had a value that is not finite.
     """
 
     op: str
     dtype: str
     inputs: int
     outputs: tuple[int, ...]
+    watched: bool = False
 
     def siblings(self) -> list[Reduce]:
         """All that there are of this op, dtype and number of inputs: what is written is one new array, the last input,
-        both, or all inputs; of two also the first. Compiled together, for whoever needs one soon needs another."""
-        last = self.inputs - 1
-        every = [(NEW,), (last,), (NEW, last), tuple(range(self.inputs)), *[(0,)] * (self.inputs == 2)]
-        return [self._replace(outputs=outputs) for outputs in every]
+        both, or all inputs; of two also the first. A mean of floats into all inputs may be watched. Compiled together,
+        for whoever needs one soon needs another."""
+        last, everywhere = self.inputs - 1, tuple(range(self.inputs))
+        every = [(NEW,), (last,), (NEW, last), everywhere, *[(0,)] * (self.inputs == 2)]
+        plain = [self._replace(outputs=outputs, watched=False) for outputs in every]
+        is_mean_of_floats = self.op == "mean" and self.dtype.startswith("float")
+        return plain + [self._replace(outputs=everywhere, watched=True)] * is_mean_of_floats
 
     def __str__(self) -> str:
         outputs = "-".join("new" if number == NEW else str(number) for number in self.outputs)
-        return f"{self.op}-{self.dtype}-of-{self.inputs}-to-{outputs}"
+        return f"{self.op}-{self.dtype}-of-{self.inputs}-to-{outputs}" + "-watched" * self.watched
 
     @staticmethod
     def of(name: str) -> Reduce:
         """The kernel of that name.
 
         >>> Reduce.of("mean-float32-of-2-to-1-new")
-        Reduce(op='mean', dtype='float32', inputs=2, outputs=(1, -1))
+        Reduce(op='mean', dtype='float32', inputs=2, outputs=(1, -1), watched=False)
         """
-        op, dtype, _, inputs, _, *outputs = name.split("-")
-        return Reduce(op, dtype, int(inputs), tuple(NEW if each == "new" else int(each) for each in outputs))
+        plain = name.removesuffix("-watched")
+        op, dtype, _, inputs, _, *numbers = plain.split("-")
+        outputs = tuple(NEW if each == "new" else int(each) for each in numbers)
+        return Reduce(op, dtype, int(inputs), outputs, watched=plain != name)
 
 
 class Whole(NamedTuple):

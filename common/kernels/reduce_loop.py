@@ -81,6 +81,66 @@ def write_to(outputs: Sequence[int], dtype: str) -> Any:
     return write
 
 
+def watch_of(kernel: Reduce) -> Any:
+    """An intrinsic: of what was seen so far of each input, and of its element i. A number minus itself is zero, all
+    bits of it, unless it is not finite; then all bits of the exponent are set. (This needs no constants, which LLVM
+    would keep apart from the code.)"""
+    value = getattr(types, kernel.dtype)
+    kind = seen_of(kernel)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def watch(_: Any, seen: Any, where: Any, i: Any) -> Any:
+        def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            pointers = cgutils.unpack_tuple(builder, args[1])[: kernel.inputs]
+            every = [builder.load(element(context, builder, pointer, args[2], value)) for pointer in pointers]
+            rests = [builder.bitcast(builder.fsub(each, each), context.get_data_type(kind.dtype)) for each in every]
+            found = map(builder.or_, cgutils.unpack_tuple(builder, args[0]), rests)
+            return context.make_tuple(builder, kind, found)
+
+        return kind(seen, where, i), build
+
+    return watch
+
+
+def seen_of(kernel: Reduce) -> Any:
+    """The type of what is seen."""
+    return types.UniTuple(types.int32 if kernel.dtype == "float32" else types.int64, kernel.inputs)
+
+
+def nothing_of(kernel: Reduce) -> Any:
+    """An intrinsic: nothing was seen so far."""
+    kind = seen_of(kernel)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def nothing(_: Any) -> Any:
+        def build(context: Any, builder: Any, _: Any, __: Any) -> Any:
+            return context.make_tuple(builder, kind, [context.get_data_type(kind.dtype)(0)] * kernel.inputs)
+
+        return kind(), build
+
+    return nothing
+
+
+def note_in(kernel: Reduce) -> Any:
+    """An intrinsic: the word after a table's addresses becomes what was seen, a bit for each input."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def note(_: Any, table: Any, seen: Any) -> Any:
+        def build(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            word = ir.IntType(64)
+            told = word(0)
+            for number, each in enumerate(cgutils.unpack_tuple(builder, args[1])):
+                bit = builder.zext(builder.icmp_unsigned("!=", each, each.type(0)), word)
+                told = builder.or_(told, builder.shl(bit, word(number)))
+            last = builder.gep(builder.inttoptr(args[0], word.as_pointer()), [word(kernel.inputs)])
+            builder.store(told, last)
+            return context.get_dummy_value()
+
+        return types.void(table, seen), build
+
+    return note
+
+
 def terms_of(nranks: int) -> Any:
     """An intrinsic: a tuple of so many addresses, from one on and as far apart as given, and of another one."""
     kind = types.UniTuple(types.int64, nranks + 1)
@@ -116,7 +176,8 @@ def addresses_of(arrays: int) -> Any:
 
 
 def reduce_loop(kernel: Reduce) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """A loop and its argument types: (addresses of the inputs and new outputs, number of elements, factor)."""
+    """A loop and its argument types: (addresses of the inputs and new outputs, number of elements, factor). In the
+    table of a watched one another word follows, for what it tells."""
     arrays = kernel.inputs + kernel.outputs.count(NEW)
     new = iter(range(kernel.inputs, arrays))
     outputs = [next(new) if number == NEW else number for number in kernel.outputs]
@@ -132,5 +193,14 @@ def reduce_loop(kernel: Reduce) -> tuple[Callable[..., None], tuple[Any, ...]]:
         for i in range(count):
             write(where, i, reduction(where, i) * factor)
 
-    loop = scaled if kernel.op == "mean" else plain
+    nothing, watch, note = nothing_of(kernel), watch_of(kernel), note_in(kernel)
+
+    def watched(table: Any, count: Any, factor: Any) -> None:  # a kernel
+        where, seen = addresses(table), nothing()
+        for i in range(count):
+            seen = watch(seen, where, i)
+            write(where, i, reduction(where, i) * factor)
+        note(table, seen)
+
+    loop = watched if kernel.watched else scaled if kernel.op == "mean" else plain
     return loop, (types.int64, types.int64, getattr(types, kernel.dtype))

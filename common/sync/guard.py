@@ -17,6 +17,8 @@ import numpy.typing as npt
 from common.errors import NonFiniteGradient
 from common.system.process import say
 from common.tensors.arena import Arena
+from common.tensors.buckets import words
+from common.tensors.reduction import all_finite
 
 __all__ = ["POLICIES", "UNGUARDED", "Guard"]
 
@@ -53,10 +55,7 @@ class Guard:
         """Whether this bucket of this rank's gradients must not be used in that step, nor any later one."""
         if self.found or not self._looks:
             return self.found is not None
-        gradients = self._words_of(bucket)
-        with np.errstate(all="ignore"):  # one pass at the memory's speed; squares cannot cancel out
-            squares = np.dot(gradients, gradients)
-        if math.isfinite(squares) or (found := self._first_in(bucket)) is None:  # None: only the squares overflow
+        if all_finite(self._words_of(bucket)) or (found := self._first_in(bucket)) is None:  # None: between parameters
             return False
         self._step = step
         if self._excused():
@@ -64,10 +63,33 @@ class Guard:
         elif self.refuses:
             self.found = found
         else:
-            self._looks = False
-            what = self._in_words(found, self._rank)
-            say(f"gradsync: {what}; the program goes on (--non-finite error stops it)")
+            self._warn(self._in_words(found, self._rank))
         return self.found is not None
+
+    @property
+    def only_warns(self) -> bool:
+        """Whether it has anything to look for, and refuses nothing: then it may as well be told by `saw` when the
+        bucket is the mean already."""
+        return self._looks and not self.refuses
+
+    def saw(self, bucket: int, step: int, rank: int, elements: slice) -> None:
+        """That rank's gradients were not finite in that step, somewhere among these elements of the bucket, which are
+        the mean over ranks by now."""
+        where = self._arena.buckets[bucket]
+        start, stop = (where.start + words(where.dtype) * each for each in (elements.start, elements.stop))
+        for slot in self._arena.layout.slots:
+            first, last = max(start, slot.start), min(stop, slot.stop)
+            if self._looks and first < last and not all_finite(self._arena.gradients[first:last].view(where.dtype)):
+                self._step = step
+                if self._excused():
+                    self._looks = False
+                else:
+                    self._warn(f"rank {rank}'s gradient of parameter {slot.name} is not finite at step {step:,}")
+
+    def _warn(self, what: str) -> None:
+        """Once."""
+        self._looks = False
+        say(f"gradsync: {what}; the program goes on (--non-finite error stops it)")
 
     def spoil(self, bucket: int) -> None:
         """Make a bucket that was refused such that its mean tells all ranks, wherever they look."""
@@ -144,7 +166,7 @@ class Unguarded(Guard):
     """Of a synchronizer whose user has not asked for another one: it looks at nothing."""
 
     def __init__(self) -> None:
-        self.refuses, self.found = False, None
+        self.refuses, self.found, self._looks = False, None, False
 
     def look(self, bucket: int, step: int) -> bool:  # noqa: ARG002 - as said
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +23,7 @@ __all__ = [
     "OPS",
     "WORTH_PREPARING",
     "Reduction",
+    "all_finite",
     "mean_scale",
     "piece_reducer",
     "reduce_bucket",
@@ -99,6 +101,22 @@ class Reduction:
         """
         return self._compiled(inputs, outputs) or self._with_numpy(inputs, outputs)
 
+    def watched(self, arrays: Sequence[Values]) -> Callable[[], Sequence[int]]:
+        """As `prepared`, of a mean of floats, with the arrays for inputs and outputs: each time it also tells which of
+        them (by their numbers here) had a value that is not finite."""
+        plain = not self.widens and all(map(is_plain, arrays))
+        loop = self._loop(len(arrays), tuple(range(len(arrays))), watched=True) if plain else None
+        if loop:
+            return Watched(loop, arrays, self._factor)
+        write = self._with_numpy(arrays, arrays)
+
+        def write_watched() -> Sequence[int]:
+            found = [number for number, array in enumerate(arrays) if not all_finite(array)]
+            write()
+            return found
+
+        return write_watched
+
     def _with_numpy(self, inputs: Sequence[Values], outputs: Sequence[Values]) -> Callable[[], object]:
         if self.widens or address_of(outputs[0]) in map(address_of, inputs[2:]):
             scratch = np.empty(min(BLOCK, inputs[0].size), self.partial)
@@ -146,8 +164,8 @@ class Reduction:
         compiled.arrays = inputs, outputs
         return compiled
 
-    def _loop(self, inputs: int, outputs: tuple[int, ...]) -> Loop | None:
-        kernel = Reduce(self.op, self.partial.name, inputs, outputs)
+    def _loop(self, inputs: int, outputs: tuple[int, ...], *, watched: bool = False) -> Loop | None:
+        kernel = Reduce(self.op, self.partial.name, inputs, outputs, watched)
         if kernel not in _loops:
             _loops[kernel] = reduce_kernel(kernel) if inputs <= MOST_INPUTS else None
         return _loops[kernel]
@@ -171,6 +189,26 @@ class Compiled(partial[object]):
     """A compiled loop over certain arrays, which it keeps alive."""
 
     arrays: object
+
+
+class Watched:
+    """A compiled loop over certain arrays, that tells which of them had a value that is not finite."""
+
+    def __init__(self, loop: Loop, arrays: Sequence[Values], factor: float) -> None:
+        self._arrays, self._loop, self._count, self._factor = arrays, loop, arrays[0].size, factor
+        self._table = (ctypes.c_int64 * (len(arrays) + 1))(*map(address_of, arrays))
+
+    def __call__(self) -> Sequence[int]:
+        self._loop(self._table, self._count, self._factor)
+        told = self._table[-1]
+        return [number for number in range(len(self._arrays)) if told >> number & 1] if told else ()
+
+
+def all_finite(values: Values) -> bool:
+    """Whether there is neither NaN nor infinity in a 1-D array."""
+    with np.errstate(all="ignore"):  # one pass at the memory's speed; squares cannot cancel out
+        squares = np.dot(values, values)
+    return math.isfinite(squares) or bool(np.isfinite(values).all())  # they may overflow
 
 
 def is_plain(array: Values) -> bool:

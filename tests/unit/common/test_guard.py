@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import NonFiniteGradient
-from common.sync.guard import Guard
+from common.sync.guard import UNGUARDED, Guard
 from common.tensors.arena import Arena, Layout
 
 NAN_AT = 3
@@ -59,6 +59,26 @@ def test_a_warning_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
         "gradsync: rank 1's gradient of parameter second is not finite at step 3 (37 of 40 values are NaN or "
         "infinite); the program goes on (--non-finite error stops it)"
     )
+
+
+def test_what_others_saw_of_a_bucket_is_a_warning_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told of a part of the bucket; the first parameter in it whose mean is not finite is named."""
+    made = arena()
+    guard = Guard(made, 0, refuses=False)
+    assert guard.only_warns
+    bucket = spoil(made, "double", np.nan)
+    guard.saw(bucket, 1_500, 3, slice(2, 5))
+    assert not guard.only_warns
+    guard.saw(bucket, 1_501, 2, slice(2, 5))
+    assert capsys.readouterr().err == (
+        "gradsync: rank 3's gradient of parameter double is not finite at step 1,500; "
+        "the program goes on (--non-finite error stops it)\n"
+    )
+    excused = Guard(made, 0, refuses=False, excused=lambda: True)
+    excused.saw(bucket, 1, 3, slice(2, 5))
+    assert not excused.only_warns
+    assert not UNGUARDED.only_warns
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("refuses", [True, False])

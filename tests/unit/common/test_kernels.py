@@ -20,7 +20,7 @@ from common.kernels import loader
 from common.kernels.compiler import machine_code, target_machine
 from common.kernels.names import COPY, MIX, NEW, REPEAT, Reduce
 from common.tensors import reduction as module
-from common.tensors.reduction import Compiled, Reduction
+from common.tensors.reduction import Compiled, Reduction, Watched
 from tests.support.groups import ROOT, assert_same_bits
 from tests.support.thorough import examples
 
@@ -61,6 +61,31 @@ def test_the_same_bits_as_numpy(
     compiled()
     by_numpy(reduction, expected, [model if k == NEW else expected[k] for k in kernel.outputs])
     for mine, theirs in zip([*inputs, new], [*expected, model], strict=True):
+        assert_same_bits(canonical_nan(mine), canonical_nan(theirs))
+
+
+@settings(max_examples=examples(60, 600), deadline=None)
+@given(
+    st.sampled_from(["float32", "float64"]), st.integers(2, 16), st.integers(0, 300), st.sets(st.integers(0, 15)),
+    st.sampled_from([np.nan, -np.nan, np.inf, -np.inf]), st.integers(0, 1 << 32), st.booleans(),
+)  # fmt: skip
+def test_a_watched_mean_tells_which_inputs_are_not_finite(
+    dtype: str, count: int, size: int, spoiled: set[int], value: float, seed: int, compiled: bool
+) -> None:
+    """By machine code and by NumPy; with the bits of any other mean."""
+    values = [np.nan_to_num(values_of(np.random.default_rng([seed, k]), dtype, size)) for k in range(count)]
+    for k in spoiled:
+        if k < count and size:
+            values[k][seed % size] = value
+    arrays, expected = ([placed(each, k) for k, each in enumerate(values)] for _ in range(2))
+    reduction = Reduction.of("mean", np.dtype(dtype), count)
+    with patch.object(Reduction, "_loop", Reduction._loop if compiled else lambda *_, **__: None):
+        mean = reduction.watched(arrays)
+    assert isinstance(mean, Watched) == compiled, loader.why_not()
+    with np.errstate(all="ignore"):
+        assert list(mean()) == sorted(k for k in spoiled if k < count and size)
+    by_numpy(reduction, expected, expected)
+    for mine, theirs in zip(arrays, expected, strict=True):
         assert_same_bits(canonical_nan(mine), canonical_nan(theirs))
 
 
@@ -155,11 +180,17 @@ def test_what_has_no_compiled_loop_is_done_by_numpy(monkeypatch: pytest.MonkeyPa
 def test_names_say_what_is_done() -> None:
     kernel = Reduce("mean", "float32", 2, (NEW, 1))
     assert str(kernel) == "mean-float32-of-2-to-new-1"
-    assert Reduce.of(str(kernel)) == kernel
+    for each in (kernel, *kernel.siblings()):
+        assert Reduce.of(str(each)) == each
 
 
 @pytest.mark.parametrize(
-    ("triple", "cpu"), [("x86_64-unknown-linux-gnu", "skylake-avx512"), ("aarch64-unknown-linux-gnu", "neoverse-n1")]
+    ("triple", "cpu"),
+    [
+        ("x86_64-unknown-linux-gnu", "skylake-avx512"),
+        ("x86_64-unknown-linux-gnu", "znver3"),
+        ("aarch64-unknown-linux-gnu", "neoverse-n1"),
+    ],
 )
 def test_code_can_lie_anywhere(triple: str, cpu: str) -> None:
     """`machine_code` refuses what refers to something outside itself. What was made for arm64 was never run."""
