@@ -70,12 +70,24 @@ class Servers:
     checkpoint_dir: Path | None = None
 
     def start_all(self) -> list[str]:
-        """Their addresses, once all listen."""
+        """Their addresses, once all listen. One that a signal kills before is started again, if the job may do so.
+
+        Raises:
+            ProcessFailed: one ended otherwise, or they took too long.
+            RecoveryFailed: no restart is left.
+        """
         for index in range(self.count):
             self.start(index)
-        progress = Progress(self._files())
-        limit = max(self.timeout, START_S)
-        return [wait_for_file(file, self.job, timeout=limit, meanwhile=progress.look) for file in self._files()]
+        progress, limit = Progress(self._files()), max(self.timeout, START_S)
+
+        def look() -> None:
+            self._start_over()
+            progress.look()
+
+        while not (addresses := self.addresses()) or self._start_over():
+            for file in self._files():
+                wait_for_file(file, self.job, timeout=limit, meanwhile=look)
+        return addresses
 
     def start(self, index: int) -> None:
         """This one."""
@@ -92,6 +104,20 @@ class Servers:
         flags += ["--checkpoint-dir", str(self.checkpoint_dir)] if self.checkpoint_dir else []
         command = ["-m", "ps.server", *flags]
         self.job.start(f"server {index}", command, log=f"serverlog.{index}", environment=self.environment)
+
+    def _start_over(self) -> bool:
+        """Start those again that a signal has killed, whom nobody has met yet; whether there were any."""
+        dead = [child for child in self.job.children if child.code is not None]
+        if not (dead and self.job.keeps and all((child.code or 0) < 0 for child in dead)):
+            return False
+        if not self.job.life.start_over(self.job.failure(), [child.name for child in dead]):
+            return False
+        for child in dead:
+            self.job.end(child.process)
+            index = int(child.name.removeprefix("server "))
+            self._files()[index].unlink(missing_ok=True)
+            self.start(index)
+        return True
 
     def forget_addresses(self) -> None:
         """All listen anew."""
@@ -138,15 +164,15 @@ def wait_for_file(path: Path, job: Job, *, timeout: float, meanwhile: Callable[[
     """The content of a file that a child of `job` writes once it is ready.
 
     Args:
-        meanwhile: called again and again while there is none.
+        meanwhile: called again and again while there is none, before a child that ended is an error.
 
     Raises:
         ProcessFailed: a child ended instead, or `timeout` seconds passed.
     """
     deadline = time.monotonic() + timeout
     while not (text := text_of(path)).endswith("\n"):
-        job.check()
         meanwhile()
+        job.check()
         if time.monotonic() > deadline or all(child.code is not None for child in job.children):
             what = f"{path.name.replace('-', ' ')} was not ready within {timeout:g} s"
             raise ProcessFailed(f"{what}; start fewer processes, or raise --timeout", 1)

@@ -145,7 +145,7 @@ def test_servers_listen_one_after_the_other(
     first: str, expected: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(servers_module, "wait_for_file", lambda path, job, **_: path.name)
+    monkeypatch.setattr(servers_module, "wait_for_file", lambda path, job, **_: path.write_text(f"{path.name}\n"))
     with Job() as job:
         monkeypatch.setattr(job, "start", lambda name, command, log, environment: commands.append(command))
         assert start_servers(job, 2, nranks=4, timeout=3.0, first=first) == ["server-0", "server-1"]
