@@ -213,7 +213,7 @@ class Setting:
         """`wait` raises and every trainer has been told the same, of exactly this kind."""
         error = outcome_of(self.group)
         assert type(error) is kind
-        assert re.search(text, str(error))
+        assert re.search(text, str(error)), str(error)
         told = [inbox.failure for inbox in self.inboxes]
         assert {(type(other), str(other)) for other in told} == {(kind, str(error))}
 
