@@ -132,9 +132,15 @@ class ServerSynchronizer(Synchronizer):
         self._refuse_what_is_not_finite()
 
     def _push(self, buckets: Sequence[int]) -> None:
+        later = self.guard.only_warns and self.server_optimizer is not None and self.server_optimizer.looks_later
         for bucket in buckets:
-            if not self.guard.look(bucket, self._client.step):  # without it the step cannot end
+            if later or not self.guard.look(bucket, self._client.step):  # without it the step cannot end
                 self._client.push(bucket)
+
+    def look_at_all(self) -> None:
+        """Have the guard look at all gradients of this step."""
+        for bucket in range(self._order.count):
+            self.guard.look(bucket, self._client.step)
 
     def _refuse_what_is_not_finite(self) -> None:
         if self.guard.found:
@@ -156,6 +162,9 @@ class OptimizerByClient(ServerOptimizer):
                 self._synchronizer.push_rest()
             self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
         self.updates += 1
+
+    def look_back(self) -> None:
+        self._synchronizer.look_at_all()
 
     def keep(self, updates: int, step: int) -> None:
         self.updates = updates

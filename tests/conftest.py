@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.records.progress import PROGRESS_VARIABLE, told_by
 from common.kernels import loader
-from common.kernels.names import COPY, MEETING, MIX, REPEAT, Whole
+from common.kernels.names import COPY, MEETING, MIX, MIX_AND_LOOK, REPEAT, Whole
 from common.system.process import PARENT_VARIABLE, prepare_process
 from tests.support import warm
 from tests.support.thorough import ALL, LONG
@@ -48,7 +48,7 @@ if importlib.util.find_spec("hypothesis"):
 def pytest_configure() -> None:
     """Loops that most tests need are compiled beforehand: whoever compiles says so on stderr."""
     calls = [Whole("short", op, "float32", n) for op in ("mean", "sum") for n in (2, 3, 4)]
-    loader.fetch([COPY, MIX, *MEETING, REPEAT, *(str(each) for call in calls for each in call.family())])
+    loader.fetch([COPY, MIX, MIX_AND_LOOK, *MEETING, REPEAT, *(str(each) for call in calls for each in call.family())])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

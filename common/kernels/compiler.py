@@ -24,8 +24,8 @@ from numba import njit, types
 
 from common.kernels import meeting, whole_calls
 from common.kernels.copy_lines import copy_lines
-from common.kernels.mix_rows import mix_rows
-from common.kernels.names import COPY, MEETING, MIX, REPEAT, WAYS, Reduce, Whole
+from common.kernels.mix_rows import mix_and_look, mix_rows
+from common.kernels.names import COPY, MEETING, MIX, MIX_AND_LOOK, REPEAT, WAYS, Reduce, Whole
 from common.kernels.reduce_loop import reduce_loop
 from common.kernels.repeat import repeat
 
@@ -72,8 +72,8 @@ def kernel_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return repeat, (types.int64, types.int64, types.int64)
     if name == COPY:
         return copy_lines, (types.int64, types.int64, types.int64)
-    if name == MIX:
-        return mix_rows, (types.int64, types.int64, types.int64, types.int64)
+    if name in (MIX, MIX_AND_LOOK):
+        return mix_rows if name == MIX else mix_and_look, (types.int64, types.int64, types.int64, types.int64)
     if way in WAYS:
         return getattr(whole_calls, way)(Whole.of(name)), OF_A_TABLE
     return reduce_loop(Reduce.of(name))

@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 WORD = 8  # bytes
 LINE_BYTES = 64  # a cache line, so that ranks do not disturb each other
-ROW_BYTES = 1024  # of mix_rows.py
+ROW_BYTES, SEEN_BYTES = 1024, 32  # of mix_rows.py
 NOTE_WORDS = 6
 NUMBER = 7  # word of a line: at how many meetings its owner has posted
 

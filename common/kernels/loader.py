@@ -41,7 +41,7 @@ from common.kernels.layout import (
     ARRAY_SHAPE,
     OBJECT_TYPE,
 )
-from common.kernels.names import COPY, MEETING, MIX, REPEAT, Reduce, Whole
+from common.kernels.names import COPY, MEETING, MIX, MIX_AND_LOOK, REPEAT, Reduce, Whole
 from common.kernels.python_function import python_function
 from common.system.private_files import OTHERS_WRITE, private_folder, user_folder
 
@@ -118,20 +118,21 @@ def copy_kernel() -> Callable[[int, int, int], object] | None:
 
 
 @cache
-def mix_kernel() -> Callable[[int, int, int, int], object] | None:
+def mix_kernel(*, looks: bool = False) -> Callable[[int, int, int, int], object] | None:
     """Called with the addresses of states and of rows, a number of rows and the factor (mix_rows.py); None if it cannot
     be had. The GIL is not held meanwhile."""
-    return _of_large_arrays(MIX, 4)
+    return _of_large_arrays(MIX_AND_LOOK if looks else MIX, 4)
 
 
 def _of_large_arrays(name: str, arguments: int) -> Callable[..., object] | None:
-    """Both are compiled together."""
-    code = None if why_not() else fetch([COPY, MIX])
+    """All are compiled together."""
+    every = [COPY, MIX, MIX_AND_LOOK]
+    code = None if why_not() else fetch(every)
     if code is None:
         return None
     words = [ctypes.c_int64] * arguments
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *words)
-    return partial(prototype(code[(COPY, MIX).index(name)]), UNUSED, UNUSED)
+    return partial(prototype(code[every.index(name)]), UNUSED, UNUSED)
 
 
 def meeting_kernels(frame: int) -> list[Kernel] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COPY", "MEETING", "MIX", "NEW", "REPEAT", "WAYS", "Reduce", "Whole"]
+__all__ = ["COPY", "MEETING", "MIX", "MIX_AND_LOOK", "NEW", "REPEAT", "WAYS", "Reduce", "Whole"]
 
 NEW = -1  # an output that is none of the inputs
 COPY = "copy_lines"  # copy_lines.py
-MIX = "mix_rows"  # mix_rows.py
+MIX, MIX_AND_LOOK = "mix_rows", "mix_and_look"  # mix_rows.py
 MEETING = ("meet", "wait", "asleep", "awake")  # meeting.py
 REPEAT = "repeat"  # repeat.py
 WAYS = ("short", "placed", "staged", "paired")

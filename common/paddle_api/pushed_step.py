@@ -9,7 +9,7 @@ from common.paddle_api.arena_binding import Binding
 from common.paddle_api.ready_buckets import EarlyBuckets
 from common.paddle_api.used_mask import UsedMask
 from common.sync.synchronizer import ServerOptimizer, Synchronizer
-from common.tensors.fingerprint import fingerprint
+from common.tensors.fingerprint import fingerprint, fingerprint_and_look
 
 __all__ = ["PushedStep"]
 
@@ -54,7 +54,9 @@ class PushedStep:
         """Take note of what the program finds: its own gradients, or the mean."""
         self._averaged, self._left, self._void = synchronised and not self.pushed, False, False
         self.has_begun = True
-        self._gradients = fingerprint(self._binding.arena.gradients)
+        self._gradients, finite = fingerprint_and_look(self._binding.arena.gradients)
+        if self._servers.looks_later and not finite:
+            self._servers.look_back()
 
     def before_backward(self, kept: list[bool]) -> None:
         """What an earlier backward has left is the mean over ranks, if another one is to add to it.
@@ -71,6 +73,7 @@ class PushedStep:
             self._push_anew(kept)
         if self.pushed:
             self._take_average(kept)
+        self._servers.looks_later = self.servers_update
 
     def end_updates_by_servers(self) -> None:
         """The gradients are the mean over ranks, and the optimizers' own affair from now on."""

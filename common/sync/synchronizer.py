@@ -200,6 +200,7 @@ class ServerOptimizer(ABC):
 
     choice: str = "auto"  # who updates, as the user says: "server", "trainer", or "auto": servers if they can
     updates: int = 0  # that servers have made, those of earlier groups included
+    looks_later: bool = False  # a guard that only warns is asked by `look_back`, not when gradients are pushed
 
     @abstractmethod
     def keep(self, updates: int, step: int) -> None:
@@ -227,6 +228,10 @@ class ServerOptimizer(ABC):
         Raises:
             LayoutMismatch: ranks disagree on an argument or on the optimizer.
         """
+
+    @abstractmethod
+    def look_back(self) -> None:
+        """Have the guard look at gradients that were pushed, or will be, in this step, and are in the arena still."""
 
     @abstractmethod
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.kernels.layout import ROW_BYTES
+from common.kernels.layout import ROW_BYTES, SEEN_BYTES
 from common.kernels.loader import mix_kernel
 from common.system.memory import aligned_empty
 from common.tensors.arena import FloatArray
 from common.tensors.buckets import pieces_of
+from common.tensors.reduction import all_finite
 
-__all__ = ["FINGERPRINT", "fingerprint"]
+__all__ = ["FINGERPRINT", "fingerprint", "fingerprint_and_look"]
 
 LARGE = 1 << 20  # bytes, from which on machine code is looked for
 FACTOR = 0x517CC1B727220A95  # odd: 2**64 / pi
@@ -19,14 +20,20 @@ FINGERPRINT = (16, 4096)  # rows and columns of 8 bytes that NumPy sums together
 
 def fingerprint(array: FloatArray) -> int:
     """Of all bits of a contiguous array, by which a change shows. Some 25 GB/s on an EPYC, by NumPy 7 to 10."""
-    kernel = mix_kernel() if array.nbytes >= LARGE else None
+    return fingerprint_and_look(array, looks=False)[0]
+
+
+def fingerprint_and_look(array: FloatArray, *, looks: bool = True) -> tuple[int, bool]:
+    """(the fingerprint; whether all values, as float32, are known to be finite)."""
+    kernel = mix_kernel(looks=looks) if array.nbytes >= LARGE else None
     if kernel is None:
-        return by_sums(array)
-    states, rows = aligned_empty(ROW_BYTES, np.uint8), array.nbytes // ROW_BYTES
+        return by_sums(array), False
+    states, rows = aligned_empty(ROW_BYTES + SEEN_BYTES, np.uint8), array.nbytes // ROW_BYTES
     states[:] = 0
     kernel(states.ctypes.data, array.ctypes.data, rows, FACTOR)
-    rest = array.view(np.uint8)[rows * ROW_BYTES :]
-    return hash((states.tobytes(), rest.tobytes()))
+    rest = array[rows * ROW_BYTES // 4 :]
+    finite = looks and not states[ROW_BYTES:].any() and all_finite(rest)
+    return hash((states[:ROW_BYTES].tobytes(), rest.tobytes())), finite
 
 
 def by_sums(array: FloatArray) -> int:

@@ -131,6 +131,9 @@ class Pair(Synchronizer, ServerOptimizer):
                 self.arena.parameters[where] -= np.float32(learning_rate) * mean[where]
         self.ends.append(("update", again, replaced))
 
+    def look_back(self) -> None:
+        """It has no guard."""
+
     def state(self) -> dict[str, Any]:
         return {}
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from common.errors import UsageError
 from common.kernels import loader
 from common.kernels.compiler import machine_code, target_machine
-from common.kernels.names import COPY, MIX, NEW, REPEAT, Reduce
+from common.kernels.names import COPY, MIX, MIX_AND_LOOK, NEW, REPEAT, Reduce
 from common.tensors import reduction as module
 from common.tensors.reduction import Compiled, Reduction, Watched
 from tests.support.groups import ROOT, assert_same_bits
@@ -196,7 +196,7 @@ def test_code_can_lie_anywhere(triple: str, cpu: str) -> None:
     """`machine_code` refuses what refers to something outside itself. What was made for arm64 was never run."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    for kernel in (*Reduce("mean", "float32", 4, ()).siblings(), COPY, MIX, REPEAT):
+    for kernel in (*Reduce("mean", "float32", 4, ()).siblings(), COPY, MIX, MIX_AND_LOOK, REPEAT):
         assert machine_code(str(kernel), target_machine(triple, cpu))
 
 

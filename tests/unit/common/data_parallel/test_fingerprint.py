@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.kernels.loader import mix_kernel, why_not
+from common.tensors import fingerprint as fingerprint_module
 from common.tensors.arena import FloatArray
-from common.tensors.fingerprint import FINGERPRINT, fingerprint
+from common.tensors.fingerprint import FINGERPRINT, fingerprint, fingerprint_and_look
 from tests.support.thorough import examples
 
 ROWS, WIDTH = FINGERPRINT
@@ -54,6 +55,17 @@ def test_a_fingerprint_shows_values_that_have_changed_places(length: int, data: 
     b = data.draw(st.integers(a + size, length - size))
     array[a : a + size], array[b : b + size] = array[b : b + size].copy(), array[a : a + size].copy()
     assert fingerprint(array) != before
+
+
+@settings(max_examples=examples(30, 300))
+@given(lengths, st.sampled_from([np.nan, -np.nan, np.inf, -np.inf, 3.4e38, -0.0, 1e-45]), st.data())
+def test_values_that_are_not_finite_are_seen_besides(length: int, value: float, data: st.DataObject) -> None:
+    """NumPy's sums do not see them, and say so."""
+    array = values_in(length)
+    by_code = fingerprint_module.LARGE == 0
+    assert fingerprint_and_look(array)[1] == by_code
+    array[data.draw(st.sampled_from([0, length - 1, data.draw(st.integers(0, length - 1))]))] = value
+    assert fingerprint_and_look(array) == (fingerprint(array), by_code and bool(np.isfinite(value)))
 
 
 @pytest.mark.parametrize("length", [16, 4096, 100_000])
