@@ -59,6 +59,7 @@ class ServerSynchronizer(Synchronizer):
 
     def _be_with(self, client: Client, update: str) -> None:
         self._client = self.traced_servers = client
+        self.twice_counted = 0  # steps
         self.messenger = client.messenger
         self.server_optimizer = OptimizerByClient(self, client, update)
 
@@ -134,13 +135,18 @@ class ServerSynchronizer(Synchronizer):
     def _push(self, buckets: Sequence[int]) -> None:
         later = self.guard.only_warns and self.server_optimizer is not None and self.server_optimizer.looks_later
         for bucket in buckets:
-            if later or not self.guard.look(bucket, self._client.step):  # without it the step cannot end
+            if later or not self.guard.look(bucket, self._programs_step):  # without it the step cannot end
                 self._client.push(bucket)
 
     def look_at_all(self) -> None:
         """Have the guard look at all gradients of this step."""
         for bucket in range(self._order.count):
-            self.guard.look(bucket, self._client.step)
+            self.guard.look(bucket, self._programs_step)
+
+    @property
+    def _programs_step(self) -> int:
+        """As the program counts: the servers count one that averages and then updates as two."""
+        return self._client.step - self.twice_counted
 
     def _refuse_what_is_not_finite(self) -> None:
         if self.guard.found:
@@ -161,6 +167,7 @@ class OptimizerByClient(ServerOptimizer):
             if not again:
                 self._synchronizer.push_rest()
             self._client.commit(learning_rate, used=used, again=again, replaced=replaced)
+        self._synchronizer.twice_counted += again
         self.updates += 1
 
     def look_back(self) -> None:
