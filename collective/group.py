@@ -282,6 +282,7 @@ def connect(
         return Group(alone(backend, algorithm, seat, timeout), backend=backend, epoch=restarts())
     with Meeting(rendezvous, rank, nranks, host=reached_at(place, backend), timeout=timeout) as meeting:
         met = meeting.introduce(plan_of(backend, algorithm, checksum, seat), seat.note if seat else b"")
+        reach("introduced", 0)
         topology = topology_of(backend, algorithm, rank, met.hosts)
         mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked, wait_limit=wait_limit)
     with left_on_error(mesh, connections):

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from benchmarks.faults.killing import Killing
 from benchmarks.records.faults import Recovery, Usage
@@ -156,8 +157,8 @@ def undisturbed(scheme: str, backend: str, nranks: int, steps: int) -> tuple[str
 def grows(samples: Sequence[Sequence[Usage]]) -> Iterator[str]:
     """What processes have more of before the last third of the kills than before the first.
 
-    The least of each counts: a file that is being written at the moment is no growth, and what is never given back
-    raises the least, too.
+    The median before counts, and the least in the end: a file that is being written at the moment is no growth, nor is
+    a thread that was not needed once, and what is never given back raises the least, too.
     """
     third = len(samples) // 3
     for who in sorted({each.who for sample in samples for each in sample}):
@@ -168,6 +169,6 @@ def grows(samples: Sequence[Sequence[Usage]]) -> Iterator[str]:
         if not (first and last):
             continue
         for name, room, factor in (("memory_mb", ROOM_MB, GROWTH), ("descriptors", 0.0, 1.0), ("threads", 0.0, 1.0)):
-            before, now = (min(getattr(each, name) for each in part) for part in (first, last))
+            before, now = median_low(getattr(each, name) for each in first), min(getattr(each, name) for each in last)
             if now > before * factor + room:
                 yield f"{name} of {who} grew from {before:g} to {now:g}"

@@ -26,7 +26,8 @@ HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again end
 # of a Supervisor, for the next launcher
 STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
-CUT = re.compile(r"\bPeerUnreachable: .* has acknowledged nothing for ")  # not so: a link may come back
+# not so: a link may come back, and who was killed when the last one had come is still counted among those that meet
+PASSING = re.compile(r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice)")
 # nor this, once the job has lost one: whoever was waited for may be frozen, or slow to be started
 MISSING = re.compile(r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank) ")
 
@@ -357,7 +358,7 @@ def is_hopeless(failure: ProcessFailed, *, again: bool = False) -> bool:
     Args:
         again: some were started again before: whoever is missing was there once, or comes late.
     """
-    curable = CUT.search(failure.cause) or (again and MISSING.search(failure.cause))
+    curable = PASSING.search(failure.cause) or (again and MISSING.search(failure.cause))
     return (
         (failure.exit_code in CODES and not curable)
         or bool(HOPELESS.search(failure.cause))

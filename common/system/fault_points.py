@@ -41,6 +41,7 @@ POINTS: Mapping[str, str] = {  # and who comes there
     "joined": ANY,  # step 0: its group is complete
     "backward": ANY,  # in the built-in training: gradients are there; steps count from where this life began
     "leaving": ANY,  # step 0: all is done, and nobody has been told
+    "introduced": RING,  # step 0: all have come, and nobody is connected with anybody
     "before-reduce": RING,
     "sending": RING,  # over TCP: nothing of this message is out
     "sent": RING,  # as far as the kernel took it at once

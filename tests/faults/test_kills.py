@@ -45,7 +45,8 @@ def points_of(who: str, *, every: bool) -> tuple[str, ...]:
 
 def cases(scheme: str, who: str) -> list[Case]:
     """Where a process is killed."""
-    of_once = [f"{point}:{who}:0" for point in ONCE if not who.startswith("s")]
+    once = (*ONCE, "introduced") if scheme == "collective" else ONCE
+    of_once = [f"{point}:{who}:0" for point in once if not who.startswith("s")]
     found = []
     for plane in PLANES[scheme]:
         first = plane == PLANES[scheme][0]

@@ -73,6 +73,7 @@ def test_a_job_that_loses_a_process_ends_with_the_bits_of_one_that_does_not(
     [
         ("collective.run", "joined:1:0", "all go on after step 0, 0 steps replayed"),
         pytest.param("collective.run", "joining:1:0", "the group is complete, 0 steps", marks=pytest.mark.longest),
+        ("collective.run", "introduced:1:0", "the group is complete"),
         pytest.param("ps.run", "joined:0:0", "all go on after step 0, 0 steps replayed", marks=pytest.mark.longest),
         pytest.param("ps.run", "joining:1:0", "the group is complete, 0 steps replayed", marks=pytest.mark.longest),
         pytest.param("collective.run", "leaving:1:0", "the group is complete again", marks=pytest.mark.longest),
@@ -91,7 +92,7 @@ def test_two_hosts_go_on_together(
     expected, record = undisturbed(run), tmp_path / "of two.json"
     monkeypatch.setenv(FAULT_VARIABLE, fault)
     monkeypatch.setenv(COLD_VARIABLE, "1")  # launchers that have met would fork ranks, which then could not use gRPC
-    hosts = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", 1, "--max-restarts", 1]
+    hosts = ["--nnodes", 2, "--master", f"127.0.0.1:{free_port()}", "--nproc-per-node", 1, "--max-restarts", 2]
     flags = [*JOB, "--steps", STEPS, "--json", record, *hosts]
     launchers = [start(command, *flags, "--node-rank", index) for index in (0, 1)]
     for index, launcher in enumerate(launchers):

@@ -39,6 +39,13 @@ def test_memory_descriptors_and_threads_that_grow_are_named() -> None:
     ]
 
 
+def test_what_was_missing_once_is_no_growth() -> None:
+    def of_threads(count: int) -> list[Usage]:
+        return [Usage("server 0", 100.0, 20, count)]
+
+    assert list(grows([*map(of_threads, (18, 19, 19, 19, 18, 19, 19, 19, 19))])) == []
+
+
 @pytest.mark.parametrize(
     ("command", "who"),
     [

@@ -215,6 +215,14 @@ def test_what_may_not_happen_again_is_tried_again(failure: Exception) -> None:
     assert job.epochs == [0, 1]
 
 
+def test_who_was_killed_between_two_meetings_may_come_again() -> None:
+    """Its next life found it among those that meet already; a host whose own rank that was not has lost nobody."""
+    cause = "rank 1 ended with exit code 2: collective.trainer: RendezvousError: rank 1 joined twice; give every rank"
+    job = Job(ProcessFailed("rank 1", 2, joined=True, cause=cause))
+    job.run(1)
+    assert job.epochs == [0, 1]
+
+
 def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "is_cut_off", lambda host: host == "10.0.0.2")
     error = reach.told_apart(PeerStalled("rank 1 was silent"), "rank 1", "10.0.0.2", 30.0)
