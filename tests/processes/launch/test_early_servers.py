@@ -21,17 +21,19 @@ class Shot(Servers):
     """Of which some are killed as soon as they are started."""
 
     shots: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
 
     def start(self, index: int) -> None:
         super().start(index)
+        self.started.append(index)
         if index in self.shots:
             self.shots.remove(index)
             self.job.children[-1].process.kill()
 
 
-def run(restarts: int, then: Callable[[Job, Shot], None], shots: list[int], *, keeps: bool = True) -> None:
+def run(restarts: int, then: Callable[[Job, Shot], None], shots: list[int]) -> None:
     def live(life: Life) -> None:
-        with Job(life=life, keeps=keeps, begins=True) as job:
+        with Job(life=life, keeps=True, begins=True) as job:
             then(job, Shot(job, 2, nranks=1, timeout=DEADLINE_S, shots=shots))
 
     supervise(RestartFlags(max_restarts=restarts), live, prog="ps.run")
@@ -45,6 +47,7 @@ def test_one_that_is_killed_before_it_listens_is_started_again_alone(
         addresses = servers.start_all()
         assert len(set(addresses)) == 2
         assert addresses == servers.addresses()
+        assert sorted(servers.started) == sorted([0, 1, shot])  # the other one was not
         said = capsys.readouterr().err
         assert f"server {shot} was killed by SIGKILL" in said
         assert f"server {shot} is started again (restart 1 of 2), the others wait\n" in said
