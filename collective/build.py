@@ -20,7 +20,7 @@ __all__ = ["build", "build_alone"]
 
 
 def build(
-    backend: str, topology: Topology, mesh: Mesh, connections: Mapping[int, socket.socket], *, checksum: str = "auto"
+    backend: str, topology: Topology, mesh: Mesh, connections: Mapping[int, socket.socket], checksum: str = "auto"
 ) -> Algorithm:
     """Of backend shm or tcp, over a mesh and data connections that were made by this topology."""
     if backend == "shm":

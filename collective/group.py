@@ -286,10 +286,8 @@ def connect(
         topology = topology_of(backend, algorithm, rank, met.hosts)
         mesh, connections = meeting.connect(met, near=topology.local, data=topology.linked, wait_limit=wait_limit)
     with left_on_error(mesh, connections):
-        if seat:
-            built: Algorithm = seat.join(mesh, met.notes, ring=topology.algorithm == "ring")
-        else:
-            built = build(backend, topology, mesh, connections, checksum=checksum)
+        ring = topology.algorithm == "ring"
+        built = seat.join(mesh, met.notes, ring=ring) if seat else build(backend, topology, mesh, connections, checksum)
     group = Group(built, backend=backend, epoch=restarts(), messenger=MeshMessenger(mesh))
     mesh.step = lambda: group.step
     note_joined()
