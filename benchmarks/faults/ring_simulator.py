@@ -169,7 +169,12 @@ class RingSimulation:
         self.landlord.kept.clear()
         self.landlord.hurt.clear()
         with SimulatedJob(
-            life=life, keeps=bool(self.setting.max_restarts), begins=True, clock=self.turns.clock, pause=self._pause
+            life=life,
+            keeps=bool(self.setting.max_restarts),
+            begins=True,
+            clock=self.turns.clock,
+            pause=self._pause,
+            calm_pause=self._pause,
         ) as job:
 
             def start(rank: int, place: str) -> None:
@@ -182,7 +187,7 @@ class RingSimulation:
                 start(rank, f"life {self._lives}")
             job.wait()
 
-    def _pause(self, _: float) -> None:
+    def _pause(self, *_: object) -> None:
         self.turns.sleep(self.launcher, self.story.rng.uniform(0.05, 0.25))
 
     def _make_guard(self) -> SimulatedGuard:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
 from common.system.process import COMPLETE, DONE, SAYS, STARTED
 
-__all__ = ["Child", "ProcessFailed", "end_all", "failure_of"]
+__all__ = ["Child", "ProcessFailed", "end_all", "failure_of", "until_one_ends"]
 
 TAIL_LINES = 12
+WITHOUT_S = 0.02  # between two looks at who has ended, where nothing tells
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -210,6 +212,22 @@ def end_all(children: Sequence[Child], patience: float) -> None:
             if pipe:
                 with suppress(BrokenPipeError):
                     pipe.close()
+
+
+def until_one_ends(children: Sequence[Child], seconds: float) -> None:
+    """Wait until one of those that run ends, for so many seconds at most."""
+    looked_at = select.poll()
+    with ExitStack() as stack:
+        for child in children:
+            if child.process.returncode is None:
+                try:
+                    end = os.pidfd_open(child.process.pid)
+                except OSError:  # it has ended and is another's child; or this kernel has no such thing
+                    time.sleep(min(seconds, WITHOUT_S))
+                    return
+                stack.callback(os.close, end)
+                looked_at.register(end, select.POLLIN)
+        looked_at.poll(1000 * seconds)
 
 
 def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -21,7 +21,7 @@ from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.adoption import KeptJob
-from common.launch.child import Child, ProcessFailed, end_all, failure_of
+from common.launch.child import Child, ProcessFailed, end_all, failure_of, until_one_ends
 from common.launch.folders import note_session, remove_folders_of_the_dead
 from common.launch.joining import Joining
 from common.launch.restarts import Life
@@ -44,6 +44,7 @@ from common.system.process import (
 __all__ = ["FOLDER", "Job"]
 
 POLL_S = 0.02
+CALM_POLL_S = 0.1  # while nothing is wrong; who ends is seen at once
 SHOW_CURSOR = "\x1b[?25h"
 LOOK_S = 0.5  # between two looks at how much memory each has
 CULPRIT_S = 5.0  # how long whoever has failed may take to end, after those who report it
@@ -66,7 +67,7 @@ class Job:
         begins: whether, as long as one has none yet, all can begin again in another group.
         ranks_each: how many ranks each of several hosts has, if they can leave it on another one too; 0: they cannot.
         terminal: standard output and error of what would write to this terminal; None: this process's own.
-        clock, pause: by which it waits.
+        clock, pause, calm_pause: by which it waits.
     """
 
     log_dir: Path | None = None
@@ -82,6 +83,7 @@ class Job:
     terminal: tuple[BinaryIO, BinaryIO] | tuple[None, None] = (None, None)
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
+    calm_pause: Callable[[Sequence[Child], float], None] = until_one_ends
     children: list[Child] = field(default_factory=list)
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
     mends: Callable[[], bool] = lambda: False  # whether what failed is being mended; asked again and again
@@ -286,7 +288,10 @@ class Job:
                 if self.all_ranks_here and self.joining.needless(self.children):
                     break
             self._check_servers_were_used()
-            self.pause(POLL_S)
+            if mended:
+                self.pause(POLL_S)
+            else:
+                self.calm_pause(self.children, CALM_POLL_S)
         self._show_logs()
         if self.log_dir is not None:
             print(f"logs of {len(self.children)} processes: {self.log_dir}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -47,6 +48,24 @@ def test_a_failure_without_output_says_so() -> None:
     with Job() as job:
         start(job, 0, "raise SystemExit(9)")
         assert str(failure_of(job)) == "rank 0 ended with exit code 9 without a word"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "looks"])
+def test_an_end_is_seen_at_once_however_seldom_a_calm_job_is_looked_at(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel does not tell."""
+    monkeypatch.setattr(launch, "CALM_POLL_S", 1e5)
+    if not told:
+        monkeypatch.setattr(os, "pidfd_open", no_such_call)
+    with Job() as job:
+        start(job, 0, PAUSE)
+        start(job, 1, "raise SystemExit(9)")
+        assert failure_of(job).exit_code == 9
+
+
+def no_such_call(_: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def test_a_killed_process_is_128_and_the_signal() -> None:
