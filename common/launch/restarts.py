@@ -24,12 +24,27 @@ __all__ = ["Life", "RestartFlags", "supervise"]
 
 HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again ends there again
 # of a Supervisor, for the next launcher
-STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
+STATE = [
+    "epoch",
+    "causes",
+    "parts",
+    "replayed",
+    "lost_s",
+    "_born",
+    "_recent",
+    "_failed_at",
+    "_begun",
+    "_mends",
+    "_alone",
+]
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
 # not so: a link may come back, and who was killed when the last one had come is still counted among those that meet
 PASSING = re.compile(r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice)")
-# nor this, once the job has lost one: whoever was waited for may be frozen, or slow to be started
-MISSING = re.compile(r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank) ")
+# nor this, once the job has lost one: whoever was waited for may be frozen, slow, or the one that it has lost
+MISSING = re.compile(
+    r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank"
+    r"|rank \d+ at \S+ (did not let|was not reached within)) "
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +203,7 @@ class Supervisor:
     _begun: float = 0.0
     _mends: bool = False  # a failure that nothing has recovered from yet
     _started_over: bool = False  # before the group was complete
+    _alone: bool = False  # likewise, in this life
 
     def run(self, live: Callable[[Life], None]) -> None:
         if self.epoch:
@@ -281,7 +297,7 @@ class Supervisor:
         self.say(f"{failure.cause}, {self._after()}; {started}, the others wait")
         self.parts += 1
         self._count(failure)
-        self._started_over = True
+        self._started_over = self._alone = True
         self.note()
 
     def _restart(self, failure: ProcessFailed) -> None:
@@ -289,14 +305,26 @@ class Supervisor:
         Raises:
             RecoveryFailed: it may not be.
         """
-        number = self._take_restart(failure)
+        follows = self._follows(failure)
+        number = f"still restart {len(self._recent)}" if follows else self._take_restart(failure)
         ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
         self.say(f"{failure.cause}, {self._after()}; {ended}; starting all again ({number})")
         try:
             self.epoch = self.agree(self.epoch + 1)
         except UsageError as exc:
             raise RecoveryFailed(f"{failure.cause}; then the launchers of all hosts did not meet: {exc}") from exc
-        self._count(failure)
+        if not follows:
+            self._count(failure)
+
+    def _follows(self, failure: ProcessFailed) -> bool:
+        """Whether who was started again alone has come too late, as the others were about to be connected with the one
+        before it: it is no further failure, once."""
+        alone, self._alone = self._alone, False
+        follows = alone and not failure.by_signal and bool(self._recent)
+        told = PASSING.search(failure.cause) or MISSING.search(failure.cause)
+        follows = follows and (failure.exit_code == PeerError.exit_code or bool(told))
+        self.parts -= follows
+        return follows
 
     def _take_restart(self, failure: ProcessFailed) -> str:
         """Which one it is, in words.
@@ -333,7 +361,7 @@ class Supervisor:
     def _tell_recovery(self) -> None:
         how = ", 0 steps replayed" if self._started_over else " again"
         since = f", {self._recovered():.1f} s after that" if self._mends else ""
-        self._started_over = False
+        self._started_over = self._alone = False
         self.say(f"recovered: the group is complete{how}{since} (epoch {self.epoch})")
 
     def _recovered(self) -> float:

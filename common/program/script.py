@@ -4,15 +4,18 @@ line is that of start.py, which calls it."""
 from __future__ import annotations
 
 import ast
+import builtins
 import os
+import pkgutil
 import runpy
 import sys
 import sysconfig
 import traceback
 import warnings
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from common.errors import GradSyncError, UsageError
 from common.launch.settings import placement_from
@@ -59,7 +62,14 @@ def run_script(words: list[str]) -> None:
     sys.argv = words
     if not Path(script).is_file():
         raise UsageError(f"no such script: {script}")
-    runpy.run_path(script, run_name="__main__")
+    path = os.path.abspath(script)
+    if pkgutil.get_importer(path) is not None:  # an archive
+        runpy.run_path(path, run_name="__main__")
+        return
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    main.__loader__ = SourceFileLoader("__main__", path)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
 
 
 def run_module(words: list[str]) -> None:
@@ -120,7 +130,8 @@ def origin_of(error: BaseException) -> str:
         file = frame.f_code.co_filename
         if not file.startswith(NOT_THE_PROGRAM):
             found = f"{file}:{line}"
-    return found
+    below = str(Path.cwd()) + os.sep
+    return found.removeprefix(below)
 
 
 def below_ours(error: BaseException) -> TracebackType | None:

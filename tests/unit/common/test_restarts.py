@@ -223,6 +223,34 @@ def test_who_was_killed_between_two_meetings_may_come_again() -> None:
     assert job.epochs == [0, 1]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_follows_from_a_kill_before_the_group_is_complete_takes_no_further_restart(
+    again: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But once: then it is a failure of its own."""
+    cause = "rank 1 ended with exit code 2: mine.py:2: RendezvousError: rank 1 joined twice; give every rank"
+    late = ProcessFailed("rank 1", 2, joined=True, cause=cause)
+    epochs: list[int] = []
+
+    def live(life: Life) -> None:
+        epochs.append(life.number)
+        if not life.number:
+            assert life.start_over(killed(), ["rank 1"])
+        if again or not life.number:
+            raise late
+
+    def run() -> None:
+        supervise(RestartFlags(max_restarts=1), live, prog="ps.run", clock=lambda: 0.0)
+
+    if again:
+        with pytest.raises(RecoveryFailed, match="1 restart did not help"):
+            run()
+    else:
+        run()
+        assert "ps.run: complete after 1 restart, which took " in capsys.readouterr().err
+    assert epochs == [0, 1]
+
+
 def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "is_cut_off", lambda host: host == "10.0.0.2")
     error = reach.told_apart(PeerStalled("rank 1 was silent"), "rank 1", "10.0.0.2", 30.0)
@@ -237,6 +265,7 @@ def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPa
     [
         "1 of 2 ranks joined within 5 s; missing: rank 1: not started, or too slow",
         "rank 1, 2 did not connect to rank 0 within 5 s",
+        "rank 0 at gradsync-53aafb did not let rank 1 in (Connection reset by peer)",
     ],
 )
 def test_a_rank_that_is_missing_after_a_failure_may_come_next_time(words: str) -> None:

@@ -121,6 +121,26 @@ def test_our_errors_name_the_programs_innermost_statement(
     assert capsys.readouterr().err == f"{tmp_path / 'helper.py'}:4: UsageError: unknown fruit 'pea' (known: fig)\n"
 
 
+BESIDE = """
+import os, pickle, sys
+os.chdir(sys.argv[1])
+class Mine: pass
+assert sys.modules["__main__"].Mine is pickle.loads(pickle.dumps(Mine))
+print(__name__, __file__, sys.argv[0], os.path.dirname(os.path.abspath(__file__)), __spec__, __package__, __doc__)
+"""
+
+
+def test_a_program_finds_what_lies_beside_it_wherever_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BESIDE)
+    (tmp_path / "elsewhere").mkdir()
+    start = str(ROOT / "common" / "program" / "start.py")
+    said = [
+        subprocess.run([sys.executable, *by, "mine.py", "elsewhere"], cwd=tmp_path, capture_output=True, check=True)
+        for by in ([], [start])
+    ]
+    assert said[1].stdout == said[0].stdout
+
+
 @pytest.mark.parametrize(
     ("source", "first"),
     [
