@@ -306,16 +306,14 @@ class Mesh(Ends):
                 self.check(rank, "sending")
             return moved, not (peer.unsent or peer.gone)
 
-    def take(self, rank: int, channel: int, doing: str) -> bytearray | None:
-        """The next message of `rank` on this channel, None if there is none yet; raises as `check` then."""
+    def take(self, rank: int, channel: int, doing: str, *, leave: bool = False) -> bytearray | None:
+        """The next message of `rank` on this channel, left there or not; None if there is none: raises as `check`."""
         with self._lock:
             self._hear()
             end = self.way_from(rank)
             if end and (queue := end.messages.get(channel)):
-                return queue.popleft()
-            self._judge_what_was_heard(
-                rank, doing
-            )  # hearing more now could bring the message, and the goodbye behind it
+                return queue[0] if leave else queue.popleft()
+            self._judge_what_was_heard(rank, doing)  # hearing more now could bring it, and the goodbye behind it
         return None
 
     def way_to(self, rank: int) -> Peer:

@@ -61,6 +61,16 @@ class MeshMessenger(Messenger):
         self._mesh.stop_waiting()
         return message
 
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        self._check("source", source, channel)
+        end, doing = time.monotonic() + seconds, "looking for a message"
+        with self._mesh.attended():
+            while self._mesh.take(source, channel, doing, leave=True) is None:
+                if time.monotonic() > end:
+                    return False
+                self._wait_for(self._mesh.way_from(source), select.POLLIN)
+        return True
+
     def _wait_for(self, end: Peer | None, events: int) -> None:
         """Until that socket is ready, or another one can be read, for a moment."""
         wanted = end and end.connection

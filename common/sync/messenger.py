@@ -34,6 +34,10 @@ class Messenger(ABC):
     def receive(self, source: int, channel: int) -> bytearray:
         """The next message of rank `source`, another one, on this channel; blocks until it is there."""
 
+    @abstractmethod
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        """Whether that message is there within so many seconds, a few at most."""
+
 
 class Alone(Messenger):
     """The end of a rank that has nobody to talk to."""
@@ -44,6 +48,9 @@ class Alone(Messenger):
         raise ValueError(f"there is no other rank (got to={to})")
 
     def receive(self, source: int, channel: int) -> bytearray:  # noqa: ARG002
+        raise ValueError(f"there is no other rank (got source={source})")
+
+    def comes(self, source: int, channel: int, seconds: float) -> bool:  # noqa: ARG002
         raise ValueError(f"there is no other rank (got source={source})")
 
 

@@ -43,6 +43,11 @@ class ServerMessenger(Messenger):
                 self._wait(lambda: mail.has(source, channel), lambda: source, f"waiting for a message of rank {source}")
         return mail.pop(source, channel)
 
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        self._check_call("source", source, channel)
+        with self._asking(source):
+            return self._servers.soon(lambda: self._mail.has(source, channel), seconds)
+
     def _wait_for_room(self, nbytes: int) -> None:
         mail = self._mail
 

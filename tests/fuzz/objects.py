@@ -51,6 +51,9 @@ class OneMessage(Messenger):
     def receive(self, source: int, channel: int) -> bytearray:
         return bytearray(self._data)
 
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        return True
+
 
 class Sent(OneMessage):
     """Keeps what is sent."""

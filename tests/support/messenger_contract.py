@@ -103,6 +103,25 @@ def check_all_send_what_is_large_at_once(make: Make, nranks: int) -> None:
             assert message == content(source, rank, 0, LARGE)
 
 
+def check_it_says_whether_a_message_comes(make: Make, nranks: int) -> None:
+    """Each time it is sent only when it was looked for in vain."""
+
+    def body(synchronizer: Synchronizer) -> list[bool]:
+        messenger = synchronizer.messenger
+        to, source = (messenger.rank + 1) % nranks, (messenger.rank - 1) % nranks
+        before = messenger.comes(source, 4, 0.05)
+        synchronizer.all_gather(np.zeros(1))
+        messenger.send(to, 3, b"other")
+        messenger.send(to, 4, b"this")
+        there = messenger.comes(source, 4, 10.0)
+        assert messenger.receive(source, 4) == b"this"
+        after = [messenger.comes(source, 4, 0.0), messenger.comes(source, 3, 10.0)]
+        synchronizer.all_gather(np.zeros(1))
+        return [before, there, *after]
+
+    assert run(make, nranks, body) == nranks * [[False, True, False, True]]
+
+
 def check_many_small_messages_wait_to_be_asked_for(make: Make, nranks: int) -> None:
     count = 200
 
@@ -224,6 +243,7 @@ CHECKS: list[Check] = [
     check_it_says_who_it_is,
     check_messages_arrive_in_order_and_whole,
     check_channels_do_not_mix,
+    check_it_says_whether_a_message_comes,
     check_all_send_what_is_large_at_once,
     check_many_small_messages_wait_to_be_asked_for,
     check_an_answer_may_follow_a_question,

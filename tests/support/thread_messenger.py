@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -57,6 +58,13 @@ class ThreadMessenger(Messenger):
                 if self._boxes.gone.is_set() and box.empty():
                     raise PeerLost("a rank failed") from None
         raise AssertionError(f"rank {self.rank} waited for rank {source} in vain")
+
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        box = self._boxes.of(source, self.rank, channel)
+        end = time.monotonic() + seconds
+        while box.empty() and time.monotonic() < end and not self._boxes.gone.is_set():
+            self._boxes.gone.wait(0.002)
+        return not box.empty()
 
 
 class ThreadRank(LocalSynchronizer):

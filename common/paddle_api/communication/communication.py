@@ -148,7 +148,8 @@ class Communication:
         return self.send(tensor, dst, group, sync_op=False)
 
     def irecv(self, tensor: Any, src: int | None = None, group: Any = None) -> Task | None:
-        """As `recv`, when the task is waited for, or anything that is received after it from that rank."""
+        """As `recv`, at once if it comes soon; else when the task is waited for, or anything that is received after it
+        from that rank."""
         return self.recv(tensor, 0 if src is None else src, group, sync_op=False)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Task] | None:
@@ -161,5 +162,7 @@ class Communication:
             raise RuntimeError(f"batch_isend_irecv: expected a list of some P2POp (got {type(p2p_op_list).__name__})")
         if self._groups.member_of("batch_isend_irecv", p2p_op_list[0].group) is None:
             return None
-        begun = [getattr(self, each.op.__name__)(each.tensor, each.peer, each.group) for each in p2p_op_list]
+        receive = self._point_to_point.receive  # which does not wait: what is sent may stand behind it
+        calls: dict[str, Callable[..., Task | None]] = {"isend": self.isend, "irecv": receive}
+        begun = [calls[each.op.__name__](each.tensor, each.peer, each.group) for each in p2p_op_list]
         return [task for task in begun if task is not None]

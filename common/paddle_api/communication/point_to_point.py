@@ -1,4 +1,4 @@
-"""From one member of a group to another: `send` at once, `irecv` when it is waited for."""
+"""From one member of a group to another: `send` at once, `irecv` when it is waited for, or at once if it comes soon."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from common.paddle_api.communication.tasks import Task
 from common.paddle_api.communication.tensors import array_dtype, array_of, check_tensor, put_into
 
 __all__ = ["P2POp", "PointToPoint", "Received"]
+
+SOON_S = 1.0
 
 
 class Received(Task):
@@ -26,6 +28,16 @@ class Received(Task):
             self._queue[0]._carry_out()
         return True
 
+    @property
+    def is_next(self) -> bool:
+        """Whether nothing else is to be received from that rank before."""
+        return self._queue[0] is self
+
+    def comes(self, seconds: float) -> bool:
+        """Whether it begins to, within so many seconds."""
+        found: bool = self.group.process_group.between_two.comes(self.source, seconds)
+        return found
+
     def _carry_out(self) -> None:
         tensor, post = self.tensor, self.group.process_group.between_two
         found = post.receive(self.source, "send", array_dtype(tensor), tensor.shape)
@@ -40,6 +52,7 @@ class PointToPoint:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._awaited: dict[tuple[Any, int], deque[Received]] = {}  # by group and source
+        self._expects = True  # that what is to be received comes soon
 
     def send(self, tensor: Any, dst: int, group: Any) -> Task | None:
         check_tensor("send", "tensor", tensor)
@@ -53,6 +66,17 @@ class PointToPoint:
         if (group := self._with_other("recv", "src", src, group)) is None:
             return None
         return Received(tensor, src, group, self._awaited.setdefault((group, src), deque()))
+
+    def receive_soon(self, tensor: Any, src: int, group: Any) -> Received | None:
+        """Likewise, for a program that reads what `irecv` receives without waiting for it, as it may where Paddle's
+        groups are Gloo's: there `irecv` blocks. Here it does for SOON_S at most, until that was once in vain: of a
+        program whose ranks ask before they send."""
+        received = self.receive(tensor, src, group)
+        if received and self._expects and received.is_next:
+            self._expects = received.comes(SOON_S)
+            if self._expects:
+                received.wait()
+        return received
 
     def finish(self, group: Any, src: int) -> None:
         """All that was to be received from that rank before."""

@@ -81,6 +81,10 @@ class Post:
             raise ProtocolError(f"rank {source} sent {len(body)} bytes in {theirs}, expected {nbytes}")
         return np.frombuffer(body, dtype).reshape(sent[3] if shape is None else shape)
 
+    def comes(self, source: int, seconds: float) -> bool:
+        """Whether what rank `source` sends next begins to come within so many seconds."""
+        return self._messenger.comes(source, self._channel, seconds)
+
     def _header(self, source: int, message: bytearray) -> list[Any]:
         try:
             (length,) = LENGTH.unpack_from(message)

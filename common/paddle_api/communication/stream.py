@@ -253,10 +253,12 @@ class Stream:
     def recv(
         self, tensor: Any, src: int = 0, group: Any = None, sync_op: bool = True, use_calc_stream: bool = False
     ) -> Task | None:
-        """Replace a tensor by what rank `src` sends next; without sync_op when the task is waited for."""
+        """Replace a tensor by what rank `src` sends next; without sync_op when the task is waited for, or at once
+        if it comes soon."""
         check_stream("recv", sync_op, use_calc_stream)
-        task = self._point_to_point.receive(tensor, src, group)
-        if task and sync_op:
+        if not sync_op:
+            return self._point_to_point.receive_soon(tensor, src, group)
+        if task := self._point_to_point.receive(tensor, src, group):
             task.wait()
         return task
 

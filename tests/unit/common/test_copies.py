@@ -42,6 +42,9 @@ class Mail(Messenger):
     def receive(self, source: int, channel: int) -> bytearray:
         return bytearray(self._post[source, self.rank, channel].get(timeout=WAIT_S))
 
+    def comes(self, source: int, channel: int, seconds: float) -> bool:
+        raise NotImplementedError
+
 
 class Job:
     """Of three hosts with two ranks each; every rank in a thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ pytest.importorskip("paddle")
 import paddle
 
 from common.errors import PeerLost, ProtocolError
-from tests.support.thread_messenger import communicating, errors_communicating
+from common.paddle_api.communication import point_to_point
+from tests.support.thread_messenger import ThreadMessenger, communicating, errors_communicating
 
 
 def filled(value: float, size: int = 3) -> Any:
@@ -44,7 +46,8 @@ def test_irecv_is_carried_out_by_whatever_is_received_after_it() -> None:
             dist.send_object_list(["five"], 1)
             return []
         one, two, three, four = (filled(0) for _ in range(4))
-        first, second = dist.irecv(one, 0), dist.irecv(two, 0)
+        ops = [dist.P2POp(dist.irecv, tensor, 0) for tensor in (one, two)]
+        first, second = dist.batch_isend_irecv(ops)
         assert one.tolist() == [0, 0, 0]  # not yet
         dist.recv(three, 0)
         fourth = dist.irecv(four, 0)
@@ -54,6 +57,46 @@ def test_irecv_is_carried_out_by_whatever_is_received_after_it() -> None:
         return [float(t[0]) for t in (one, two, three, four)] + objects + done
 
     assert communicating(2, body)[1] == [1.0, 2.0, 3.0, 4.0, "five", True, True, True]
+
+
+@pytest.mark.parametrize("how", ["irecv", "recv"])
+def test_what_comes_soon_is_there_when_irecv_returns(how: str) -> None:
+    """As over Gloo, whose programs may forget to wait."""
+
+    def body(dist: Any) -> Any:
+        got = filled(0)
+        if dist.get_group(0).rank == 0:
+            time.sleep(0.05)
+            dist.isend(filled(7), 1)
+            return None
+        dist.irecv(got, 0) if how == "irecv" else dist.recv(got, 0, sync_op=False)
+        return got.tolist()
+
+    assert communicating(2, body)[1] == [7.0] * 3
+
+
+def test_ranks_that_ask_before_they_send_wait_for_each_other_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(point_to_point, "SOON_S", 0.1)
+    comes, came = ThreadMessenger.comes, dict[int, list[bool]]()
+
+    def noted(self: ThreadMessenger, *given: Any) -> bool:
+        came.setdefault(self.rank, []).append(comes(self, *given))
+        return came[self.rank][-1]
+
+    monkeypatch.setattr(ThreadMessenger, "comes", noted)
+
+    def body(dist: Any) -> None:
+        peer = 1 - dist.get_group(0).rank
+        for step in range(3):
+            got = filled(0)
+            task = dist.irecv(got, peer)
+            dist.send(filled(step), peer)
+            task.wait()
+            assert got.tolist() == [step] * 3
+
+    communicating(2, body)
+    assert [False] in came.values()  # whoever asked first
+    assert all(all(looks[:-1]) for looks in came.values())
 
 
 @pytest.mark.parametrize("how", ["wait", "is_completed", "synchronize", "dist.wait"])
