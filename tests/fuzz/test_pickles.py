@@ -19,7 +19,10 @@ from tests.fuzz.target import Finding
 from tests.fuzz.test_parsers import ALL
 from tests.support.groups import ROOT
 
-MAY = {"common/paddle_api/communication/objects.py"}  # where the user asks for it by --allow-pickle
+MAY = {
+    "common/paddle_api/communication/objects.py",  # where the user asks for it by --allow-pickle
+    "common/program/script.py",  # executes his program's file
+}
 
 
 class Canary:
