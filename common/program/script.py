@@ -22,11 +22,12 @@ from common.launch.settings import placement_from
 from common.program.install import install, installed
 from common.system.process import last_words, note_children, prepare_process
 
-__all__ = ["main", "origin_of"]
+__all__ = ["main", "origin_of", "run_script"]
 
 APART = __name__.removesuffix("common.program.script")  # where our packages are loaded; "" as usual
 OURS = {APART + "ps", APART + "collective"}
 PACKAGES = Path(__file__).parents[2]  # where ours are
+STARTED_IN = os.getcwd() + os.sep  # wherever the program goes
 NOT_THE_PROGRAM = (  # how files of Python, of libraries and of ours begin
     "<",
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -63,7 +64,7 @@ def run_script(words: list[str]) -> None:
     if not Path(script).is_file():
         raise UsageError(f"no such script: {script}")
     path = os.path.abspath(script)
-    if pkgutil.get_importer(path) is not None:  # an archive
+    if script.endswith(".pyc") or pkgutil.get_importer(path) is not None:  # compiled, or an archive
         runpy.run_path(path, run_name="__main__")
         return
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -130,8 +131,7 @@ def origin_of(error: BaseException) -> str:
         file = frame.f_code.co_filename
         if not file.startswith(NOT_THE_PROGRAM):
             found = f"{file}:{line}"
-    below = str(Path.cwd()) + os.sep
-    return found.removeprefix(below)
+    return found.removeprefix(STARTED_IN)
 
 
 def below_ours(error: BaseException) -> TracebackType | None:
