@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import runpy
 import sys
 import time
 import zipfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import GradSyncError
-from common.program.script import origin_of
+from common.program.script import origin_of, run_script
 from common.system.process import die_with_parent, prepare_process
 from common.system.process_memory import pss_bytes
 
@@ -122,10 +121,9 @@ def main() -> int:
     memory_before = pss_bytes()
     clock = StepClock(pss_bytes, lambda steps: write_snapshot(Path(record), steps, models))
     listen_to_backward(clock)
-    sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_script([script, *arguments])
     except SystemExit as exc:
         if isinstance(exc.code, str) and exc.code:  # named, so that it is known as the reason
             print(f"SystemExit: {exc.code}", file=sys.stderr)

@@ -24,19 +24,7 @@ __all__ = ["Life", "RestartFlags", "supervise"]
 
 HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again ends there again
 # of a Supervisor, for the next launcher
-STATE = [
-    "epoch",
-    "causes",
-    "parts",
-    "replayed",
-    "lost_s",
-    "_born",
-    "_recent",
-    "_failed_at",
-    "_begun",
-    "_mends",
-    "_alone",
-]
+STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
 # not so: a link may come back, and who was killed when the last one had come is still counted among those that meet
 PASSING = re.compile(r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice)")
@@ -203,7 +191,7 @@ class Supervisor:
     _begun: float = 0.0
     _mends: bool = False  # a failure that nothing has recovered from yet
     _started_over: bool = False  # before the group was complete
-    _alone: bool = False  # likewise, in this life
+    _alone: bool = False  # likewise, in this life: if that was too late for the others, it takes no further restart
 
     def run(self, live: Callable[[Life], None]) -> None:
         if self.epoch:
@@ -305,7 +293,7 @@ class Supervisor:
         Raises:
             RecoveryFailed: it may not be.
         """
-        follows = self._follows(failure)
+        follows, self._alone = self._alone and bool(self._recent) and tells_of_another(failure), False
         number = f"still restart {len(self._recent)}" if follows else self._take_restart(failure)
         ended = f"the others ended within {self.clock() - self._failed_at:.1f} s"
         self.say(f"{failure.cause}, {self._after()}; {ended}; starting all again ({number})")
@@ -313,18 +301,10 @@ class Supervisor:
             self.epoch = self.agree(self.epoch + 1)
         except UsageError as exc:
             raise RecoveryFailed(f"{failure.cause}; then the launchers of all hosts did not meet: {exc}") from exc
-        if not follows:
+        if follows:
+            self.parts -= 1
+        else:
             self._count(failure)
-
-    def _follows(self, failure: ProcessFailed) -> bool:
-        """Whether who was started again alone has come too late, as the others were about to be connected with the one
-        before it: it is no further failure, once."""
-        alone, self._alone = self._alone, False
-        follows = alone and not failure.by_signal and bool(self._recent)
-        told = PASSING.search(failure.cause) or MISSING.search(failure.cause)
-        follows = follows and (failure.exit_code == PeerError.exit_code or bool(told))
-        self.parts -= follows
-        return follows
 
     def _take_restart(self, failure: ProcessFailed) -> str:
         """Which one it is, in words.
@@ -377,6 +357,12 @@ class Supervisor:
 
 def steps_of(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
+
+
+def tells_of_another(failure: ProcessFailed) -> bool:
+    """It failed because another process had been lost."""
+    told = PASSING.search(failure.cause) or MISSING.search(failure.cause)
+    return failure.exit_code == PeerError.exit_code or bool(told)
 
 
 def is_hopeless(failure: ProcessFailed, *, again: bool = False) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import paddle
 
 from common.errors import PeerLost, ProtocolError
 from common.paddle_api.communication import point_to_point
+from tests.support.groups import DEADLINE_S
 from tests.support.thread_messenger import ThreadMessenger, communicating, errors_communicating
 
 
@@ -60,13 +61,21 @@ def test_irecv_is_carried_out_by_whatever_is_received_after_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["irecv", "recv"])
-def test_what_comes_soon_is_there_when_irecv_returns(how: str) -> None:
+def test_what_comes_soon_is_there_when_irecv_returns(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over Gloo, whose programs may forget to wait."""
+    comes, asked = ThreadMessenger.comes, threading.Event()
+
+    def told(self: ThreadMessenger, *given: Any) -> bool:
+        asked.set()
+        return comes(self, *given)
+
+    monkeypatch.setattr(ThreadMessenger, "comes", told)
+    monkeypatch.setattr(point_to_point, "SOON_S", DEADLINE_S)
 
     def body(dist: Any) -> Any:
         got = filled(0)
         if dist.get_group(0).rank == 0:
-            time.sleep(0.05)
+            assert asked.wait(DEADLINE_S)
             dist.isend(filled(7), 1)
             return None
         dist.irecv(got, 0) if how == "irecv" else dist.recv(got, 0, sync_op=False)
