@@ -394,12 +394,14 @@ class Goodbye(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ..., because: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "message")
+    __slots__ = ("kind", "message", "served")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     message: str
-    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    served: int
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., served: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -42,6 +42,7 @@ class Inbox:
         self._target: FloatArray = np.empty(0, np.float32)  # what is served next is written to; the whole arena's
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.served = Served()  # what told so
+        self.last_served = 0  # of a server that has failed: the step whose result it had sent before
         self._came: list[tuple[int, int]] = []  # of the words of the next version: where each run begins and ends
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
@@ -142,6 +143,7 @@ class Inbox:
                 self._state.append(message.state)
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
+                self.last_served = message.failure.served
             self._changed.notify_all()
 
     def place(self, chunk: Chunk, size: int) -> FloatArray | None:

@@ -20,6 +20,7 @@ from ps.client.session import Session
 __all__ = ["Servers"]
 
 SLICE_S = 0.05  # a trainer that waits for a note looks this often whether somebody died
+ON_ITS_WAY_S = 0.5  # without a byte of it: then a result that a server has sent before it failed does not come
 
 
 class Servers:
@@ -67,8 +68,12 @@ class Servers:
             return done()
 
     def wait_for_step(self, version: int, doing: str) -> None:
-        """Wait until what is served at the end of a step has come from all servers."""
+        """Wait until what is served at the end of a step has come from all servers, also if one has failed since."""
         begun = time.monotonic()
+
+        def has_come(session: Session) -> bool:
+            return session.inbox.version >= version
+
         for session in self.sessions:
             while session.plane.tells_results and session.inbox.version < version:
                 late = time.monotonic() > max(begun, session.inbox.heard_at) + self.timeout + GRACE
@@ -77,7 +82,26 @@ class Servers:
                     session.inbox.take(message)
                 elif vain:
                     break
-        self.wait(lambda session: session.inbox.version >= version, doing, begun=begun)
+        try:
+            self.wait(has_come, doing, begun=begun)
+        except GradSyncError:
+            if not self._still_comes(version, has_come):
+                raise
+
+    def _still_comes(self, version: int, has_come: Callable[[Session], bool]) -> bool:
+        """Whether the result of a step comes after a failure. A server that fails says which one it has sent; over TCP
+        that travels apart, and may come later."""
+        if max(session.inbox.last_served for session in self.sessions) < version:
+            return False
+        while missing := [session for session in self.sessions if not has_come(session)]:
+            if time.monotonic() > max(session.inbox.heard_at for session in missing) + ON_ITS_WAY_S:
+                return False
+            for session in missing:
+                if session.plane.tells_results and (message := session.plane.hear(SLICE_S)):
+                    session.inbox.take(message)
+            with self._changed:
+                self._changed.wait_for(lambda: all(map(has_come, self.sessions)), SLICE_S)
+        return True
 
     def wait(self, done: Callable[[Session], bool], doing: str, *, begun: float | None = None) -> None:
         """Wait until `done` holds for every session; the server, which knows more, is the first to complain. The limit

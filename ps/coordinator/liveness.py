@@ -20,9 +20,9 @@ __all__ = ["Lives", "Members", "ServerQueue", "tell"]
 ServerQueue = SendQueue[ServerMessage | Outgoing]  # of the messages to one trainer
 
 
-def tell(queue: ServerQueue, error: GradSyncError) -> None:
-    """The last message of a session that failed."""
-    queue.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error)))])
+def tell(queue: ServerQueue, error: GradSyncError, served: int = 0) -> None:
+    """The last message of a session that failed; that step's result was sent before."""
+    queue.put([ServerMessage(failure=Failure(kind=type(error).__name__, message=str(error), served=served))])
     queue.end()
 
 
@@ -54,6 +54,7 @@ class Members:
     def __init__(self, nranks: int, epoch: int, lock: threading.Condition) -> None:
         self.nranks, self.epoch = nranks, epoch
         self.steps = 0  # that have ended
+        self.served: dict[int, int] = {}  # the last step, as the store counts, whose result each rank was sent
         self.queues: dict[int, ServerQueue] = {}  # of those who have come
         self.gone: set[int] = set()
         self.failure: GradSyncError | None = None
@@ -129,8 +130,8 @@ class Members:
         if self.over:
             return
         self.failure = error
-        for queue in self.queues.values():
-            tell(queue, error)
+        for rank, queue in self.queues.items():
+            tell(queue, error, self.served.get(rank, 0))
         self._end()
 
     def at_end(self, call: Callable[[], None]) -> None:

@@ -104,6 +104,8 @@ class Stepping:
         for result in progress.results:
             reach("before-reply", step)
             self._planes.deliver(result)
+            if result.complete:
+                members.served.update(dict.fromkeys(result.ranks, result.step))
             reach("replied", step)
         self._commits.after(members.steps, store)
         if progress.finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,6 @@ for step in range(4):
 """
 
 
-AT = {"ps": 3, "collective": 2}  # servers count the first update as two steps: until then the optimizer is not known
-
-
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize(("scheme", "plane"), [(scheme, plane) for scheme in SCHEMES for plane in PLANES[scheme]])
 def test_a_gradient_that_is_not_finite(scheme: str, plane: str, value: str, start: Start, tmp_path: Path) -> None:
@@ -48,6 +44,4 @@ def test_a_gradient_that_is_not_finite(scheme: str, plane: str, value: str, star
     for rank in range(2):
         said = (tmp_path / f"workerlog.{rank}").read_text()
         assert "unchanged at step 2" in said, said
-        assert re.search(
-            rf"NonFiniteGradient: rank 1's gradient of parameter weight is not finite at step {AT[scheme]} ", said
-        ), said
+        assert "NonFiniteGradient: rank 1's gradient of parameter weight is not finite at step 2 " in said, said

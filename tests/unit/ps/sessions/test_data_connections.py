@@ -163,6 +163,37 @@ def test_a_data_connection_that_ends_ends_the_training_and_names_its_rank(end: C
         assert isinstance(errors[1], PeerLost)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_step_that_a_server_has_ended_counts_also_where_its_failure_overtakes_the_result(comes: bool) -> None:
+    """A failure is told over gRPC. If the result does not follow, the failure is told after all."""
+
+    def body(client: Client, arena: Arena) -> FloatArray:
+        take_step(client, arena)
+        servers = client._servers
+        inbox, take = servers.sessions[0].inbox, servers.sessions[0].inbox.take
+
+        def take_late(message: ServerMessage, words: FloatArray | None = None) -> None:
+            if message.WhichOneof("kind") == "served":
+                until(lambda: servers.error is not None, "the failure")
+            if comes or message.WhichOneof("kind") != "served":
+                take(message, words)
+
+        if client.rank == 0:
+            inbox.take = take_late  # type: ignore[method-assign]
+        take_step(client, arena)
+        if client.rank == 1:
+            raise ValueError("no more")
+        results.append(arena.parameters.copy())
+        take_step(client, arena)
+        return arena.parameters
+
+    results: list[FloatArray] = []
+    with serving(2) as (server,):
+        errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
+        assert_all([errors[0], failure_of(server)], PeerLost, "rank 1 left at step 2 with ValueError: no more")
+    assert [each.tobytes() for each in results] == [expected_after(2, 2, make_arena(0)).tobytes()] * comes
+
+
 def test_a_damaged_frame_is_an_error_that_names_who_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checksums are on between hosts."""
     monkeypatch.setattr("common.network.links.on_loopback", lambda connection: False)
