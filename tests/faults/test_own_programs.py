@@ -32,7 +32,7 @@ Train = Callable[..., tuple[str, Started]]
 def write_fashion(folder: Path) -> None:
     random = np.random.default_rng(0)
     folder.mkdir()
-    for prefix, count in (("train", 100), ("t10k", 100)):
+    for prefix, count in (("train", 64), ("t10k", 16)):
         images, labels = random.integers(0, 256, (count, 28, 28), np.uint8), random.integers(0, 10, count, np.uint8)
         content = {"images-idx3": struct.pack(">4I", 2051, count, 28, 28) + images.tobytes()}
         content["labels-idx1"] = struct.pack(">2I", 2049, count) + labels.tobytes()

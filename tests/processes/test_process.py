@@ -23,6 +23,17 @@ prepare_process()
 os.write(1, b"%d\\n" % os.getpid())
 signal.pause()
 """
+NEVER_ENDS = """
+import time
+from common.system import process
+process.END_S = 1
+process.prepare_process()
+class Last:
+    def __del__(self, wait=time.sleep):
+        wait(60)
+last = Last()
+print("all is done", flush=True)
+"""
 LAUNCHER = f"""
 import os, signal, subprocess, sys
 environment = {{**os.environ, {PARENT_VARIABLE!r}: str(os.getpid())}}
@@ -63,6 +74,11 @@ def test_threads_of_a_users_program_take_turns_as_under_paddle() -> None:
     sys.setswitchinterval(0.005)
     prepare_process(of_user=True)
     assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_a_process_whose_end_takes_too_long_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", NEVER_ENDS], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout) == (-signal.SIGALRM, "all is done\n"), done.stderr
 
 
 def test_without_a_launcher_nothing_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
