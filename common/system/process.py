@@ -54,7 +54,7 @@ DONE = "done"  # another one: nothing is lost with it any more
 STARTED = "started"  # how one begins that holds the numbers of the processes that end with this one
 SAYS = "says"  # how lines there begin that are for the launcher's terminal
 RESTARTS_VARIABLE = "GRADSYNC_RESTARTS"  # how often a launcher has mended this job after a failure
-END_S = 20  # seconds that Python and C may take for the end of a process when all else is done
+END_S = 30  # seconds that Python and C may take for the end of a process when all else is done
 LAST_WORDS_VARIABLE = "GRADSYNC_LAST_WORDS"  # its file for them, where this process shares its terminal
 
 
@@ -82,14 +82,16 @@ def prepare_process(*, of_user: bool = False) -> None:
     tune_malloc()
     quiet_once_paddle_is_there()
     die_with_parent()
+    atexit.unregister(end_in_time)
     atexit.register(end_in_time)  # the first one is called last
 
 
 def end_in_time() -> None:
-    """Have the kernel end this process by SIGALRM if it still runs after END_S. Threads of C code may wait for one
-    another as it ends, and nobody in it could tell: behind a cut link gRPC was seen to, once in some 400 ends."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    """Have the kernel end this process by SIGALRM if it still runs after END_S, when what others have left to `atexit`
+    is done. Then objects are dropped and C code ends, and nobody in it could tell if that waits for ever: one of some
+    400 ranks behind a cut link, which had done everything, was still there after 37 s."""
     signal.alarm(END_S)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:

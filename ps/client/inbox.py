@@ -43,6 +43,7 @@ class Inbox:
         self.version = -1  # how many steps the parameters that have wholly arrived are old
         self.served = Served()  # what told so
         self.last_served = 0  # of a server that has failed: the step whose result it had sent before
+        self.words_at = 0.0  # when the last words came, over a data connection
         self._came: list[tuple[int, int]] = []  # of the words of the next version: where each run begins and ends
         self.gathered: dict[int, bytearray] = {}  # by sequence number
         self._gathering = bytearray()  # what has arrived of the next one
@@ -157,11 +158,12 @@ class Inbox:
         if self._closed or not self._welcome.is_set():
             return None
         self._came.append((chunk.start, chunk.start + size))
+        self.words_at = self.heard_at
         return self._target[chunk.start : chunk.start + size]
 
     def took_words(self) -> None:
         """Some have been written there."""
-        self.heard_at = time.monotonic()
+        self.heard_at = self.words_at = time.monotonic()
         self.unanswered = False
 
     def hung_up(self) -> None:

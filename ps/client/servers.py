@@ -20,7 +20,7 @@ from ps.client.session import Session
 __all__ = ["Servers"]
 
 SLICE_S = 0.05  # a trainer that waits for a note looks this often whether somebody died
-ON_ITS_WAY_S = 0.5  # without a byte of it: then a result that a server has sent before it failed does not come
+ON_ITS_WAY_S = 0.5  # after the last message of it: then a result that was sent before a failure does not come
 
 
 class Servers:
@@ -93,8 +93,11 @@ class Servers:
         that travels apart, and may come later."""
         if max(session.inbox.last_served for session in self.sessions) < version:
             return False
+        begun = time.monotonic()
         while missing := [session for session in self.sessions if not has_come(session)]:
-            if time.monotonic() > max(session.inbox.heard_at for session in missing) + ON_ITS_WAY_S:
+            if any(session.inbox.error and session.inbox.last_served < version for session in missing):
+                return False
+            if time.monotonic() > max(begun, *(session.inbox.words_at for session in missing)) + ON_ITS_WAY_S:
                 return False
             for session in missing:
                 if session.plane.tells_results and (message := session.plane.hear(SLICE_S)):

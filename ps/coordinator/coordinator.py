@@ -275,12 +275,16 @@ class Coordinator:
         with self._lock:
             self._lock.wait_for(lambda: self._members.over, timeout)
 
-    def close(self) -> None:
-        """Give all memory back, when nobody is heard any longer, whoever still refers to this group."""
+    def close(self, until: float = 0.0) -> None:
+        """Give all memory back, when nobody is heard any longer, whoever still refers to this group.
+
+        Args:
+            until: results are still sent, until then at most; monotonic, in seconds.
+        """
         with self._lock:
             self._registration.close()
         self._commits.close()
-        self._planes.close()
+        self._planes.close(until)
 
     def status(self) -> StatusReply:
         """How the training goes."""

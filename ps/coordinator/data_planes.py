@@ -175,11 +175,15 @@ class DataPlanes:
         if self._memory and self._memory.in_use:
             self._memory.bell.post()
 
-    def close(self) -> None:
+    def close(self, until: float = 0.0) -> None:
+        """
+        Args:
+            until: results are still sent, until then at most; monotonic, in seconds.
+        """
         if self._port:
             self._port.close()
         for connection in self._connections:
-            connection.close()
+            connection.close(until)
         if self._memory:
             self._memory.close()
         self._memory = None

@@ -46,9 +46,9 @@ class Group:
         """Whether the rank was given this token."""
         return rank < len(self._tokens) and secrets.compare_digest(token, self._tokens[rank])
 
-    def close(self) -> None:
-        """Give all memory back, when nobody is heard any longer."""
-        self.coordinator.close()
+    def close(self, until: float = 0.0) -> None:
+        """Give all memory back, when nobody is heard any longer; `until`: see Coordinator.close."""
+        self.coordinator.close(until)
         self._pool.close()
 
 
@@ -193,13 +193,13 @@ class Groups:
             group.coordinator.wait_until_over(timeout)
         self.first.coordinator.stop_after_step(error)
 
-    def close(self) -> None:
-        """Give all memory back, when nobody is heard any longer."""
+    def close(self, until: float = 0.0) -> None:
+        """Likewise, of all."""
         self._helper.shutdown()
         with self._lock:
             further, self._further = list(self._further.values()), {}
         for group in (*further, self.first):
-            group.close()
+            group.close(until)
         if self._port:
             self._port.close()
 

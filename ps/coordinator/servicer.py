@@ -173,8 +173,9 @@ class ParameterServer:
         if not self._roster.complete:  # those who have joined wait there
             self._roster.fail(self._coordinator.failure or closed)
         self._health.enter_graceful_shutdown()
+        until = time.monotonic() + FAREWELL_S
         self._server.stop(FAREWELL_S).wait()
-        self._groups.close()
+        self._groups.close(until)
 
     def __enter__(self) -> ParameterServer:
         return self

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -71,6 +72,7 @@ class DataConnection:
         self._drawn = True  # everything that was put has been made into parts
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._asleep, self._woken, self._closing = False, False, False
+        self._until = 0.0  # when it is closed: seconds of the clock until which what was put is still sent
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="gradsync-data", daemon=True)
@@ -108,11 +110,15 @@ class DataConnection:
         """In a forked child, which has no part in it."""
         self._link.connection.close()
 
-    def close(self) -> None:
-        """Idempotent."""
+    def close(self, until: float = 0.0) -> None:
+        """Idempotent.
+
+        Args:
+            until: what was put is still sent, until then at most; monotonic, in seconds.
+        """
         if self._closing:
             return
-        self._closing = True
+        self._until, self._closing = until, True
         os.eventfd_write(self._bell, 1)
         self._thread.join()
         self._link.connection.close()
@@ -121,7 +127,7 @@ class DataConnection:
     def _run(self) -> None:
         error: Exception | None = None
         try:
-            while not self._closing:
+            while not self._over():
                 self._woken = False
                 with self._sending:
                     moved = self._send()
@@ -137,6 +143,13 @@ class DataConnection:
             self._receiver.ended(error)
             if error and not isinstance(error, GradSyncError):
                 raise error
+
+    def _over(self) -> bool:
+        """Whether it has been closed, and sends nothing any more."""
+        if not self._closing:
+            return False
+        left = self._waiting or not self._drawn or self._link.unsent
+        return not left or time.monotonic() > self._until
 
     def _send(self) -> bool:
         """Once; whether anything was."""
@@ -212,9 +225,12 @@ class DataConnection:
         if link.unsent:
             events |= select.POLLOUT
         self._poll.register(link.connection, events)
+        limit = HELD_S if held else None
         self._asleep = True
-        if not (self._woken or self._closing):
-            for descriptor, event in self._poll.poll(HELD_S * 1000 if held else None):
+        if self._closing:
+            limit = max(0.0, self._until - time.monotonic())
+        if not self._woken:
+            for descriptor, event in self._poll.poll(None if limit is None else limit * 1000):
                 if descriptor == self._bell:
                     os.eventfd_read(self._bell)
                 elif not event & events:  # reset, while nothing was wanted

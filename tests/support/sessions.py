@@ -108,10 +108,12 @@ def as_trainer(
     rank: int,
     nranks: int,
     body: Callable[[Client, Arena], Any],
+    *,
+    arena_of: Callable[[int], Arena] = make_arena,
     **options: Any,
 ) -> Any:
     """Join, register, call `body`, and leave; after an error with the reason, as training does."""
-    client, arena = Client(servers, rank, nranks, **options), make_arena(rank)
+    client, arena = Client(servers, rank, nranks, **options), arena_of(rank)
     try:
         client.register(arena, SGD())
         result = body(client, arena)

@@ -7,7 +7,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -192,6 +194,32 @@ def test_a_step_that_a_server_has_ended_counts_also_where_its_failure_overtakes_
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body, data_plane="tcp"))
         assert_all([errors[0], failure_of(server)], PeerLost, "rank 1 left at step 2 with ValueError: no more")
     assert [each.tobytes() for each in results] == [expected_after(2, 2, make_arena(0)).tobytes()] * comes
+
+
+def test_a_server_that_fails_still_sends_what_a_step_gave() -> None:
+    """More of it than the kernel takes at once, to a trainer that takes none of it before it hears of the failure."""
+
+    def large(rank: int) -> Arena:
+        return make_arena(rank, [("weight", (4_000_000,))], bucket_bytes=1 << 22)
+
+    def body(client: Client, arena: Arena) -> None:
+        take_step(client, arena)
+        inbox, place = client._servers.sessions[0].inbox, client._servers.sessions[0].inbox.place
+        if client.rank == 0:
+            inbox.place = lambda chunk, size: place(chunk, size) if inbox.error else None  # type: ignore[method-assign]
+        take_step(client, arena)
+        if client.rank == 1:
+            raise ValueError("no more")
+        results.append(arena.parameters.copy())
+        take_step(client, arena)
+
+    results: list[FloatArray] = []
+    with serving(2) as (server,), ThreadPoolExecutor(1) as beside:
+        beside.submit(lambda: (failure_of(server), server.close()))
+        trainers = partial(as_trainer, [server.address], nranks=2, body=body, arena_of=large, data_plane="tcp")
+        errors = errors_of(2, lambda rank: trainers(rank=rank))
+        assert_all([errors[0]], PeerLost, "rank 1 left at step 2 with ValueError: no more")
+    assert [each.tobytes() for each in results] == [expected_after(2, 2, large(0)).tobytes()]
 
 
 def test_a_damaged_frame_is_an_error_that_names_who_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
