@@ -36,7 +36,7 @@ class ProcessFailed(GradSyncError):
         words: what it said itself, if it has no log: to be shown instead of the message.
         cause: who failed and why, in a line.
         since: when it was seen to have ended, monotonic seconds.
-        joined: whether it had begun to join its group.
+        joined: whether it had begun to join its group; of a server, whether somebody had.
         by_signal: whether a signal killed it.
     """
 
@@ -185,7 +185,7 @@ def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> Pro
         words=words,
         cause=cause,
         since=first.ended_at,
-        joined=first.has_joined(),
+        joined=any(each.has_joined() for each in (children if first.name.startswith("server") else [first])),
         by_signal=code < 0,
     )
 

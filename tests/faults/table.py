@@ -124,6 +124,11 @@ TABLE = [
         "",
         "there is nobody to be asked",
     ),
+    both(
+        7,
+        "with restarts: the job ends with the bits of the undisturbed run",
+        "test_mended_messages.py::test_a_job_whose_message_went_wrong_is_mended",
+    ),
     both(7, "one that is not as it was sent, NumPy ranks", f"{RANKS}::test_a_message_does_not_come_as_it_was_sent"),
     both(8, "flips between hosts, with and without TLS", f"{RANKS}::test_bits_flip_between_hosts"),
     Fault(

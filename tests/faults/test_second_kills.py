@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -10,20 +11,27 @@ pytest.importorskip("paddle")
 
 from tests.faults.jobs import SCHEMES, Once
 from tests.faults.kills import Run, left_by, undisturbed
-from tests.faults.test_kills import A_RANK, WHERE_ALL_MEET
+from tests.faults.test_kills import A_RANK, LATE, ONCE, WHERE_ALL_MEET
 
 SEEDS = 20
+ROUND = int(os.environ.get("GRADSYNC_FAULTS", "0") or 0)  # another one has other pairs
 SECOND = {"collective": ("joined", "backward", "before-reduce"), "ps": ("joined", "backward", "before-push", "pushed")}
 OF_A_SERVER = ("got-push", "stored", "before-reply")
 
 
 def pair(scheme: str, seed: int) -> tuple[str, str]:
     """(plane, two faults): the second one strikes in the first step after the first."""
-    chance = random.Random(seed)
+    chance = random.Random(ROUND * SEEDS + seed)
     plane, first = chance.choice([each[1:] for each in (*A_RANK, *WHERE_ALL_MEET) if each[0] == scheme])
     who = chance.choice(("0", "1", "s0") if scheme == "ps" else ("0", "1"))
     point = chance.choice(OF_A_SERVER if who == "s0" else SECOND[scheme])
     return plane, f"{first},{point}:{who}:0"
+
+
+def is_late(faults: str) -> bool:
+    """Whether the first one may come when nobody is to join any more, or to be killed."""
+    point, _, step = faults.partition(",")[0].split(":")
+    return point in ONCE or LATE.get(point) == int(step)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -32,7 +40,7 @@ def test_a_second_kill_during_recovery(scheme: str, seed: int, run: Run, once: O
     plane, faults = pair(scheme, seed)
     job = run(scheme, faults, "--max-restarts", 2, plane=plane)
     assert job.started.code == 0, f"{faults}: {job.err}"
-    assert job.struck(), faults
+    assert len(job.struck()) == 2 or is_late(faults), faults
     assert job.err.count("recovered") in (1, 2)
     assert job.digest == undisturbed(run, once)
     assert left_by(job) == []
