@@ -215,9 +215,10 @@ def test_a_server_that_fails_still_sends_what_a_step_gave() -> None:
 
     results: list[FloatArray] = []
     with serving(2) as (server,), ThreadPoolExecutor(1) as beside:
-        beside.submit(lambda: (failure_of(server), server.close()))
+        closed = beside.submit(lambda: (failure_of(server), server.close()))
         trainers = partial(as_trainer, [server.address], nranks=2, body=body, arena_of=large, data_plane="tcp")
         errors = errors_of(2, lambda rank: trainers(rank=rank))
+        closed.result(DEADLINE_S)
         assert_all([errors[0]], PeerLost, "rank 1 left at step 2 with ValueError: no more")
     assert [each.tobytes() for each in results] == [expected_after(2, 2, large(0)).tobytes()]
 
