@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
 from contextlib import suppress
@@ -129,19 +130,25 @@ def nothing_left_behind() -> Iterator[None]:
     before = held_threads() | child_processes().keys()
     yield
     deadline = time.monotonic() + LEAVE_S
-    while (held_threads() | child_processes().keys()) - before and time.monotonic() < deadline:
+    while (left := (held_threads() | child_processes().keys()) - before) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    threads = [t.name for t in held_threads() - before if isinstance(t, threading.Thread)]
-    children = {pid: command for pid, command in child_processes().items() if pid not in before}
+    threads = [where_in(t) for t in left if isinstance(t, threading.Thread)]
+    children = {pid: command for pid, command in child_processes().items() if pid in left}
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     if threads or children:
-        pytest.fail(f"left behind: threads {threads}, processes {children}")
+        pytest.fail(f"left behind: threads {', '.join(threads)}; processes {children}")
 
 
 def held_threads() -> set[threading.Thread | int]:
     """Threads that keep the interpreter from ending: non-daemon ones, and pool workers inside a task (gRPC's too)."""
     return {t for t in threading.enumerate() if t.is_alive() and (is_busy(t) if t in workers() else not t.daemon)}
+
+
+def where_in(thread: threading.Thread) -> str:
+    """The thread's name, and its innermost calls."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name} in {''.join(traceback.format_stack(frame)[-6:])}" if frame else thread.name
 
 
 def workers() -> set[threading.Thread]:
