@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from common.errors import GradSyncError
 from common.launch.job import Job
 from common.system.process_memory import ProcessMemory, added_since
 
-__all__ = ["WARMUP", "MeasuredGroup", "together"]
+__all__ = ["WARMUP", "MeasuredGroup", "mean_seconds", "seconds_of_each"]
 
 START_S = 60.0  # for a group to come together
 ANSWER_S = 300.0  # for a rank to measure one size
@@ -123,7 +124,9 @@ class MeasuredGroup:
     def measure(
         self, nbytes: int, iterations: int, *, warmup: int = WARMUP, check: bool = True
     ) -> tuple[list[float], int]:
-        """(seconds of each iteration, on the slowest rank; elements that were wrong on any rank).
+        """(seconds of each iteration; elements that were wrong on any rank). An iteration lasts from the end of the one
+        before to its own, both on the rank that ends last: so together they take what was waited for, also where ranks
+        of one core go ahead in turn, each fast in one call and slow in the next.
 
         Args:
             warmup: calls before those that are timed.
@@ -131,12 +134,11 @@ class MeasuredGroup:
         """
         job = {"count": nbytes // 4, "iterations": iterations, "warmup": warmup, "check": check}
         answers = self._ask(job)
-        if all("ready" in answer for answer in answers):
+        apart = all("ready" in answer for answer in answers)
+        if apart:
             answers = self._ask({"begin": True})
-        slowest = [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
-        if all("span" in answer for answer in answers):
-            slowest = [together([answer["span"] for answer in answers]) / iterations] * iterations
-        return slowest, sum(answer["wrong"] for answer in answers)
+        times = [answer["times"] for answer in answers]
+        return (mean_seconds if apart else seconds_of_each)(times), sum(answer["wrong"] for answer in answers)
 
     def rest(self) -> None:
         """Give up the memory that the last measurement took, before others are measured."""
@@ -197,6 +199,21 @@ class MeasuredGroup:
         return lines
 
 
-def together(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds from the first begin to the last end; one clock serves all processes of a machine."""
-    return max(end for _, end in spans) - min(begin for begin, _ in spans)
+def seconds_of_each(times: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each iteration, from all ranks' begin and ends; one clock serves all processes of a machine.
+
+    >>> seconds_of_each([[0, 4, 5, 9], [1, 2, 6, 7]])
+    [3, 2, 3]
+    """
+    return [end - begin for begin, end in pairwise(map(max, zip(*times, strict=True)))]
+
+
+def mean_seconds(times: Sequence[Sequence[float]]) -> list[float]:
+    """Likewise, of ranks that never meet: all iterations, from the first begin to the last end, take the same.
+
+    >>> mean_seconds([[0, 4, 5, 9], [1, 2, 6, 7]])
+    [3.0, 3.0, 3.0]
+    """
+    begins, *_, ends = zip(*times, strict=True)
+    iterations = len(times[0]) - 1
+    return [(max(ends) - min(begins)) / iterations] * iterations

@@ -1,11 +1,11 @@
 """`python -m benchmarks.operations.worker OPERATION BACKEND NRANKS ADDRESS CONTROL [RANK]`: one rank that is measured.
 
 Takes jobs over the Unix socket CONTROL, a line of JSON each: {"count": elements, "iterations": k, "warmup": calls
-before those, "check": whether a first call is checked}; answers with the seconds of each iteration and the number of
-elements that the checked call got wrong. Ranks that never meet say {"ready": true} before what is timed, and begin when
-they are told to. {"count": elements, "late": seconds}: the last rank comes that much later
-than the others, who answer with the share of a core that each used while it waited. {"rest": true}: memory is given up.
-Between jobs it sleeps.
+before those, "check": whether a first call is checked}; answers with when what is timed began, when each iteration
+ended, in seconds of the machine's clock, and the number of elements that the checked call got wrong. Ranks that never
+meet say {"ready": true} before what is timed, and begin when they are told to. {"count": elements, "late": seconds}:
+the last rank comes that much later than the others, who answer with the share of a core that each used while it waited.
+{"rest": true}: memory is given up. Between jobs it sleeps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,14 +81,11 @@ def measure(
         run()
     if begin:
         begin()
-    begins = [time.perf_counter()]
+    times = [time.perf_counter()]
     for _ in range(job["iterations"]):
         run()
-        begins.append(time.perf_counter())
-    found = {"seconds": [end - begin for begin, end in pairwise(begins)], "wrong": wrong}
-    if begin:
-        found["span"] = [begins[0], begins[-1]]
-    return found
+        times.append(time.perf_counter())
+    return {"times": times, "wrong": wrong}
 
 
 def begin_together(lines: Any) -> None:

@@ -235,9 +235,9 @@ def _times(nranks: int, rows: Sequence[Row], colours: dict[str, str], op: str) -
         f"sweep-{op}-{nranks}",
         say("{op} on {nranks} ranks", op=op, nranks=nranks),
         say(
-            "Time of one call on the slowest rank against the size of the array, the median over rounds. Both "
-            "scales are logarithmic. Cool colours are ours, dotted lines are the machine's limits. Lower is "
-            "better."
+            "Time of one call, until the last rank has ended it, against the size of the array, the median over "
+            "rounds. Both scales are logarithmic. Cool colours are ours, dotted lines are the machine's limits. "
+            "Lower is better."
         ),
         say("Lines of milliseconds over bytes, {nranks} ranks. {heard}.", nranks=nranks, heard=heard),
         [Key(name, line.colour, line.dash) for name, line in zip(by_name, lines, strict=True)],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.contestants.table_of_sweeps import RATE
-from benchmarks.operations.group import together
+from benchmarks.operations.group import mean_seconds, seconds_of_each
 from benchmarks.operations.worker import BLOCK, measure, wrong_parameters
 
 
@@ -35,7 +35,7 @@ def test_a_measurement_checks_sums_and_times_each_call() -> None:
     good = FakePeer()
     found = measure(good, "all_reduce", {"count": 100, "iterations": 4, "warmup": 2}, 1, 3, checked=True)
     assert found["wrong"] == 0
-    assert len(found["seconds"]) == 4
+    assert len(found["times"]) == 1 + 4
     assert good.calls == 1 + 2 + 4
     assert (
         measure(FakePeer(1.0), "all_reduce", {"count": 100, "iterations": 1, "warmup": 2}, 1, 3, checked=True)["wrong"]
@@ -47,19 +47,21 @@ def test_a_measurement_checks_sums_and_times_each_call() -> None:
     )
 
 
-def test_ranks_that_run_apart_tell_when_they_began_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_run_apart_begin_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 9.0, 10.0, 12.0] * 2)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     job, rank = {"count": 1, "iterations": 4, "warmup": 0}, FakePeer()
-    assert measure(rank, "all_reduce", job, 0, 1, checked=False) == {"seconds": [1, 8, 1, 2], "wrong": 0}
+    assert measure(rank, "all_reduce", job, 0, 1, checked=False) == {"times": [0, 1, 9, 10, 12], "wrong": 0}
     begun: list[bool] = []
     found = measure(rank, "all_reduce", job, 0, 1, checked=False, begin=lambda: begun.append(True))
-    assert found["span"] == [0, 12]
+    assert found["times"] == [0, 1, 9, 10, 12]
     assert begun == [True]
 
 
-def test_ranks_that_run_apart_take_as_long_as_all_of_them() -> None:
-    assert together([(1.0, 4.0), (2.5, 5.0), (0.5, 3.0)]) == 4.5
+def test_ranks_that_take_turns_are_not_counted_twice() -> None:
+    times = [[0.0, 4.0, 5.0, 9.0], [1.0, 2.0, 6.0, 7.0]]
+    assert seconds_of_each(times) == [3, 2, 3]
+    assert mean_seconds(times) == [3, 3, 3]
 
 
 class FakeServer(FakePeer):
