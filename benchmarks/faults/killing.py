@@ -25,6 +25,7 @@ from common.commit.folder import CommitFolder
 from common.credentials.credentials import TOKEN_VARIABLE, environment_of, find
 from common.credentials.token import new_token
 from common.errors import GradSyncError
+from common.system.process import JOINED_VARIABLE
 
 __all__ = ["Killing", "Role"]
 
@@ -33,6 +34,7 @@ END_S, STEP_S = 60.0, 0.02  # what takes longer than this and so much for each s
 MODULES = {"collective.trainer": "rank", "ps.trainer": "rank", "ps.server": "server"}
 TRAINING = ["--model", "mlp:16", "--dataset", "digits", "--batch-size", "8"]
 RECOVERED = re.compile(r"\brecovered: (?:.* (\d+) steps? replayed)?")
+ADDRESS_FLAG = "--address-file"  # of a server
 MEGABYTE = 1e6
 
 Role = tuple[str, psutil.Process]  # "rank 1", "server 0" or "launcher 0"
@@ -197,14 +199,23 @@ class Killing:
         else:
             self.until(lambda: any(each == who and process != victim for each, process in self.alive()), "new process")
         new_at = time.monotonic()
+        self.until(lambda: self._begun_anew(lost, there) or len(self._recovered) > seen, "start of the new process")
+        begun_at = time.monotonic()
         self.until(lambda: len(self._recovered) > seen, "recovery")
         if len(self._recovered) > seen:
             recovered, replayed = self._recovered[seen]
-            whole, starting = recovered - self.killed[-1], recovered - new_at
+            whole, starting = recovered - self.killed[-1], min(begun_at, recovered) - new_at
             now = dict(self.alive())
             stayed = all(now.get(role, process) == process for role, process in others.items())
             self.recoveries.append(Recovery(round(whole, 3), round(starting, 3), replayed, stayed))
         return who
+
+    def _begun_anew(self, lost: set[str], before: Sequence[Role]) -> bool:
+        """Whether all ranks and servers have their imports behind them, also those that came for lost ones."""
+        old, now = dict(before), dict(self.alive())
+        new = all(who in now and now[who] != old[who] for who in lost if who in old)
+        everyone = self.nranks + (self.scheme == "ps")
+        return new and len(now) == everyone and all(map(has_begun, now.values()))
 
     def _replace(self, host: int) -> None:
         """Its launcher, which was killed."""
@@ -242,6 +253,17 @@ def alive_of(launcher: psutil.Process) -> list[Role]:
                 if child.status() != psutil.STATUS_ZOMBIE and (who := named(child.cmdline())):
                     found.append((who, child))
     return found
+
+
+def has_begun(process: psutil.Process) -> bool:
+    """Whether a rank has told its launcher that it joins a group, or a server where it listens."""
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        if ADDRESS_FLAG in command:
+            return Path(command[command.index(ADDRESS_FLAG) + 1]).exists()
+        noted = Path(process.environ().get(JOINED_VARIABLE, ""))
+        return noted.is_file() and bool(noted.read_text())
+    return False
 
 
 def usage_of(who: str, process: psutil.Process) -> Usage:

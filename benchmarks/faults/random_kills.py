@@ -33,7 +33,8 @@ class Result:
 
     Args:
         kept: after how many of them the digest was that of the undisturbed job; and where the others went on, they kept
-            their processes, made at most one step again, and waited at most RECOVERY_S beside the start of the new one.
+            their processes, made at most one step again, and waited at most RECOVERY_S beside the start and the imports
+            of the new one.
         usage: of each process just before each kill.
         why_not: what was wrong first.
     """
@@ -88,7 +89,7 @@ def faults_of(recovery: Recovery) -> Iterator[str]:
     if recovery.replayed > 1:
         yield f"{recovery.replayed} steps were made again"
     if (waited := recovery.whole_s - recovery.starting_s) > RECOVERY_S:
-        yield f"the others waited {waited:.1f} s beside the start of the new process"
+        yield f"the others waited {waited:.1f} s beside the new process's start and imports"
 
 
 def words_of(recovery: Recovery) -> str:

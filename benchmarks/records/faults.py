@@ -13,7 +13,8 @@ class Recovery(Struct, frozen=True):
     """
     Args:
         whole_s: from a kill until the group was complete again, seconds.
-        starting_s: of that, from the start of the killed process's successor on: its interpreter, its imports, joining.
+        starting_s: of that, the start of the killed process's successor: its interpreter and its imports, until it
+            began to join, or, as a server, listened; and until all others had done so for the first time.
         replayed: complete steps that were made again while the others kept their processes; None: all were started
             again.
         stayed: whether all others did.

@@ -191,12 +191,12 @@ def _recoveries(results: FaultsResults) -> Plot | None:
         "faults-recoveries",
         say("How soon the job is complete again"),
         say(
-            "Seconds from a kill until the group was complete again, medians: coloured until the new process began, "
-            "grey its own start, imports and joining. Lines reach from the shortest to the longest. Lower is better."
+            "Seconds from a kill until the group was complete again, medians: grey the new process's start and "
+            "imports, coloured all the rest. Lines reach from the shortest to the longest. Lower is better."
         ),
         say("Bars of seconds: {heard}.", heard=say(", ").join(f"{bar.name} {bar.text}" for bar in bars)),
-        [Key(say("until the new process begins, {scheme}", scheme=s), COLOURS[s]) for s in _schemes(cases)]
-        + [Key(say("its start"), COLOURS[""])],
+        [Key(say("all but that, {scheme}", scheme=s), COLOURS[s]) for s in _schemes(cases)]
+        + [Key(say("the new process's start and imports"), COLOURS[""])],
         Bars([BarGroup(_name(s), [_recovery(e) for e in cases if e.scheme == s]) for s in _schemes(cases)]),
     )
 
@@ -206,8 +206,8 @@ def _recovery(each: FaultOutcome) -> Bar:
     rest = median(recovery.whole_s - recovery.starting_s for recovery in each.recoveries)
     middle = median(whole)
     words = say(
-        "{name}: complete again after {whole:.1f} s (median of {count}), {most:.1f} s at most; until the new process "
-        "began {rest:.1f} s",
+        "{name}: complete again after {whole:.1f} s (median of {count}), {most:.1f} s at most; beside the new "
+        "process's start {rest:.1f} s",
         name=_words(each.name),
         whole=middle,
         count=len(whole),

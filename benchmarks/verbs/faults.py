@@ -199,8 +199,8 @@ def recovered(each: FaultOutcome) -> str:
     whole = [recovery.whole_s for recovery in each.recoveries]
     rest = [recovery.whole_s - recovery.starting_s for recovery in each.recoveries]
     return (
-        f"p50 {median(whole):.2f} s, max {max(whole):.2f} s; until the new process began "
-        f"{median(rest):.2f} and {max(rest):.2f} s"
+        f"p50 {median(whole):.2f} s, max {max(whole):.2f} s; "
+        f"{median(rest):.2f} and {max(rest):.2f} s beside the new process's start"
     )
 
 

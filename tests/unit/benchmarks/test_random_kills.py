@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import random_kills as kills
-from benchmarks.faults.killing import named
+from benchmarks.faults.killing import has_begun, named
 from benchmarks.faults.random_kills import NRANKS, Result, faults_of, grows, random_kills
 from benchmarks.records.faults import Recovery, Usage
 from benchmarks.verbs import faults as verb
 from benchmarks.verbs.faults import FaultsConfig, faults
 from common.errors import GradSyncError, UsageError
+from common.system.process import JOINED_VARIABLE
 
 
 def samples(*memory: float, descriptors: int = 20, threads: int = 9) -> list[list[Usage]]:
@@ -60,6 +61,24 @@ def test_processes_are_known_by_their_commands(command: str, who: str) -> None:
     assert named(command.split()) == who
 
 
+@pytest.mark.parametrize("flags", [[], ["--address-file"]])
+def test_a_process_has_begun_when_it_has_told_its_launcher(flags: list[str], tmp_path: Path) -> None:
+    """A rank, that it joins; a server, where it listens."""
+    told = tmp_path / "told"
+
+    class Started:
+        def cmdline(self) -> list[str]:
+            return ["python", *flags, *([str(told)] if flags else [])]
+
+        def environ(self) -> dict[str, str]:
+            return {JOINED_VARIABLE: str(tmp_path / "none" if flags else told)}
+
+    process: Any = Started()
+    assert not has_begun(process)
+    told.write_text("2\n")
+    assert has_begun(process)
+
+
 def test_what_came_of_kills_is_told_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +96,7 @@ def test_what_came_of_kills_is_told_and_written(
     told = capsys.readouterr().out
     assert (
         "row 1: ps (shm+tcp+grpc+tcp on 2 hosts): random kills, 2 ranks: the bits of an undisturbed job: 6 of 6, "
-        "complete again after p50 3.00 s, max 4.00 s; until the new process began 0.75 and 1.00 s\n"
+        "complete again after p50 3.00 s, max 4.00 s; 0.75 and 1.00 s beside the new process's start\n"
     ) in told
     assert "random kills, 4 ranks: the bits of an undisturbed job: 5 of 6" in told
     assert (
@@ -169,7 +188,7 @@ def test_a_soak_kills_until_its_end(mtbf: float, monkeypatch: pytest.MonkeyPatch
         (Recovery(3.0, 1.5, 1, True), []),
         (Recovery(1.0, 0.5, 0, False), ["another one lost its process"]),
         (Recovery(1.0, 0.5, 2, True), ["2 steps were made again"]),
-        (Recovery(4.0, 0.5, 0, True), ["the others waited 3.5 s beside the start of the new process"]),
+        (Recovery(4.0, 0.5, 0, True), ["the others waited 3.5 s beside the new process's start and imports"]),
     ],
 )
 def test_where_the_others_go_on_more_is_promised(recovery: Recovery, found: list[str]) -> None:
