@@ -156,6 +156,11 @@ class Killing:
         """Of the newest commit."""
         return max(self._commits.steps(), default=0)
 
+    @property
+    def in_the_midst(self) -> bool:
+        """Whether all have made a step for certain, and none is near the last one."""
+        return self.every <= self.step <= 4 * self.steps // 5
+
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for it, or for the job's end.
 

@@ -61,6 +61,7 @@ def random_kills(
         with Killing(scheme, backend.split()[0], nranks, STEPS, hosts=1 + (backend == ON_TWO)) as job:
             moment = job.begun + chance.uniform(0.0, length)
             job.until(lambda: time.monotonic() > moment, "moment")  # noqa: B023 - it is called at once
+            needed = job.in_the_midst
             who = job.kill(chance.choice, launchers=backend == ON_TWO)
             digest = job.digest()
         if not who:  # it had ended by then
@@ -70,7 +71,8 @@ def random_kills(
         result.kills += 1
         result.recoveries += job.recoveries
         faults = [] if digest == expected else [f"{digest}, not {expected}"]
-        faults += [fault for recovery in job.recoveries for fault in faults_of(recovery)]
+        needed &= not who.startswith("launcher")
+        faults += [fault for recovery in job.recoveries for fault in faults_of(recovery, needed=needed)]
         result.kept += not faults
         what = f"{who} of {nranks}, {scheme} ({backend}), {moment - job.begun:.2f} s after the job's start"
         if faults and not result.why_not:
@@ -80,9 +82,12 @@ def random_kills(
     return result
 
 
-def faults_of(recovery: Recovery) -> Iterator[str]:
-    """What is not as promised, where the others went on."""
+def faults_of(recovery: Recovery, *, needed: bool = False) -> Iterator[str]:
+    """What is not as promised, where the others went on; as they have to when the one that was killed was `needed`: all
+    had made a step, none the last one, and no host was lost."""
     if recovery.replayed is None:
+        if needed:
+            yield "all were started again"
         return
     if not recovery.stayed:
         yield "another one lost its process"

@@ -18,6 +18,7 @@ TRAINING = "epyc-2026-11-23/training/suite.json"
 TUTORIAL_MNIST = "epyc-2026-11-23/tutorial-mnist/script.json"
 TUTORIAL_CIFAR = "epyc-2026-11-23/tutorial-cifar/script.json"
 ALL_REDUCE = "epyc-2026-11-27/all-reduce/sweep.json"
+EVENING = "xeon-2026-11-28/all-reduce-evening/sweep.json"
 PUSH_PULL = "epyc-2026-11-27/push-pull/sweep.json"
 ONE_SERVER = "epyc-2026-11-27/push-pull-5-hosts/sweep.json"
 FOUR_BESIDE = "epyc-2026-11-27/push-pull-4-hosts/sweep.json"
@@ -92,16 +93,17 @@ def kept(contestant: str, straggler: str) -> float:
     )
 
 
-def _time(backend: str, nranks: int, size: int) -> float:
-    return float(sweep_row(read(ALL_REDUCE), backend, nranks, size)["time_ms"])
-
-
-def _times_as_fast(ours: str, others: list[str], nranks: int) -> list[str]:
+def _times_as_fast(ours: str, others: list[str], nranks: int, file: str = ALL_REDUCE) -> list[str]:
     """How many times as fast as the fastest of the others an all-reduce is, for each size."""
-    ratios = [
-        min(_time(other, nranks, size) for other in others) / _time(ours, nranks, size) for size in SIZES.values()
-    ]
-    return [_ratio(ratio) for ratio in ratios]
+
+    def time(backend: str, size: int) -> float:
+        return float(sweep_row(read(file), backend, nranks, size)["time_ms"])
+
+    return [_ratio(min(time(other, size) for other in others) / time(ours, size)) for size in SIZES.values()]
+
+
+def _over_mpi(file: str) -> list[list[str]]:
+    return [_times_as_fast(ours, ["mpi"], n, file) for ours in ("shm", "shm-copied") for n in (2, 4)]
 
 
 def _ratio(ratio: float) -> str:
@@ -290,7 +292,8 @@ def _group(each: dict[str, Any]) -> list[str]:
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "which-scheme": _which_scheme,
     "tutorials": _tutorials,
-    "all-reduce-over-mpi": lambda: [_times_as_fast(ours, ["mpi"], n) for ours in ("shm", "shm-copied") for n in (2, 4)],
+    "all-reduce-over-mpi": lambda: _over_mpi(ALL_REDUCE),
+    "all-reduce-evening": lambda: _over_mpi(EVENING),
     "all-reduce-over-gloo": lambda: (
         [_times_as_fast("shm", ["gloo"], n) for n in (2, 4)]
         + [_times_as_fast("tcp", ["gloo", "torch-gloo"], n) for n in (2, 4)]

@@ -19,7 +19,7 @@ def outcomes(files: list[str], row: int) -> list[dict[str, Any]]:
 def random_kills(*files: str) -> list[list[str]]:
     """Of each scheme and number of ranks: jobs, how many ended in the same bits, after how many kills the others went
     on, and steps that they replayed at most; seconds until the group was complete again, the median and the most; then
-    until the new process began."""
+    that without the new process's start and imports."""
     rows = []
     for each in outcomes([*files], RANDOM):
         whole = [recovery["whole_s"] for recovery in each["recoveries"]]

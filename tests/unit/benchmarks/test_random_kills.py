@@ -107,7 +107,7 @@ def test_what_came_of_kills_is_told_and_written(
 
 def test_a_job_that_fails_by_itself_ends_the_search_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended:
-        begun = 0.0
+        begun, in_the_midst = 0.0, True
 
         def __init__(self, *_: object, **__: object) -> None: ...
         def __enter__(self) -> Ended:
@@ -184,7 +184,7 @@ def test_a_soak_kills_until_its_end(mtbf: float, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("recovery", "found"),
     [
-        (Recovery(9.0, 1.0), []),  # all anew
+        (Recovery(9.0, 1.0), ["all were started again"]),
         (Recovery(3.0, 1.5, 1, True), []),
         (Recovery(1.0, 0.5, 0, False), ["another one lost its process"]),
         (Recovery(1.0, 0.5, 2, True), ["2 steps were made again"]),
@@ -192,7 +192,11 @@ def test_a_soak_kills_until_its_end(mtbf: float, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_where_the_others_go_on_more_is_promised(recovery: Recovery, found: list[str]) -> None:
-    assert list(faults_of(recovery)) == found
+    assert list(faults_of(recovery, needed=True)) == found
+
+
+def test_where_they_need_not_nothing_is_promised_but_the_bits() -> None:
+    assert list(faults_of(Recovery(9.0, 1.0))) == []
 
 
 @pytest.mark.processes
