@@ -1,7 +1,8 @@
-"""`python -m tests.faults.crowd FILE PORT...`: crowds of strangers, in turn at these ports and at one of nobody's.
+"""`python -m tests.faults.crowd FILE PORT...`: in turn nobody comes for a while, a crowd of strangers comes to a port
+of nobody's, and one to these ports.
 
 Each crowd comes evenly within COME_S seconds, most of it silent, and stays until HOLD_S seconds later. FILE then says
-when each was there, monotonic seconds: [[begin, end, whether it was at the ports], ...].
+when each was where, monotonic seconds: [[begin, end, one of WHERE], ...].
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from pathlib import Path
 from common.system.process import prepare_process
 from tests.support.crowds import SAYINGS
 
-__all__ = ["COUNT", "TURNS"]
+__all__ = ["COUNT", "WHERE"]
 
-COUNT, TURNS = 500, 8
+COUNT, ROUNDS = 500, 3
+WHERE = ("nowhere", "elsewhere", "here")
 COME_S, HOLD_S = 0.7, 0.4
 
 
 def come(ports: list[int]) -> tuple[float, float]:
+    """A crowd, evenly to each of these; without any port it stays away as long."""
     begin = time.monotonic()
     with ExitStack() as opened:
-        for number in range(COUNT):
+        for number in range(COUNT if ports else 0):
             due = begin + COME_S * number / COUNT
             if (early := due - time.monotonic()) > 0:
                 time.sleep(early)
@@ -36,7 +39,7 @@ def come(ports: list[int]) -> tuple[float, float]:
                 stranger.connect(("127.0.0.1", ports[number % len(ports)]))
                 stranger.setblocking(False)
                 stranger.send(SAYINGS[number % len(SAYINGS)] if number % 4 == 0 else b"")
-        time.sleep(HOLD_S)
+        time.sleep(HOLD_S if ports else COME_S + HOLD_S)
         return begin, time.monotonic()
 
 
@@ -54,9 +57,9 @@ def main(file: Path, ports: list[int]) -> None:
     turns = []
     with socket.create_server(("127.0.0.1", 0), backlog=COUNT) as nobody:
         threading.Thread(target=hold_all, args=[nobody], daemon=True).start()
-        for turn in range(TURNS):
-            there = bool(turn % 2)
-            turns.append([*come(ports if there else [nobody.getsockname()[1]]), there])
+        places = {"nowhere": [], "elsewhere": [nobody.getsockname()[1]], "here": ports}
+        for where in WHERE * ROUNDS:
+            turns.append([*come(places[where]), where])
     file.write_text(json.dumps(turns))
 
 

@@ -32,7 +32,7 @@ FROZEN, CUT, COMMITS = "test_frozen.py", "test_cut_launchers.py", "test_commits.
 RANKS, SIMULATED = "test_numpy_ranks.py", "test_simulations.py"
 FOLDER = "tests/unit/common/commit/test_folder.py"
 KILLS, LEFT, ADOPTED = "test_kills.py", "test_leftovers.py", "test_adoption.py"
-PROGRAM = "test_program_messages.py"
+PROGRAM, BESIDE = "test_program_messages.py", "test_messages_beside.py"
 MESSAGES, FLIPS = "test_messages.py", "test_flips.py"
 TABLE = [
     both(
@@ -119,6 +119,27 @@ TABLE = [
     ),
     Fault(
         7,
+        "likewise a sign of life",
+        f"{BESIDE}::test_a_sign_of_life",
+        "",
+        "ranks give it by their connections' own words",
+    ),
+    Fault(
+        7,
+        "likewise of messages between trainers",
+        f"{BESIDE}::test_of_messages_between_trainers",
+        "",
+        "ranks say it to each other",
+    ),
+    Fault(
+        7,
+        "likewise that the group has failed",
+        f"{BESIDE}::test_that_the_group_has_failed",
+        "",
+        "ranks say it to each other",
+    ),
+    Fault(
+        7,
         "likewise who asks a server",
         f"{MESSAGES}::test_who_asks_a_server_disturbs_nobody",
         "",
@@ -160,6 +181,13 @@ TABLE = [
     both(10, "a missing rank, where none does", "test_meeting.py::test_a_missing_rank_without_a_launcher"),
     both(11, "another shape, dtype, name or order", "test_layouts.py::test_another_layout"),
     both(11, "a gradient that is not finite", "test_bad_gradients.py::test_a_gradient_that_is_not_finite"),
+    Fault(
+        11,
+        "likewise: what a server has stays as it was",
+        "test_bad_gradients.py::test_it_changes_nothing_of_a_server",
+        "",
+        "there is no server",
+    ),
     both(12, "another version", "test_meeting.py::test_another_version"),
     both(12, "another optimizer, rate or model", "test_meeting.py::test_another_configuration"),
     both(12, "another mode or backend", "test_meeting.py::test_another_mode_or_backend"),

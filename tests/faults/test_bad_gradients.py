@@ -1,4 +1,5 @@
-"""Row 11: a gradient that is not finite on one rank is named on all, and changes no rank's parameters."""
+"""Row 11: a gradient that is not finite on one rank is named on all, and changes no rank's parameters, nor what a
+server has of the optimizer."""
 
 from __future__ import annotations
 
@@ -9,8 +10,17 @@ import pytest
 pytest.importorskip("paddle")
 
 from common.errors import NonFiniteGradient
+from common.sync.guard import Guard
+from common.tensors.optimizers import Adam
+from ps.client.client import Client
+from ps.coordinator.servicer import ParameterServer
+from ps.synchronizer import ServerSynchronizer
 from tests.faults.jobs import LAUNCHERS, SCHEMES, Start
 from tests.faults.kills import PLANE_FLAG, PLANES
+from tests.support.groups import on_threads
+from tests.support.sessions import failure_of, serving
+from tests.support.synchronizer_guards import step
+from tests.support.synchronizer_steps import new_arena
 
 PROGRAM = """
 import sys
@@ -45,3 +55,32 @@ def test_a_gradient_that_is_not_finite(scheme: str, plane: str, value: str, star
         said = (tmp_path / f"workerlog.{rank}").read_text()
         assert "unchanged at step 2" in said, said
         assert "NonFiniteGradient: rank 1's gradient of parameter weight is not finite at step 2 " in said, said
+
+
+def state_of(server: ParameterServer) -> list[bytes]:
+    """Its parameters, and all that its optimizer keeps."""
+    store = server._coordinator._registration.store
+    assert store
+    arrays = store.optimizer_slice().arrays
+    assert arrays
+    return [store.parameters.tobytes(), *(arrays[kind].tobytes() for kind in sorted(arrays))]
+
+
+@pytest.mark.parametrize("plane", PLANES["ps"])
+def test_it_changes_nothing_of_a_server(plane: str) -> None:
+    with serving(2) as (server,):
+
+        def on_rank(rank: int) -> tuple[list[bytes], list[bytes]]:
+            with ServerSynchronizer(Client([server.address], rank, 2, data_plane=plane)) as synchronizer:
+                arena = new_arena(synchronizer)
+                synchronizer.guard = Guard(arena, rank, refuses=True)
+                synchronizer.attach(arena, Adam())
+                step(synchronizer, arena, 0, {})
+                before = state_of(server)
+                with pytest.raises(NonFiniteGradient):
+                    step(synchronizer, arena, 1, {"middle": float("nan")} if rank == 1 else {})
+                return before, state_of(server)
+
+        for before, after in on_threads(2, on_rank):
+            assert after == before
+        failure_of(server)

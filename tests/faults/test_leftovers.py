@@ -4,7 +4,6 @@ from the last commit, with the bits of the undisturbed run."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ pytest.importorskip("paddle")
 from common.commit.folder import CommitFolder
 from common.launch.job import FOLDER
 from tests.faults.jobs import LAUNCHERS, SCHEMES, Once, Start
-from tests.support.commands import JOB, Started, can_listen, digest_in, is_running, until
+from tests.support.commands import JOB, Started, digest_in, is_running, until
+from tests.support.ports import Port, ports_of, ports_of_all
 
 STEPS, COMMIT_EVERY, PAST = 1200, 50, 100
 GUARD = "common.launch.guard"
@@ -32,12 +32,14 @@ class Training:
 
     Args:
         processes: that the launcher has started; the guard is not among them.
+        ports: at which these listen, and the launcher, and the guard.
     """
 
     started: Started
     folder: Path
     processes: list[psutil.Process]
     guard: psutil.Process
+    ports: list[Port]
 
     def kill(self, *processes: psutil.Process) -> None:
         for each in processes:
@@ -45,10 +47,9 @@ class Training:
 
     def left(self) -> list[object]:
         """Of its processes and ports; of its temporary folders."""
-        log = (self.folder / "logs" / "serverlog.0").read_text() if (self.folder / "logs/serverlog.0").exists() else ""
-        ports = [int(port) for port in re.findall(r" listens on \S+:(\d+)", log)]
         running = [each for each in [*self.processes, self.guard] if is_running(each)]
-        return [*running, *(port for port in ports if not can_listen(port)), *self.folders()]
+        listening = {port.inode for port in ports_of_all()}
+        return [*running, *(port for port in self.ports if port.inode in listening), *self.folders()]
 
     def folders(self) -> list[Path]:
         return [*Path(os.environ["TMPDIR"]).glob(f"{FOLDER}{self.started.process.pid}-*")]
@@ -67,7 +68,8 @@ def training(start: Start, scheme: str, folder: Path, *flags: object) -> Trainin
     until(lambda: commits.steps() and commits.steps()[-1] >= PAST, "commits")
     children = psutil.Process(started.process.pid).children()
     (guard,) = [each for each in children if GUARD in " ".join(each.cmdline())]
-    return Training(started, folder, [each for each in children if each != guard], guard)
+    ports = ports_of([started.process.pid, *(each.pid for each in children)])
+    return Training(started, folder, [each for each in children if each != guard], guard, ports)
 
 
 def undisturbed(start: Start, once: Once, folder: Path) -> str:

@@ -24,14 +24,16 @@ __all__ = ["second_epoch"]
 
 STEPS, NRANKS = 3, 2
 NAMES = [slot.name for slot in make_arena(0).layout.slots]
-KINDS = ("configure", "state", "state_request", "server's state")
-NOT_MISSED = {("configure", "doubled"), ("state_request", "doubled"), ("gradients_at", "doubled")}  # it says the same
+KINDS = ("keep", "configure", "state", "state_request", "server's state")
+# who says the same as another, or again what it has said before:
+NOT_MISSED = {("keep", "lost"), *((kind, "doubled") for kind in ("keep", "configure", "state_request", "gradients_at"))}
 WITHOUT_EPOCH = ("shm", "gradients_at", "of an old epoch")
 SAID = {"grpc": KINDS, "shm": (*KINDS, "gradients_at"), "tcp": KINDS}
 
 
 def program(client: Client, arena: Arena) -> bytes:
     client.register(arena, None)
+    client.keep(0, 0)
     client.configure(Momentum(momentum=0.5), NAMES)
     gradients = np.empty(arena.layout.length, np.float32)
     client.gradients_in(gradients)
