@@ -86,7 +86,7 @@ def test_a_program_at_servers(plane: str, kind: str, fate: str) -> None:
         outcomes = trained(plane, patience(fate))
     assert interceptor.struck
     if (kind, fate) in NOT_MISSED and any(each.error for each in outcomes):
-        judge(outcomes, right, fate, missed=True)
+        judge(outcomes, right, LEAVING, missed=True)  # what came of it perhaps when the other has left
     else:
         judge(outcomes, right, fate, missed=(kind, fate) not in NOT_MISSED)
 
