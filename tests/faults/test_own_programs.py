@@ -24,18 +24,18 @@ from tests.support.commands import Started, until  # noqa: E402
 from tests.support.groups import ROOT  # noqa: E402
 from tests.system.test_examples import write_mnist_json  # noqa: E402
 
-EVERY = 3
 LIMIT_S = 120.0
 Train = Callable[..., tuple[str, Started]]
 
 
 def write_fashion(folder: Path) -> None:
+    """100 images each, which Paddle's reader takes at a time."""
     random = np.random.default_rng(0)
     folder.mkdir()
-    for prefix, count in (("train", 64), ("t10k", 16)):
-        images, labels = random.integers(0, 256, (count, 28, 28), np.uint8), random.integers(0, 10, count, np.uint8)
-        content = {"images-idx3": struct.pack(">4I", 2051, count, 28, 28) + images.tobytes()}
-        content["labels-idx1"] = struct.pack(">2I", 2049, count) + labels.tobytes()
+    for prefix in ("train", "t10k"):
+        images, labels = random.integers(0, 256, (100, 28, 28), np.uint8), random.integers(0, 10, 100, np.uint8)
+        content = {"images-idx3": struct.pack(">4I", 2051, 100, 28, 28) + images.tobytes()}
+        content["labels-idx1"] = struct.pack(">2I", 2049, 100) + labels.tobytes()
         for kind, each in content.items():
             (folder / f"{prefix}-{kind}-ubyte.gz").write_bytes(gzip.compress(each))
 
@@ -44,10 +44,10 @@ def flags_of(program: str, folder: Path) -> list[object]:
     if program == "mnist_cnn.py":
         if not (folder / "data.gz").exists():
             write_mnist_json(folder / "data.gz")
-        return ["--data", folder / "data.gz", "--epochs", 3]
+        return ["--data", folder / "data.gz", "--epochs", 3, "--commit-every", 3]
     if not (folder / "data").exists():
         write_fashion(folder / "data")
-    return ["--data-dir", folder / "data", "--batch-size", 8, "--epochs", 2, "--test-steps", 0]
+    return ["--data-dir", folder / "data", "--batch-size", 8, "--epochs", 1, "--test-steps", 0, "--commit-every", 1]
 
 
 @pytest.fixture
@@ -59,11 +59,12 @@ def train(tmp_path_factory: pytest.TempPathFactory, start: Start, monkeypatch: p
         folder = tmp_path_factory.mktemp("program")
         source = (ROOT / "examples" / "resumed" / program).read_text()
         (folder / program).write_text(source.replace("import collective as ", f"import {scheme} as "))
-        kept = ["--commits", folder / "commits", "--commit-every", EVERY, "--save", folder / "saved"]
+        kept = ["--commits", folder / "commits", "--save", folder / "saved"]
         given = [folder / program, *flags_of(program, tmp_path_factory.getbasetemp()), *kept]
         job = start(*LAUNCHERS[scheme], "--max-restarts", 1, *given)
         if kill:
             until(lambda: job.process.poll() is not None or CommitFolder(folder / "commits").steps(), "a commit")
+            assert job.process.poll() is None, f"it has ended before it was to lose a process: {job.err}"
             kill(job)
         assert job.process.wait(LIMIT_S) == 0, job.err
         state = paddle.load(str(folder / "saved"))
