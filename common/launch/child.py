@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,10 +23,15 @@ from common.system.next_epoch import GOES_ON, WAITS
 from common.system.out_of_memory import hint_of_memory
 from common.system.process import COMPLETE, DONE, SAYS, STARTED
 
-__all__ = ["Child", "ProcessFailed", "end_all", "failure_of", "until_one_ends"]
+__all__ = ["MISSING", "Child", "ProcessFailed", "end_all", "failure_of", "until_one_ends"]
 
 TAIL_LINES = 12
 WITHOUT_S = 0.02  # between two looks at who has ended, where nothing tells
+# words of those that another one has failed, though the exit code is not of that
+MISSING = re.compile(
+    r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank) "
+    r"|\b(RendezvousError: rank \d+ at|PeerUnreachable: .*: its data port) \S+ (did not let|was not reached within) "
+)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -156,6 +162,14 @@ class Child:
         hint = hint_of_memory(killed, self.peak_bytes) if code == -signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-code).name}{hint}"
 
+    def last_words(self) -> str:
+        """What it has left, if it has no log."""
+        return self.words.read_text().strip() if self.words.exists() else ""
+
+    def last_lines(self) -> list[str]:
+        """That it has written."""
+        return last_lines(self.log) if self.log is not None else self.last_words().splitlines()
+
     def is_frozen(self) -> bool:
         """Whether it was stopped by SIGSTOP or the like, so that it will not end by itself."""
         try:
@@ -174,15 +188,14 @@ def failure_of(children: Sequence[Child], *, kept: bool, killed: int = 0) -> Pro
     first, *_ = sorted((child for child in children if child.code), key=_blame)
     code = first.code or 0
     message = f"{first.name} {first.how_it_ended(killed)}"
-    words = first.words.read_text().strip() if first.words.exists() else ""
-    lines = last_lines(first.log) if first.log is not None else words.splitlines()
+    lines = first.last_lines()
     cause = f"{message}: {lines[-1]}" if lines and code > 0 else message
     if first.log is not None:
         message += _tail(first.log, lines, kept=kept)
     return ProcessFailed(
         message,
         128 - code if code < 0 else code,
-        words=words,
+        words=first.last_words(),
         cause=cause,
         since=first.ended_at,
         joined=any(each.has_joined() for each in (children if first.name.startswith("server") else [first])),
@@ -236,12 +249,14 @@ def _signal_group(leader: subprocess.Popen[bytes], number: signal.Signals) -> No
         os.killpg(leader.pid, number)
 
 
-def _blame(child: Child) -> tuple[bool, bool, float]:
+def _blame(child: Child) -> tuple[bool, bool, bool, float]:
     """Processes that only report another's failure come last; among the rest, the first to end, but a server that has
-    refused what a rank does after that rank. Who was not seen to end yet did so after those who were."""
+    refused what a rank does after that rank, and who has missed another after all that did not: a killed process may
+    be seen to have ended after those that have noticed. Who was not seen to end yet did so after those who were."""
     lost = child.code == PeerError.exit_code
     refused = child.name.startswith("server") and (lost or child.code == UsageError.exit_code)
-    return (lost, refused, child.ended_at or math.inf)
+    missed = any(map(MISSING.search, child.last_lines()[-1:]))
+    return (lost, refused, missed, child.ended_at or math.inf)
 
 
 def last_lines(log: Path) -> list[str]:

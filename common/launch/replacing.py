@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from common.commit.kept_parts import HOLDS
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError
-from common.launch.child import Child, ProcessFailed
+from common.launch.child import MISSING, Child, ProcessFailed
 from common.launch.crew import Crew, CrewHere, lost
 from common.launch.hosts import Place
 from common.launch.job import Job
@@ -184,9 +184,13 @@ class Replacing:
         next(crew for crew in self._crews if rank in crew.children).kill(rank)
 
     def _first_failure(self) -> ProcessFailed | None:
-        """Of all hosts; who only reports another's comes last."""
+        """Of all hosts; who only reports another's comes last, before it who has missed another."""
+
+        def blame(each: ProcessFailed) -> tuple[bool, bool, float]:
+            return each.exit_code == PeerError.exit_code, bool(MISSING.search(each.cause)), each.since or 0.0
+
         failures = [failure for crew in self._crews if (failure := crew.failure())]
-        return min(failures, key=lambda each: (each.exit_code == PeerError.exit_code, each.since or 0.0), default=None)
+        return min(failures, key=blame, default=None)
 
     def _failure(self, ranks: Sequence[Child], waiting: Sequence[Child]) -> ProcessFailed:
         """What has happened: who died of itself, or what the others say of who stalled."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from common.errors import CertificateFailed, PeerError, RecoveryFailed, UsageError
 from common.launch.adoption import Adoption, KeptJob
-from common.launch.child import Child, ProcessFailed
+from common.launch.child import MISSING, Child, ProcessFailed
 from common.launch.guard import Guard
 
 __all__ = ["Life", "RestartFlags", "supervise"]
@@ -26,12 +26,13 @@ HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again end
 # of a Supervisor, for the next launcher
 STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
-# not so: a link may come back, and who was killed when the last one had come is still counted among those that meet
-PASSING = re.compile(r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice)")
-# nor this, once the job has lost one: whoever was waited for may be frozen, slow, or the one that it has lost
-MISSING = re.compile(
-    r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank"
-    r"|rank \d+ at \S+ (did not let|was not reached within)) "
+# not so: a link may come back; who was killed when the last one had come is still counted among those that meet, and
+# may have ended while another one called. Nor what is MISSING, once the job has lost one: whoever was waited for may be
+# frozen, slow, or the one that it has lost
+PASSING = re.compile(
+    r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice"
+    r"|(RendezvousError: rank \d+ at|PeerUnreachable: .*: its data port) \S+ (did not let rank \d+ in \(the connection"
+    r" was closed|was not reached within \S+ s \(Connection re(fused|set)))"
 )
 
 

@@ -29,7 +29,7 @@ from common.network.sockets import tuned
 from common.network.tls_sockets import secured
 from common.system.handover import check_user
 
-__all__ = ["HANDSHAKE_S", "Nonces", "connect_to", "encrypts", "seat_key"]
+__all__ = ["CLOSED", "HANDSHAKE_S", "Nonces", "connect_to", "encrypts", "seat_key"]
 
 MARK = b"GSD2"
 NONCE_BYTES = 16
@@ -38,6 +38,7 @@ GREETING = struct.Struct(f"<4s{NONCE_BYTES}s")  # mark, nonce
 ANSWER = struct.Struct(f"<I{NONCE_BYTES}s{PROOF_BYTES}s")  # seat, nonce, proof
 PROVEN = struct.Struct(f"<8sI{NONCE_BYTES}s{NONCE_BYTES}sHH")  # who, seat, nonces and ports of listener and caller
 HANDSHAKE_S = 5.0  # a listener waits no longer for who has called
+CLOSED = "the connection was closed: the other end has ended, has other credentials, or is another job's"
 ENCRYPT_LOOPBACK = False  # for tests, and to measure what it costs
 
 
@@ -168,7 +169,7 @@ def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(size - len(data))
         if not more:
-            raise ConnectionError("the connection was closed: the other end has other credentials, or is another job's")
+            raise ConnectionResetError(CLOSED)
         data += more
     return data
 
@@ -178,6 +179,8 @@ def why(error: BaseException) -> str:
         return why(error.__cause__)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not of this job: {getattr(error, 'verify_message', error)}"
+    if isinstance(error, (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)):
+        return CLOSED
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or str(error)).lower().replace("_", " ")
         return "it does not encrypt; give all the same credentials" if "wrong version" in reason else f"TLS: {reason}"

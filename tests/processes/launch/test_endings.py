@@ -104,6 +104,22 @@ def test_who_only_reports_anothers_failure_is_not_blamed() -> None:
     assert str(failure).startswith("rank 1 ended with exit code 7")
 
 
+@pytest.mark.parametrize(
+    "missed",
+    [
+        "RendezvousError: rank 0 at gradsync-53aafb did not let rank 1 in (the connection was closed)",
+        "PeerUnreachable: rank 1 cannot exchange data with server 0: its data port 10.0.0.1:86 did not let it in",
+        "RendezvousError: rank 0 did not connect to rank 1 within 5 s",
+    ],
+)
+def test_who_has_missed_another_is_not_blamed_though_it_was_seen_to_end_first(missed: str) -> None:
+    """A killed process closes its connections before it has ended."""
+    with Job() as job:
+        reporter = start(job, 1, f"print('mine.py:3: {missed}'); raise SystemExit(2)")
+        start(job, 0, WAIT_FOR_END_OF, reporter.pid, 1)
+        assert str(failure_of(job)).startswith("rank 0 ended with exit code 1")
+
+
 @pytest.mark.parametrize("code", [2, 4])
 def test_a_server_that_refused_what_a_rank_did_is_not_blamed_before_the_rank(code: int) -> None:
     with Job() as job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from common.credentials.credentials import Credentials
 from common.errors import PeerUnreachable
 from common.network import proofs
-from common.network.proofs import ANSWER, GREETING, MARK, NONCE_BYTES, Nonces, connect_to, encrypts
+from common.network.proofs import ANSWER, CLOSED, GREETING, MARK, NONCE_BYTES, Nonces, connect_to, encrypts
 from tests.support.credentials import with_secret
 
 HOST = "127.0.0.1"
@@ -106,6 +107,17 @@ def test_a_listener_that_does_not_know_the_key_is_not_believed() -> None:
             connection.sendall(before.proof(b"key", b"listener", 3) if heard else bytes(32))
 
         assert answered_by(answer) == "did not let rank 3 in (somebody else answers there)"
+
+
+@pytest.mark.parametrize("greets", [False, True])
+def test_one_that_ends_meanwhile_has_closed_the_connection(greets: bool) -> None:
+    def answer(connection: socket.socket) -> None:
+        if greets:
+            connection.sendall(GREETING.pack(MARK, bytes(NONCE_BYTES)))
+            connection.recv(ANSWER.size, socket.MSG_WAITALL)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+
+    assert answered_by(answer) == f"did not let rank 3 in ({CLOSED})"
 
 
 def test_one_that_does_not_encrypt_is_told_nothing_by_who_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from common.errors import PeerStalled, PeerUnreachable, RecoveryFailed, UsageErr
 from common.launch.child import Child, ProcessFailed
 from common.launch.restarts import Life, RestartFlags, supervise
 from common.network import reach
+from common.network.proofs import CLOSED
 from common.system.leftovers import Session
 
 KILLED = ("rank 1 was killed by SIGKILL", 137)
@@ -223,6 +224,29 @@ def test_who_was_killed_between_two_meetings_may_come_again() -> None:
     assert job.epochs == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "who",
+    [
+        "RendezvousError: rank 0 at gradsync-53aafb",
+        "PeerUnreachable: rank 1 cannot exchange data with server 0 over TCP: its data port 127.0.0.1:8601",
+    ],
+)
+@pytest.mark.parametrize(
+    "why",
+    [
+        f"did not let rank 1 in ({CLOSED})",
+        "was not reached within 30 s (Connection refused)",
+        "was not reached within 0.5 s (Connection reset by peer)",
+    ],
+)
+def test_who_called_one_that_was_killed_meanwhile_may_come_again(who: str, why: str) -> None:
+    """Also where no launcher has seen that yet, as on another host."""
+    cause = f"rank 1 ended with exit code 2: mine.py:2: {who} {why}"
+    job = Job(ProcessFailed("rank 1", 2, joined=True, cause=cause))
+    job.run(1)
+    assert job.epochs == [0, 1]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_what_follows_from_a_kill_before_the_group_is_complete_takes_no_further_restart(
     again: bool, capsys: pytest.CaptureFixture[str]
@@ -265,7 +289,7 @@ def test_where_a_link_was_cut_all_are_started_again(monkeypatch: pytest.MonkeyPa
     [
         "1 of 2 ranks joined within 5 s; missing: rank 1: not started, or too slow",
         "rank 1, 2 did not connect to rank 0 within 5 s",
-        "rank 0 at gradsync-53aafb did not let rank 1 in (Connection reset by peer)",
+        "rank 0 at gradsync-53aafb did not let rank 1 in (timed out)",
     ],
 )
 def test_a_rank_that_is_missing_after_a_failure_may_come_next_time(words: str) -> None:
