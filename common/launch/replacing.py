@@ -146,7 +146,8 @@ class Replacing:
         """Wait until all that live have noticed, and replace the others."""
         assert self._noticed_at is not None
         if any(rank.code == 0 or not self._has_left(rank, crew) for crew in self._crews for rank in crew.children):
-            return self._give_up()
+            is_dying = not any(rank.code for rank in ranks) and self.clock() < self._noticed_at + DYING_S
+            return is_dying or self._give_up()
         if any(rank.name.startswith("rank") and (rank.code or 0) > 0 and not rank.is_in_group() for rank in ranks):
             return self._give_up()  # by an error of its own
         early = [rank for rank in ranks if is_on_its_way(rank)]

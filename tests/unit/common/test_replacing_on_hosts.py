@@ -221,6 +221,9 @@ def test_where_a_rank_of_another_host_cannot_be_replaced_all_are_started_again(h
         of.wait(0, 1, 2)
         of.now += 1.0
         of.second.look()
+        if how == "ended well":
+            assert of.first.look(), "who has died may be seen in a moment"
+            of.now += 1.0
         with pytest.raises(ProcessFailed, match=r"rank 0 says|rank 3 "):
             of.first.look()
         if how == "ended well":
