@@ -241,25 +241,18 @@ def test_who_is_killed_again_is_named_though_the_others_hear_of_it_first(mended:
     mended(what)
 
 
-def test_who_dies_when_another_has_ended_is_named_though_the_others_hear_of_it_first(mended: Run) -> None:
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_who_dies_when_another_has_ended_has_a_moment_to_be_seen(is_seen: bool, mended: Run) -> None:
     def what(of: Mended) -> None:
         of.kill(2)
         of.rank(2).process.returncode = 0
         of.wait(0)
         assert of.look()
-        of.kill(1)
-        assert not of.look(), "the job tells who it was"
-        assert of.job.failure().cause == "rank 1 was killed by SIGKILL"
-
-    mended(what)
-
-
-def test_whoever_is_said_to_have_died_when_another_has_ended_is_not_waited_for_long(mended: Run) -> None:
-    def what(of: Mended) -> None:
-        of.kill(2)
-        of.rank(2).process.returncode = 0
-        of.wait(0)
-        assert of.look()
+        if is_seen:
+            of.kill(1)
+            assert not of.look(), "the job tells who it was"
+            assert of.job.failure().cause == "rank 1 was killed by SIGKILL"
+            return
         with pytest.raises(ProcessFailed, match=r"^rank 0 says: PeerLost: rank 1 died"):
             of.look()
 
