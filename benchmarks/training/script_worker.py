@@ -6,9 +6,12 @@ before it starts. A step is what lies between the ends of two backwards, which i
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -80,6 +83,24 @@ def make_one_group_of_all_ranks(nranks: int) -> None:
     gloo.create = create_once
 
 
+def leave_before_paddles_end() -> Callable[[], None]:
+    """Have this process leave when Python's own exit handlers have run, if it ended well; return what says that it did.
+
+    For Gloo of Paddle 3.3, which damages memory when a process ends: in 5 of 630 jobs of two ranks that had trained and
+    told their results, the end of the C libraries was a segmentation fault, and Paddle's launcher called it an error.
+    """
+    ended_well = threading.Event()
+
+    def leave() -> None:
+        if ended_well.is_set():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    atexit.register(leave)  # before Paddle's and the program's, so that it runs after them
+    return ended_well.set
+
+
 def note_wrapped_models() -> list[Any]:
     """Fills with every model that the program gives to DataParallel, directly or through Fleet."""
     import paddle
@@ -102,6 +123,7 @@ def note_wrapped_models() -> list[Any]:
 
 def main() -> int:
     scheme, record, script, *arguments = sys.argv[1:]
+    say_that_it_ended_well = leave_before_paddles_end() if scheme.startswith("paddle") else None
     if scheme == "paddle-default":
         die_with_parent()  # and nothing else that Paddle's users don't have
     else:
@@ -136,6 +158,8 @@ def main() -> int:
         return exc.exit_code
     clock.end()
     write_record(Path(record), clock, clock.memory_bytes - memory_before, models)
+    if say_that_it_ended_well:
+        say_that_it_ended_well()
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -285,7 +286,9 @@ def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
     program.write_text(PROGRAM.read_text().replace("nn.Linear(8, 16)", "nn.Linear(8, 64), nn.Linear(64, 16)"))
     done = run("--schemes", "ring,paddle-default", "--repetitions", "1", "--out", str(tmp_path), str(program))
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "script.json").read_text())["certificate"]
+    results = json.loads((tmp_path / "script.json").read_text())
+    assert results["failed"] == {}
+    found = results["certificate"]
     assert found["against_paddle"] == {DEFAULT.name: {"1": 0, "5": 0, "20": 0}}
     assert found["own_kernels"] == ([DEFAULT.name] if mkl.wanted_cpu_type() else [])
     assert ("once more, as ring/shm N=2 MKL=auto: paddle-default has" in done.stdout) == bool(found["own_kernels"])
@@ -295,6 +298,25 @@ def test_ours_with_mkls_choice_end_in_the_bits_of_paddles_default(
 
 def test_distance_is_relative() -> None:
     assert distance({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])}) == pytest.approx(0.1)
+
+
+ENDS_IN_C = """
+import atexit, ctypes
+from benchmarks.training.script_worker import leave_before_paddles_end
+
+say_that_it_ended_well = leave_before_paddles_end()
+atexit.register(print, "the program's own end")
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.abort, None)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("more", "code"), [("say_that_it_ended_well()", 0), ("", -signal.SIGABRT)])
+def test_what_crashes_after_a_program_under_paddle_is_not_its_failure(more: str, code: int) -> None:
+    command = [sys.executable, "-c", ENDS_IN_C + more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, "the program's own end\n"), done.stderr
 
 
 def test_fleet_leaves_one_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
