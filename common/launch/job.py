@@ -107,6 +107,7 @@ class Job:
         self._logs = self.log_dir or self.scratch
         if isinstance(self._guard, KeptJob):
             self._take_over(self._guard)
+            self._not_now = True  # whoever is not in yet would leave it to the next one
         self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
@@ -208,10 +209,14 @@ class Job:
             if output is not None:
                 output.close()
         self._take(name, process, path)
+        self._listen()
+        return process
+
+    def _listen(self) -> None:
+        """Answer a SIGTERM from now on, and one that has come."""
         self._not_now = False
         if self._terminated:
-            self._on_sigterm()
-        return process
+            raise Terminated
 
     def _environment(self, name: str, given: Mapping[str, str], *, apart: bool) -> dict[str, str]:
         """What a process finds; `apart`: it leaves its last words to this one."""
@@ -271,6 +276,7 @@ class Job:
         """
         if isinstance(self._guard, KeptJob):
             self._guard.listen()
+            self._listen()
         self.life.is_under_way()
         while True:
             ended_well, failed = self._all_ended_well(), any(child.code for child in self.children)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,8 @@ class Training:
 
     def kill(self, *processes: psutil.Process) -> None:
         for each in processes:
-            os.kill(each.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # who has heard of another's end may be quicker
+                each.kill()
 
     def left(self) -> list[object]:
         """Of its processes and ports; of its temporary folders."""

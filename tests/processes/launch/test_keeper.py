@@ -17,10 +17,14 @@ import pytest
 
 from common.errors import UsageError
 from common.launch import adoption as module
+from common.launch import job as job_module
 from common.launch.adoption import Adoption, KeptJob, adoption_of
 from common.launch.child import ProcessFailed
+from common.launch.job import Job
+from common.launch.restarts import Life
 from common.system.memory import Unreachable
-from tests.support.commands import until
+from common.system.process import Terminated
+from tests.support.commands import is_running, until
 from tests.support.jobs import LIMIT_S, PAUSE
 
 pytestmark = pytest.mark.processes
@@ -45,10 +49,10 @@ class Kept:
         self.jobs.append(job)
         return job
 
-    def start(self, job: KeptJob, code: str, name: str = "rank 0") -> Any:
+    def start(self, job: KeptJob, code: str, name: str = "rank 0", about: Any = "it") -> Any:
         with (self.adoption.log_dir / "log").open("ab") as log:
             return job.start(
-                name, [sys.executable, "-c", code], environment={**os.environ}, streams={"stderr": log}, about="it"
+                name, [sys.executable, "-c", code], environment={**os.environ}, streams={"stderr": log}, about=about
             )
 
 
@@ -153,6 +157,30 @@ def test_the_keepers_end_is_that_of_all(kept: Kept) -> None:
         kept.start(first, PAUSE)
     process.kill()
     assert process.wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_a_launcher_that_is_told_to_end_as_it_takes_a_job_over_ends_it(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And does not leave it to the next one, though it has not entered the context yet."""
+    first = kept.begin()
+    process = psutil.Process(kept.start(first, PAUSE, about={"log": "workerlog.0", "on_terminal": False}).pid)
+    first.note(NOTES)
+    first._connection.close()
+
+    def set_and_told(number: int, handler: Any) -> Any:
+        before = signal.signal(number, handler)
+        if number == signal.SIGTERM and signal.getsignal(number) != before:
+            monkeypatch.undo()
+            signal.raise_signal(number)
+        return before
+
+    names = {"signal": set_and_told, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+    monkeypatch.setattr(job_module, "signal", SimpleNamespace(**names))
+    supervisor: Any = SimpleNamespace(beside=kept.find, note=lambda: None, note_end=lambda: None)
+    with pytest.raises(Terminated), Job(kept.adoption.log_dir, life=Life(supervisor=supervisor)) as job:
+        job.wait()
+    assert not is_running(process)
 
 
 def test_what_cannot_be_started_is_an_error(kept: Kept) -> None:
