@@ -86,8 +86,9 @@ def make_one_group_of_all_ranks(nranks: int) -> None:
 def leave_before_paddles_end() -> Callable[[], None]:
     """Have this process leave when Python's own exit handlers have run, if it ended well; return what says that it did.
 
-    For Gloo of Paddle 3.3, which damages memory when a process ends: in 5 of 630 jobs of two ranks that had trained and
-    told their results, the end of the C libraries was a segmentation fault, and Paddle's launcher called it an error.
+    For Paddle 3.3 with Gloo: in 5 of 630 jobs of two ranks that had trained and told their results, the end of the C
+    libraries, which comes after that, was a segmentation fault (why is not known), and Paddle's launcher called it an
+    error.
     """
     ended_well = threading.Event()
 
