@@ -168,7 +168,7 @@ class SimulatedProcess(Actor):
         self.landlord.moments += 1
         if seconds := self.landlord.freezes.get(self.landlord.moments):
             self.freeze(seconds, f"as it {what}")
-            self.landlord.turns.sleep(self, seconds)
+            self.landlord.turns.sleep(self, self.frozen_until - self.landlord.turns.now)
         if self.landlord.moments in self.landlord.kills:
             self.murder(f"as it {what}")
             raise Killed

@@ -47,6 +47,14 @@ def test_a_seed_replays_exactly() -> None:
     assert simulate_ring(12).history != one.history
 
 
+def test_whoever_freezes_sleeps_no_longer() -> None:
+    """A freeze of 7.5 s is cut to half of the timeout while the first group meets, and so is the sleep."""
+    lines: list[str] = []
+    found = simulate_ring(36960, lines.append)
+    assert any("is frozen for 2.5 s as it joins" in line for line in lines)
+    assert (found.end, found.restarted) == ("complete", 0)
+
+
 def test_nothing_is_left_of_a_seed() -> None:
     before = (dict(os.environ), threading.active_count(), len(os.listdir("/proc/self/fd")))
     for seed in range(20):
