@@ -18,6 +18,7 @@ from collective.membership.liveness import Mesh
 from collective.transports.base import Transport
 from common.errors import ChunkCorrupt, ProtocolError
 from common.network.links import MAGIC, Link
+from common.network.reach import is_cut_off
 from common.network.sockets import poll_readable
 from common.system.fault_points import reach
 
@@ -111,7 +112,7 @@ class TcpTransport(Transport):
                     self._mesh.wait_on(rank, "waiting for data", since)
                 continue
             if not count:
-                self._peer_is_gone(rank)
+                self._peer_is_gone(rank, since)
             if since:
                 self._mesh.stop_waiting()
             return count
@@ -132,10 +133,16 @@ class TcpTransport(Transport):
             poll.register(source.connection, select.POLLIN | (select.POLLOUT if source.unsent else 0))
         return bool(poll.poll(POLL_S * 1000))
 
-    def _peer_is_gone(self, rank: int) -> None:
-        """The data connection closed: the mesh knows why, perhaps a moment later."""
+    def _peer_is_gone(self, rank: int, since: float) -> None:
+        """The data connection closed: the mesh knows why, perhaps a moment later.
+
+        Over a link that carries nothing to that rank it never knows: TCP holds a goodbye back until what was sent
+        before it is acknowledged. That is told as a cut link once this rank has waited for --timeout, too.
+        """
+        peer, since = self._mesh.peers.get(rank), since or time.monotonic()
         deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or (peer and peer.host and is_cut_off(peer.host)):
             self._mesh.check(rank, "waiting for data")
+            self._mesh.wait_on(rank, "waiting for data", since)
             poll_readable(self._mesh.sockets, POLL_S)
         raise ProtocolError(f"rank {rank} closed its data connection but stays in the group")

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.errors import GradSyncError, PeerLost, ProtocolError, StaleEpoch, error_from_name
 from common.network.gradsync_pb2 import Chunk, Plane, Served, ServerMessage, StatePiece
+from common.network.reach import is_cut_off
 from common.tensors.arena import FloatArray
 from ps.client.mail import Mail
 from ps.planes.protobuf_messages import data_of
@@ -29,10 +30,13 @@ class Inbox:
         name: the server's.
         epoch: of the group; what is of another one is refused.
         mail: takes what other trainers send.
+        host: the server's address; "": it is on this host.
     """
 
-    def __init__(self, name: str, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None) -> None:
-        self.name, self._changed, self._epoch, self._mail = name, changed, epoch, mail
+    def __init__(
+        self, name: str, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None, host: str = ""
+    ) -> None:
+        self.name, self._changed, self._epoch, self._mail, self._host = name, changed, epoch, mail, host
         self.heard_at = time.monotonic()
         self.unanswered = True  # something was sent over gRPC, and nothing has come back since
         self.error: GradSyncError | None = None
@@ -167,9 +171,16 @@ class Inbox:
         self.unanswered = False
 
     def hung_up(self) -> None:
-        """The data connection has ended: the session hears why, perhaps a moment later."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or self._closed, FAREWELL_S)
+        """The data connection has ended: the session hears why, perhaps a moment later.
+
+        Over a link that carries nothing to the server it never does: TCP holds a last word back until what was sent
+        before it is acknowledged. Then `Servers.wait` says so, when it has waited for --timeout, too.
+        """
+        while True:
+            with self._changed:
+                is_told = self._changed.wait_for(lambda: self.error is not None or self._closed, FAREWELL_S)
+            if is_told or not (self._host and is_cut_off(self._host)):
+                break
         self.fail(PeerLost(f"{self.name} was lost while training (its data connection was closed)"))
 
     def fail(self, error: GradSyncError) -> None:

@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, joined: Joined, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None) -> None:
         self.name, self.joined = joined.name, joined
-        self.inbox = Inbox(joined.name, changed, epoch, mail)
+        self.inbox = Inbox(joined.name, changed, epoch, mail, joined.host)
         self._sealing = sealing()
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()

@@ -42,6 +42,12 @@ with ps.connect(["10.77.0.1:8500"], int(sys.argv[1]), 2, timeout=float(sys.argv[
         print(step, flush=True)
         time.sleep(0.02)
 """
+LATE = """
+        if step == 5 and sys.argv[1] == "1":
+            time.sleep(0.5)
+            print("late", flush=True)
+            time.sleep(2)
+"""  # behind either of these
 SERVER = ["-m", "ps.server", "--host", "10.77.0.1", "--port", "8500", "--nranks", "2", "--timeout", str(TIMEOUT_S)]
 
 
@@ -68,16 +74,16 @@ class Started:
 
 
 @pytest.fixture
-def jobs(cluster: Cluster, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Callable[[str], list[Started]]]:
+def jobs(cluster: Cluster, tmp_path: Path, wait_until: Callable[..., None]) -> Iterator[Callable[..., list[Started]]]:
     """A function that starts a job and waits until it trains: rank 0 on the first host, rank 1 on the second."""
     started: list[Started] = []
 
-    def start(kind: str) -> list[Started]:
+    def start(kind: str, more_code: str = "") -> list[Started]:
         if kind != "ring":
             started.append(Started(cluster, 0, tmp_path / "server", SERVER))
         code, more = (RING, []) if kind == "ring" else (TRAINER, [kind])
         for rank in range(2):
-            arguments = ["-c", code, str(rank), str(TIMEOUT_S), *more]
+            arguments = ["-c", code + more_code, str(rank), str(TIMEOUT_S), *more]
             started.append(Started(cluster, rank, tmp_path / f"rank {rank}", arguments))
         wait_until(lambda: all("\n5\n" in each.words for each in started[-2:]), 60)
         return started
@@ -105,6 +111,23 @@ def test_both_ends_of_a_cut_link_say_that_it_is_cut(
             f"PeerUnreachable: {who} cannot be reached: its host {host} has acknowledged nothing for 4 s (--timeout)"
         )
         assert words in each.words, each.words
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize("kind", ["ring", "tcp", "grpc"])
+def test_who_is_late_and_hears_only_that_a_connection_was_closed_says_that_the_link_is_cut(
+    kind: str, cluster: Cluster, jobs: Callable[..., list[Started]], wait_until: Callable[..., None]
+) -> None:
+    """Rank 1's link carries nothing to the others while they wait for it, and so give up first. What they had sent as
+    data is acknowledged, so that its connection's end comes through; on another one their goodbye does not."""
+    *servers, first, second = jobs(kind, LATE)
+    wait_until(lambda: "late" in second.words, 60)
+    cluster.mute(1)
+    for each in (first, second, *servers):
+        each.process.wait(60)
+    other = "rank 0" if kind == "ring" else "server 0 at 10.77.0.1:8500"
+    for each, who, host in ((first, "rank 1", "10.77.0.2"), (second, other, "10.77.0.1")):
+        assert f"PeerUnreachable: {who} cannot be reached: its host {host} has" in each.words, each.words
 
 
 @pytest.mark.longest

@@ -11,9 +11,11 @@ import pytest
 import collective
 from collective.call_tags import FORMAT, Tag
 from collective.membership.liveness import Mesh
+from collective.transports import tcp
 from collective.transports.tcp import TcpTransport
-from common.errors import ProtocolError, RendezvousError, UsageError
+from common.errors import PeerUnreachable, ProtocolError, RendezvousError, UsageError
 from common.launch.ranks import abstract_address
+from common.network import reach
 from common.network.links import FRAME, checksum_of
 from tests.support.groups import assert_same_bits, on_threads, outcomes_of, reduced, sample
 
@@ -128,3 +130,28 @@ def test_ranks_that_disagree_on_checksums_all_learn_it():
 def test_an_unknown_choice_is_refused():
     with pytest.raises(UsageError, match=r"unknown checksum 'yes' \(known: auto, on, off\)"):
         collective.connect(0, 2, checksum="yes")
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "kind", "words"),
+    [
+        (False, ProtocolError, "rank 0 closed its data connection but stays in the group"),
+        (True, PeerUnreachable, "rank 0 cannot be reached: its host 127.0.0.1 has acknowledged nothing for 1.5 s"),
+    ],
+)
+def test_a_data_connection_that_closes_without_a_goodbye(monkeypatch, cut_off, kind, words):
+    """As where the goodbye cannot come through, as a link is cut, and where it can, but there is none."""
+    for module in (tcp, reach):
+        monkeypatch.setattr(module, "is_cut_off", lambda host: cut_off and host == "127.0.0.1")
+    with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as door:
+
+        def pair():
+            here = opened.enter_context(socket.create_connection(door.getsockname()))
+            return here, opened.enter_context(door.accept()[0])
+
+        (control, _), (data, its_data) = pair(), pair()
+        transport = TcpTransport(Mesh(1, {0: control}, timeout=1.5), {0: data})
+        opened.callback(transport.close)
+        its_data.close()
+        with pytest.raises(kind, match=words):
+            transport.receive(0, np.empty_like(VALUES), TAG)

@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from common.errors import ChunkCorrupt, GradSyncError, ProtocolError, StaleEpoch
+from common.errors import ChunkCorrupt, GradSyncError, PeerLost, PeerUnreachable, ProtocolError, StaleEpoch
 from common.network.gradsync_pb2 import Chunk, Gather, Plane, Served, ServerMessage
+from ps.client import inbox as inboxes
 from ps.client.inbox import Inbox
 from ps.planes.sealing import Sealing
 from ps.store.shards import Shard
@@ -85,3 +86,25 @@ def test_damage_is_told_where_messages_have_a_checksum() -> None:
         "card or memory"
     )
     assert Sealing(on=False).seal(b"message") == Sealing(on=False).unseal(b"message", "rank 1") == b"message"
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_data_connection_that_ends_without_a_last_word(monkeypatch: pytest.MonkeyPatch, is_cut: bool) -> None:
+    """Over a link that is cut it cannot come; whoever waits for the server says so, here while that is looked for."""
+    made = Inbox("server 0", threading.Condition(), EPOCH, host="10.0.0.2")
+    unreachable = PeerUnreachable("server 0 cannot be reached")
+
+    def looks(host: str) -> bool:
+        assert host == "10.0.0.2"
+        if is_cut:
+            made.fail(unreachable)
+        return is_cut
+
+    monkeypatch.setattr(inboxes, "is_cut_off", looks)
+    monkeypatch.setattr(inboxes, "FAREWELL_S", 0.01)
+    made.hung_up()
+    if is_cut:
+        assert made.error is unreachable
+    else:
+        assert isinstance(made.error, PeerLost)
+        assert str(made.error) == "server 0 was lost while training (its data connection was closed)"
