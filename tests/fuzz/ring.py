@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,7 @@ class NoMesh:
     """Of a rank whose peers are gone once nothing is left to read."""
 
     rank, nranks, sockets = 0, 2, ()
+    peers: Mapping[int, Peer] = MappingProxyType({})
 
     def check(self, *_: object) -> None:
         raise PeerLost("rank 1 died")
