@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -216,7 +216,7 @@ class Lobby(Company):
         for stream in [*self._streams.values(), *self._newcomers.values()]:
             stream.end("this launcher ends")
         self._spares.dismiss()
-        self._server.stop(grace=1.0).wait()
+        rpc.stop(self._server, grace=1.0)
 
 
 def encoded(reply: JoinReply) -> bytes:
@@ -228,7 +228,7 @@ class Visit(Company):
 
     def __init__(self, address: str, index: int, count: int, *, silence: float) -> None:
         self._address, self._index, self._count, self._silence = address, index, count, silence
-        self._channel: grpc.Channel | None = None
+        self._channels = ExitStack()  # with one at most
         self._stream: MessageStream | None = None  # None: the first host's launcher was not met yet
 
     def meet(self, address: str, note: bytes, timeout: float) -> Membership:
@@ -264,9 +264,9 @@ class Visit(Company):
         if self._stream is not None and self._is_usable(self._stream):
             return self._stream
         self.close()
-        self._channel = rpc.connect(self._address, timeout=timeout)
+        channel = self._channels.enter_context(rpc.connect(self._address, timeout=timeout))
         stream = MessageStream("the launcher of host 0", self._silence)
-        stay: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(STAY)
+        stay: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(STAY)
         call = stay(with_hello(self._hello(), stream))
         try:
             next(call)
@@ -287,9 +287,8 @@ class Visit(Company):
     def close(self) -> None:
         if self._stream is not None:
             self._stream.end("this launcher ends")
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = self._stream = None
+        self._channels.close()
+        self._stream = None
 
 
 def until_met(attempt: Callable[[], T], deadline: float) -> T:

@@ -186,7 +186,7 @@ class RendezvousServer:
         self._roster.let_latecomers_hear()
         if not self._roster.complete:
             self._roster.fail(RendezvousError(f"{self._roster.member} 0 left before the group was complete"))
-        self._server.stop(grace=1.0).wait()
+        rpc.stop(self._server, grace=1.0)
 
     def __enter__(self) -> RendezvousServer:
         return self

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -44,6 +45,7 @@ __all__ = [
     "is_loopback",
     "let_go",
     "serve",
+    "stop",
     "translate",
 ]
 
@@ -51,6 +53,7 @@ CHUNK_BYTES = 1 << 20  # payload of one streamed message
 WINDOW_BYTES = 1 << 20  # of a stream between hosts, at most so many are under way
 NO_METHOD = "/gradsync/is-anybody-there"  # who has no such method answers that, and so is there
 FIRST_LOOK_S = 0.1  # at why nobody answers
+CLOSE_S = 1.0  # that a channel, or a server, may take to close
 NEEDED = (
     f"make a token with {MAKE_TOKEN}, copy it to all hosts and start there with --token-file FILE, or with "
     "GRADSYNC_TOKEN_FILE=FILE; on a network you trust --insecure or GRADSYNC_INSECURE=1 goes without"
@@ -125,6 +128,11 @@ def serve(
     return server, f"{host_of(address)}:{port}"
 
 
+def stop(server: grpc.Server, grace: float) -> None:
+    """Give its calls `grace` seconds to end, then end them; return within CLOSE_S after that (see `_close`)."""
+    server.stop(grace).wait(grace + CLOSE_S)
+
+
 def host_of(address: str) -> str:
     """The host of "host:port" ("[::1]:80" -> "[::1]")."""
     return address.rpartition(":")[0]
@@ -158,7 +166,8 @@ def flow_control(address: str, window: int | None = None) -> list[tuple[str, int
     return [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
 
 
-def connect(address: str, *, timeout: float, credentials: Credentials | None = None) -> grpc.Channel:
+@contextmanager
+def connect(address: str, *, timeout: float, credentials: Credentials | None = None) -> Iterator[grpc.Channel]:
     """A channel to `address`, ready for use; retries until somebody listens there or `timeout` seconds passed.
 
     Args:
@@ -181,10 +190,20 @@ def connect(address: str, *, timeout: float, credentials: Credentials | None = N
         channel = grpc.insecure_channel(address, options=options)
     try:
         _wait_for_answer(channel, address, timeout, credentials)
-    except BaseException:
-        channel.close()
-        raise
-    return channel
+        yield channel
+    finally:
+        _close(channel)
+
+
+def _close(channel: grpc.Channel) -> None:
+    """Close it within CLOSE_S, or leave it to a thread of its own.
+
+    gRPC waits until every call that it cancels has ended, and one whose bytes TCP still holds (the link is cut, or the
+    other host takes nothing) ends with its connection only: after a quarter of an hour.
+    """
+    closing = threading.Thread(target=channel.close, name="gradsync-close-channel", daemon=True)
+    closing.start()
+    closing.join(CLOSE_S)
 
 
 def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float, credentials: Credentials) -> None:

@@ -174,7 +174,7 @@ class ParameterServer:
             self._roster.fail(self._coordinator.failure or closed)
         self._health.enter_graceful_shutdown()
         until = time.monotonic() + FAREWELL_S
-        self._server.stop(FAREWELL_S).wait()
+        rpc.stop(self._server, FAREWELL_S)
         self._groups.close(until)
 
     def __enter__(self) -> ParameterServer:

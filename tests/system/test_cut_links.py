@@ -114,7 +114,7 @@ def test_both_ends_of_a_cut_link_say_that_it_is_cut(
 
 
 @pytest.mark.longest
-@pytest.mark.parametrize("kind", ["ring", "tcp"])
+@pytest.mark.parametrize("kind", ["ring", "tcp", "grpc"])
 def test_who_is_late_and_hears_only_that_a_connection_was_closed_says_that_the_link_is_cut(
     kind: str, cluster: Cluster, jobs: Callable[..., list[Started]], wait_until: Callable[..., None]
 ) -> None:

@@ -35,7 +35,8 @@ address = sys.argv[1]
 assert credentials_at(int(address.rpartition(":")[2])) is None
 for credentials in (current(), Credentials("none", "--insecure")):
     try:
-        rpc.connect(address, timeout=30, credentials=credentials)
+        with rpc.connect(address, timeout=30, credentials=credentials):
+            pass
     except CredentialsRefused as error:
         print("refused")
 """

@@ -48,8 +48,9 @@ with ps.connect([address], rank, nranks) as client:
 
 def refuse_all_strangers(address: str) -> None:
     for credentials in (find(environment={}), OTHERS, INSECURE):
-        with pytest.raises(CredentialsRefused):
-            rpc.connect(address, timeout=DEADLINE_S, credentials=credentials)
+        refused = pytest.raises(CredentialsRefused)
+        with refused, rpc.connect(address, timeout=DEADLINE_S, credentials=credentials):
+            pass
 
 
 def run_with_strangers(job: Job, program: str, address: str, *, nranks: tuple[int, int] = (2, 2)) -> None:

@@ -93,8 +93,9 @@ def test_other_credentials_are_told_at_once(pair: str, address: str) -> None:
     server, client, text = PAIRS[pair]
     with serving(server, abstract_address("test") if address == "unix" else address) as (where, seen):
         begin = time.monotonic()
-        with pytest.raises(CredentialsRefused, match=f"who listens at {where} {text}"):
-            rpc.connect(where, timeout=LIMIT_S, credentials=client)
+        refused = pytest.raises(CredentialsRefused, match=f"who listens at {where} {text}")
+        with refused, rpc.connect(where, timeout=LIMIT_S, credentials=client):
+            pass
         assert time.monotonic() - begin < LIMIT_S / 2
         assert seen == []
 
@@ -104,8 +105,9 @@ def test_certificates_that_are_no_members_are_refused_by_the_handshake(who: str)
     authority = Authority()
     stranger = credentials_of(authority.strangers()[who])
     with serving(credentials_of(authority.identity())) as (address, seen):
-        with pytest.raises(CredentialsRefused, match="does not take this process's c"):
-            rpc.connect(address, timeout=LIMIT_S, credentials=stranger)
+        refused = pytest.raises(CredentialsRefused, match="does not take this process's c")
+        with refused, rpc.connect(address, timeout=LIMIT_S, credentials=stranger):
+            pass
         assert seen == []
 
 
@@ -127,8 +129,10 @@ def test_a_certificate_for_another_name_is_refused_before_a_method_runs(kind: st
 def test_a_server_with_a_certificate_for_another_name_is_not_believed() -> None:
     authority = Authority()
     stranger = credentials_of(authority.strangers()["another name"])
-    with serving(stranger) as (address, _), pytest.raises(CredentialsRefused, match="does not belong to this job"):
-        rpc.connect(address, timeout=LIMIT_S, credentials=credentials_of(authority.identity()))
+    mine = credentials_of(authority.identity())
+    refused = pytest.raises(CredentialsRefused, match="does not belong to this job")
+    with serving(stranger) as (address, _), refused, rpc.connect(address, timeout=LIMIT_S, credentials=mine):
+        pass
 
 
 def over_tls(address: str, identity: Identity | None, version: ssl.TLSVersion) -> bytes:
@@ -175,10 +179,12 @@ def test_who_asks_for_credentials_but_never_answers_is_unreachable() -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        with pytest.raises(PeerUnreachable, match=r"nobody answered at .* within 0\.2 s"):
-            rpc.connect(f"127.0.0.1:{mute.getsockname()[1]}", timeout=0.2, credentials=TOKEN)
+        unreachable = pytest.raises(PeerUnreachable, match=r"nobody answered at .* within 0\.2 s")
+        with unreachable, rpc.connect(f"127.0.0.1:{mute.getsockname()[1]}", timeout=0.2, credentials=TOKEN):
+            pass
 
 
 def test_other_hosts_are_not_connected_to_without_credentials() -> None:
-    with pytest.raises(UsageError, match=r"refusing to connect to 192\.0\.2\.1:8500 without credentials: make a token"):
-        rpc.connect("192.0.2.1:8500", timeout=LIMIT_S, credentials=find(environment={}))
+    refused = pytest.raises(UsageError, match=r"refusing to connect to 192\.0\.2\.1:8500 without credentials: make a")
+    with refused, rpc.connect("192.0.2.1:8500", timeout=LIMIT_S, credentials=find(environment={})):
+        pass

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import create_autospec
 
 import grpc
 import pytest
@@ -60,7 +61,7 @@ def serving(handler: Handler, address: str | None = None) -> Iterator[str]:
     try:
         yield where
     finally:
-        server.stop(0).wait()
+        rpc.stop(server, 0)
 
 
 def call(address: str, request: bytes = b"", *, timeout: float = LIMIT_S, method: str = "Call") -> bytes:
@@ -210,8 +211,11 @@ def test_nobody_at_an_address_is_unreachable_within_the_limit() -> None:
         taken.bind(("127.0.0.1", 0))  # not listening, and nobody else can
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         begin = time.monotonic()
-        with pytest.raises(PeerUnreachable, match=rf"nobody answered at {address} within 0\.2 s"):
-            rpc.connect(address, timeout=0.2)
+        with (
+            pytest.raises(PeerUnreachable, match=rf"nobody answered at {address} within 0\.2 s"),
+            rpc.connect(address, timeout=0.2),
+        ):
+            pass
         assert 0.2 <= time.monotonic() - begin < 5
 
 
@@ -229,11 +233,36 @@ def test_a_channel_closes_at_once() -> None:
     took = []
     with serving(echo) as address:
         for _ in range(5):
-            channel = rpc.connect(address, timeout=LIMIT_S)
-            begin = time.monotonic()
-            channel.close()
+            with rpc.connect(address, timeout=LIMIT_S):
+                begin = time.monotonic()
             took.append(time.monotonic() - begin)
     assert min(took) < 0.1  # gRPC's own wait for a server makes it 0.2 s
+
+
+def test_a_channel_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC waits for its calls' bytes, which nobody takes where a link is cut."""
+    taken = threading.Event()
+    with serving(echo) as address, rpc.connect(address, timeout=LIMIT_S) as channel:
+        close = channel.close
+
+        def close_late() -> None:
+            taken.wait(LIMIT_S)
+            close()
+
+        monkeypatch.setattr(channel, "close", close_late)
+        begin = time.monotonic()
+    assert rpc.CLOSE_S <= time.monotonic() - begin < LIMIT_S / 2
+    taken.set()
+    next(each for each in threading.enumerate() if each.name == "gradsync-close-channel").join()
+
+
+def test_a_server_that_does_not_stop_is_left() -> None:
+    server = create_autospec(grpc.Server)
+    server.stop.return_value = threading.Event()  # never set
+    begin = time.monotonic()
+    rpc.stop(server, 0.1)
+    assert rpc.CLOSE_S + 0.1 <= time.monotonic() - begin < LIMIT_S / 2
+    server.stop.assert_called_once_with(0.1)
 
 
 def test_the_largest_message_passes() -> None:
