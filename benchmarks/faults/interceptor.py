@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -94,10 +94,8 @@ class Interceptor:
             for data, label in self._of((transport, rank), call, frame, lambda each: (each[0], older_tag(each[1]))):
                 send(transport, rank, data, label)
 
-        @contextmanager
-        def connect_through(*args: Any, **options: Any) -> Iterator[grpc.Channel]:
-            with connect(*args, **options) as channel:
-                yield grpc.intercept_channel(channel, _Calls(self))
+        def connect_through(*args: Any, **options: Any) -> rpc.OpenChannel:
+            return rpc.OpenChannel(grpc.intercept_channel(connect(*args, **options).channel, _Calls(self)))
 
         for owner, name, other in (
             (SendQueue, "put", put_queue),

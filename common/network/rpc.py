@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -37,6 +37,7 @@ from common.network.why_refused import why_refused
 
 __all__ = [
     "CHUNK_BYTES",
+    "OpenChannel",
     "abort_with",
     "check_bind_host",
     "connect",
@@ -129,7 +130,7 @@ def serve(
 
 
 def stop(server: grpc.Server, grace: float) -> None:
-    """Give its calls `grace` seconds to end, then end them; return within CLOSE_S after that (see `_close`)."""
+    """Give its calls `grace` seconds to end, then end them; return within CLOSE_S after that, as OpenChannel does."""
     server.stop(grace).wait(grace + CLOSE_S)
 
 
@@ -166,8 +167,7 @@ def flow_control(address: str, window: int | None = None) -> list[tuple[str, int
     return [] if window is None else [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window)]
 
 
-@contextmanager
-def connect(address: str, *, timeout: float, credentials: Credentials | None = None) -> Iterator[grpc.Channel]:
+def connect(address: str, *, timeout: float, credentials: Credentials | None = None) -> OpenChannel:
     """A channel to `address`, ready for use; retries until somebody listens there or `timeout` seconds passed.
 
     Args:
@@ -190,20 +190,32 @@ def connect(address: str, *, timeout: float, credentials: Credentials | None = N
         channel = grpc.insecure_channel(address, options=options)
     try:
         _wait_for_answer(channel, address, timeout, credentials)
-        yield channel
-    finally:
-        _close(channel)
+    except BaseException:
+        channel.close()
+        raise
+    return OpenChannel(channel)
 
 
-def _close(channel: grpc.Channel) -> None:
-    """Close it within CLOSE_S, or leave it to a thread of its own.
+class OpenChannel:
+    """A context manager: gives the channel, and closes it within CLOSE_S, or leaves that to a thread of its own.
 
     gRPC waits until every call that it cancels has ended, and one whose bytes TCP still holds (the link is cut, or the
     other host takes nothing) ends with its connection only: after a quarter of an hour.
+
+    It is closed on leaving only. A generator would do so when it is dropped, too, as where a forked child ends, in
+    which gRPC has no threads.
     """
-    closing = threading.Thread(target=channel.close, name="gradsync-close-channel", daemon=True)
-    closing.start()
-    closing.join(CLOSE_S)
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+
+    def __enter__(self) -> grpc.Channel:
+        return self.channel
+
+    def __exit__(self, *_: object) -> None:
+        closing = threading.Thread(target=self.channel.close, name="gradsync-close-channel", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
 
 def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float, credentials: Credentials) -> None:
