@@ -50,9 +50,11 @@ class Inbox:
         self.words_at = 0.0  # when the last words came, over a data connection
         self._came: list[tuple[int, int]] = []  # of the words of the next version: where each run begins and ends
         self.gathered: dict[int, bytearray] = {}  # by sequence number
+        self._gathers = 0  # how many have wholly arrived
         self._gathering = bytearray()  # what has arrived of the next one
         self._state: list[StatePiece] = []  # what has arrived of the optimizer state asked for
         self._asked = 0  # how often it was
+        self._told = 0  # the last such request whose answer has wholly arrived
         self._welcome = threading.Event()  # until then words are not taken; set but for a step committed ahead
         self._welcome.set()
         self._closed = False
@@ -123,6 +125,8 @@ class Inbox:
         if self._mail and kind in ("parcel", "taken"):  # neither does this
             self._mail.take(message, self.name)
             return
+        if self._came_before(message):
+            return
         self.unanswered = False
         if kind == "parameters":
             self._write(message.parameters, data_of(message.parameters) if words is None else words)
@@ -140,16 +144,29 @@ class Inbox:
                     raise ProtocolError(f"{self.name} sent more of a gather than its {message.gathered.size:,} bytes")
                 if len(self._gathering) == message.gathered.size:
                     self.gathered[message.gathered.sequence] = self._gathering
+                    self._gathers = message.gathered.sequence + 1
                     self._gathering = bytearray()
             elif kind == "state":
                 self._check_epoch(message.state.epoch)
-                if message.state.request != self._asked or self.has_state:
+                if message.state.request != self._asked:
                     raise ProtocolError(f"{self.name} sent optimizer state that was not asked for")
                 self._state.append(message.state)
+                if message.state.last:
+                    self._told = self._asked
             elif kind == "failure":
                 self.error = self.error or error_from_name(message.failure.kind, message.failure.message)
                 self.last_served = message.failure.served
             self._changed.notify_all()
+
+    def _came_before(self, message: ServerMessage) -> bool:
+        """Whether this is an answer once more, because the question has come twice. It says nothing of what was sent
+        since: a note through shared memory might overtake that if this were taken for its answer."""
+        kind = message.WhichOneof("kind")
+        return (
+            (kind == "plane" and bool(self.terms.kind))
+            or (kind == "gathered" and message.gathered.sequence < self._gathers)
+            or (kind == "state" and message.state.request <= self._told)
+        )
 
     def place(self, chunk: Chunk, size: int) -> FloatArray | None:
         """Where so many words are to be written; None: not before they are welcome.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import ChunkCorrupt, GradSyncError, PeerLost, PeerUnreachable, ProtocolError, StaleEpoch
-from common.network.gradsync_pb2 import Chunk, Gather, Plane, Served, ServerMessage
+from common.network.gradsync_pb2 import Chunk, Gather, Plane, Served, ServerMessage, StatePiece
 from ps.client import inbox as inboxes
 from ps.client.inbox import Inbox
 from ps.planes.sealing import Sealing
@@ -75,6 +75,43 @@ def test_what_cannot_be_is_an_error(what: str) -> None:
         mine.take(messages[-1])
     assert str(caught.value) == text
     assert mine.version == STEP - 1
+
+
+def state(*, request: int, last: bool = True) -> ServerMessage:
+    return ServerMessage(state=StatePiece(epoch=EPOCH, request=request, last=last, data=b"data"))
+
+
+AGAIN = {
+    "the plane": [ServerMessage(plane=Plane(kind="grpc"))],
+    "a gather": [ServerMessage(gathered=Gather(epoch=EPOCH, sequence=0, size=4, data=b"data"))],
+    "optimizer state": [state(request=1, last=False), state(request=1)],
+}
+
+
+@pytest.mark.parametrize("what", AGAIN)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_answer_that_comes_again_answers_nothing_else(what: str, is_read: bool) -> None:
+    """Else what is said through shared memory might overtake what was sent over gRPC meanwhile."""
+    mine = inbox()
+    assert mine.expect_state() == 1
+    for message in AGAIN[what]:
+        mine.take(message)
+    assert not mine.unanswered
+    came = mine.take_state() if is_read else []
+    mine.has_sent()
+    for message in AGAIN[what]:
+        mine.take(message)
+    assert mine.unanswered
+    assert mine.gathered == ({0: b"data"} if what == "a gather" else {})
+    assert len(came + mine.take_state()) == (2 if what == "optimizer state" else 0)
+
+
+def test_optimizer_state_that_was_never_asked_for() -> None:
+    mine = inbox()
+    for request in (1, 2):
+        with pytest.raises(ProtocolError, match="server 0 sent optimizer state that was not asked for"):
+            mine.take(state(request=request))
+        mine.expect_state()
 
 
 def test_damage_is_told_where_messages_have_a_checksum() -> None:
