@@ -90,7 +90,7 @@ def test_every_port_refuses_a_stranger(scheme: str, place: Place, start: Start, 
     members, last = job.first_ones()
     ports = {"ps": 4, "collective": 3}[scheme]
     until(lambda: len(ports_of([each.process.pid for each in members])) >= ports, "the ports of the first ones")
-    until(lambda: said_to(heard), "what rank 0 says")
+    until(lambda: said_to(heard), "what rank 0 says", lambda: "\n".join(each.err for each in (eavesdropper, *members)))
     job.come(members)
     members.append(last())
     if scheme == "ps":
