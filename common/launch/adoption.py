@@ -156,10 +156,12 @@ def adoption_of(config: AdoptedConfig, prog: str, command: Sequence[str]) -> Ado
     """What the flags of a launcher ask for.
 
     Raises:
-        UsageError: they cannot work together.
+        UsageError: they cannot work together; or another job, which can outlive its launcher, has that folder of logs.
     """
     seconds = config.restarts.adopt_for
     if not seconds:
+        if config.log_dir is not None:
+            Adoption(0.0, config.log_dir, ()).find()  # no such job waits for this command
         return None
     refused = {"engine": config.on.engine, "trace": config.trace}
     for flag, value in refused.items():

@@ -31,6 +31,7 @@ WITHOUT_S = 0.02  # between two looks at who has ended, where nothing tells
 MISSING = re.compile(
     r"\bRendezvousError: (\d+ of \d+ ranks joined within|rank [\d, ]+ did not connect to rank) "
     r"|\b(RendezvousError: rank \d+ at|PeerUnreachable: .*: its data port) \S+ (did not let|was not reached within) "
+    r"|\bPeerUnreachable: nobody answered at "
 )
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,7 +45,12 @@ class ProcessFailed(GradSyncError):
         since: when it was seen to have ended, monotonic seconds.
         joined: whether it had begun to join its group; of a server, whether somebody had.
         by_signal: whether a signal killed it.
+
+    Attributes:
+        is_of_frozen: it has only missed one that is frozen.
     """
+
+    is_of_frozen = False
 
     def __init__(
         self,
@@ -71,7 +77,7 @@ class ProcessFailed(GradSyncError):
         """Name those that are frozen, if there are any: they are what is wrong with who has failed."""
         if frozen:
             who = f"{' and '.join(frozen)} {'are' if frozen[1:] else 'is'} frozen (stopped, or in a debugger)"
-            self.args, self.cause = (f"{who}; {self}",), f"{who}; {self.cause}"
+            self.args, self.cause, self.is_of_frozen = (f"{who}; {self}",), f"{who}; {self.cause}", True
 
     @property
     def whole(self) -> str:

@@ -97,7 +97,10 @@ class TrainingConfig(Settings, Training):
             if value is not None and self.checkpoint_dir is None:
                 raise UsageError(f"--{flag} needs --checkpoint-dir, the folder of the commits")
         if self.elastic and not self.resume:
-            raise UsageError("--elastic needs --resume: it says how to go on from a commit")
+            raise UsageError(
+                "--elastic needs --resume: it says how to go on from a commit; "
+                "a program of your own asks for it by TrainingState(elastic=True)"
+            )
 
     def check_script(self, script: Sequence[str], given: Sequence[str]) -> None:
         """With a script of the user's, what is trained is its own affair.

@@ -21,7 +21,7 @@ from common.credentials.credentials import current, environment_of
 from common.credentials.derived import SECRET_BYTES
 from common.errors import PeerError, UsageError
 from common.launch.adoption import KeptJob
-from common.launch.child import Child, ProcessFailed, end_all, failure_of, until_one_ends
+from common.launch.child import MISSING, Child, ProcessFailed, end_all, failure_of, until_one_ends
 from common.launch.folders import note_session, remove_folders_of_the_dead
 from common.launch.joining import Joining
 from common.launch.restarts import Life
@@ -331,7 +331,7 @@ class Job:
         self._mark_ended()
         killed = killed_for_memory() - self._killed
         failure = failure_of(self.children, kept=self.log_dir is not None, killed=killed)
-        if failure.exit_code == PeerError.exit_code:  # of who has noticed
+        if failure.exit_code == PeerError.exit_code or MISSING.search(failure.cause):  # of who has noticed
             failure.blame([child.name for child in self.children if child.code is None and child.is_frozen()])
         note = self.joining.note_on(failure.exit_code, self.children) if self.joining is not None else ""
         return failure.with_note(note) if note else failure

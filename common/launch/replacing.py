@@ -150,7 +150,7 @@ class Replacing:
             return is_dying or self._give_up()
         if any(rank.name.startswith("rank") and (rank.code or 0) > 0 and not rank.is_in_group() for rank in ranks):
             return self._give_up()  # by an error of its own
-        early = [rank for rank in ranks if is_on_its_way(rank)]
+        early = [rank for rank in ranks if is_on_its_way(rank) and not rank.is_frozen()]
         missing = [rank for rank in ranks if rank.code is None and rank not in [*waiting, *early]]
         awaited = self.clock() - self._noticed_at
         for rank in missing:

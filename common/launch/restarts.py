@@ -373,7 +373,7 @@ def is_hopeless(failure: ProcessFailed, *, again: bool = False) -> bool:
     Args:
         again: some were started again before: whoever is missing was there once, or comes late.
     """
-    curable = PASSING.search(failure.cause) or (again and MISSING.search(failure.cause))
+    curable = PASSING.search(failure.cause) or ((again or failure.is_of_frozen) and MISSING.search(failure.cause))
     return (
         (failure.exit_code in CODES and not curable)
         or bool(HOPELESS.search(failure.cause))

@@ -27,6 +27,7 @@ from common.paddle_api.gradient_hooks import Named
 from common.paddle_api.gradient_reads import grad_of
 from common.paddle_api.random_states import RandomStates, random_arrays
 from common.paddle_api.servers_part import ServersPart
+from common.paddle_api.unused_gradients import UnusedGradients
 from common.paddle_api.wrapped_models import WrappedModels
 from common.sync.boundaries import Boundaries
 from common.sync.synchronizer import Synchronizer
@@ -37,6 +38,7 @@ __all__ = ["TrainingState"]
 Array = npt.NDArray[Any]
 BEGAN = "began."  # random states when the epoch began
 ENDS_WITHIN_S = 1.0  # a process, after an error that nothing catches
+LONG = 100  # steps that a commit may wait for an update before that is said
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -50,7 +52,7 @@ class TrainingState:
     Args:
         model, optimizer: as the program uses them.
         checkpoint_dir: folder of the commits, the same for all ranks; to be given.
-        commit_every: steps between two commits.
+        commit_every: steps between two commits. While gradients are accumulated, one waits for the update.
         keep: how many stay.
         sampler: whose `epoch` says how it shuffles, if it is not the loader's batch sampler.
         scheduler: has `state_dict` and `set_state_dict`. The optimizer's own is kept with it anyway.
@@ -96,6 +98,8 @@ class TrainingState:
         self._random = RandomStates()
         self._models = models or WrappedModels(joined)
         self._models.states += 1
+        self._unused = UnusedGradients(self._optimizer, lambda: self._models.backwards)
+        self._waits_since: int | None = None  # the step whose commit waits for an update
         self._servers = ServersPart(self._synchronizer, self._models, self._optimizer)
         self._trained = names_of(trainable(model))
         self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
@@ -175,7 +179,7 @@ class TrainingState:
         self._load(boundary.own, boundary.common)
         for _, p in trainable(self._model):
             p.clear_gradient()
-        self.step = boundary.step
+        self.step, self._waits_since = boundary.step, None
         if self._synchronizer.rank == 0:
             self._folder.remove_after(self.step)
             self._folder.remove_unfinished()
@@ -188,7 +192,7 @@ class TrainingState:
     def _after_step(self) -> None:
         self._writer.check()
         trained = trainable(self._model)  # of a large model to be looked for once
-        keep, commit = self._can_go_back_here(trained), self.step % self._every == 0
+        keep, commit = self._can_go_back_here(trained), self._commits_here(trained)
         own, common = Part(), Part()
         if keep or commit:
             own = Part(self._own_arrays(trained), {"position": self._position.state(), **self._own_state()})
@@ -213,6 +217,21 @@ class TrainingState:
             return False
         mine = [p for _, p in trained]
         return self._models.owned() <= {id(p) for p in mine} and all(map(is_cleared, mine))
+
+    def _commits_here(self, trained: Named) -> bool:
+        """Whether a commit is due, and none of what it needs lies in gradients, which it does not have."""
+        if self.step % self._every and self._waits_since is None:
+            return False
+        if not self._unused.may_be_left() or all(is_cleared(p) for _, p in trained):
+            self._waits_since = None
+            return True
+        self._waits_since = self.step if self._waits_since is None else self._waits_since
+        if self.step == self._waits_since + LONG and self._synchronizer.rank == 0:
+            say(
+                f"the commit of step {self._waits_since:,} waits for an update: {LONG} steps have added to the "
+                "gradients since, which commits do not keep"
+            )
+        return False
 
     def _common(self, trained: Named) -> Part:
         """What all ranks have alike, without what servers have."""

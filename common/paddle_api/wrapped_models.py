@@ -35,6 +35,7 @@ class WrappedModels:
         self._models: list[WrappedModel] = []
         self._first: Synchronizer | None = None  # the group's own, once a model has it
         self.states = 0  # how many a program has made of TrainingState
+        self.backwards = 0  # that have ended
         self._on_failure: OnFailure | None = None
         self.failed = False  # the group, and somebody will see to it
 
@@ -127,6 +128,7 @@ class WrappedModels:
             self.fail(exc)
 
     def after_backward(self) -> None:
+        self.backwards += 1
         if self.failed:
             return
         first = self._first

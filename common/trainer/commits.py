@@ -155,6 +155,11 @@ class KeptCommits(Commits):
         if found is None and not self._anyhow:
             raise UsageError(f"there is no commit in {self._folder} to go on from; begin without --resume")
         if found is not None:
+            if not found.layout:
+                raise UsageError(
+                    f"the commits in {self._folder} are of a program with a TrainingState, not of the built-in "
+                    "training; start that program, or name another --checkpoint-dir"
+                )
             elastic = None if self._elastic else "--elastic"
             nranks = self._synchronizer.nranks
             goes_on = check_fits(found, self._folder, nranks=nranks, job=self._job, elastic=elastic)

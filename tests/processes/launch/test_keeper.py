@@ -144,6 +144,9 @@ def test_one_launcher_at_a_time_and_the_same_command(kept: Kept) -> None:
     other = Adoption(60.0, kept.adoption.log_dir, ("ps.run", "/elsewhere"))
     with pytest.raises(UsageError, match=r"the command that it was started with, 'ps\.run --adopt-for 1' in /here:"):
         other.find()
+    without: Any = SimpleNamespace(restarts=SimpleNamespace(adopt_for=0.0), log_dir=kept.adoption.log_dir)
+    with pytest.raises(UsageError, match=r"give that, or name another --log-dir$"):
+        adoption_of(without, "ps.run", ["/here"])
     assert kept.find().launcher == os.getpid()
 
 

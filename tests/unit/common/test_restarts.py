@@ -311,6 +311,26 @@ def test_a_rank_that_is_missing_after_a_failure_may_come_next_time(words: str) -
     supervise(RestartFlags(max_restarts=2), live, prog="collective.run")
 
 
+UNREACHABLE = "mine.py:2: PeerUnreachable: nobody answered at 127.0.0.1:8601 within 8 s; is it started, and is the"
+
+
+def test_nobody_that_answers_may_be_one_that_the_job_has_lost_or_that_is_frozen() -> None:
+    def missed() -> ProcessFailed:
+        return ProcessFailed("rank 1", 2, joined=True, cause=f"rank 1 ended with exit code 2: {UNREACHABLE}")
+
+    job = Job(killed(), missed())
+    job.run(2)
+    assert job.epochs == [0, 1, 2]
+    first, at_first = missed(), missed()
+    first.blame(["rank 0"])
+    job = Job(first)
+    job.run(1)
+    assert job.epochs == [0, 1]
+    with pytest.raises(ProcessFailed) as caught:
+        Job(at_first).run(2)
+    assert caught.value is at_first, "the address may be wrong"
+
+
 def test_hosts_go_on_at_the_greatest_epoch_that_one_of_them_proposes() -> None:
     job, asked = Job(killed(), killed()), [0] * 0
     job.run(2, agree=lambda epoch: asked.append(epoch) or epoch + 3)  # type: ignore[func-returns-value]

@@ -23,6 +23,7 @@ from common.commit.__main__ import main  # noqa: E402
 from common.commit.folder import CommitFolder  # noqa: E402
 from common.commit.kept_parts import KEPT_VARIABLE, has_kept, make_kept, path_of  # noqa: E402
 from common.errors import CommitCorrupt, PeerLost, UsageError  # noqa: E402
+from common.paddle_api import training_state  # noqa: E402
 from common.paddle_api.arena_binding import digest_of_model  # noqa: E402
 from common.paddle_api.random_states import random_arrays, set_random  # noqa: E402
 from common.paddle_api.training_state import TrainingState, plain_or_array  # noqa: E402
@@ -121,13 +122,13 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
 class Replaceable:
     """A program of one rank whose launcher could replace it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: Any) -> None:
         self.alone = RingSynchronizer(self.join(""), connect=self.join)
         self.models = WrappedModels(lambda: self.alone)
         self.model = nn.Linear(6, 2)
         self.optimizer = paddle.optimizer.Adam(0.1, parameters=self.model.parameters())
         self.wrap(self.model)
-        self.state = self.make(folder)
+        self.state = self.make(folder, **more)
 
     def join(self, _: str) -> Group:
         return Group(RingAlgorithm(connect_threads(1)[0]), backend="threads")
@@ -135,8 +136,8 @@ class Replaceable:
     def wrap(self, model: Any) -> None:
         self.models.wrap(model, first_bytes=64, bucket_bytes=64)
 
-    def make(self, folder: Path) -> TrainingState:
-        objects = {"model": self.model, "optimizer": self.optimizer, "checkpoint_dir": folder}
+    def make(self, folder: Path, **more: Any) -> TrainingState:
+        objects = {"model": self.model, "optimizer": self.optimizer, "checkpoint_dir": folder, **more}
         return TrainingState(**objects, joined=lambda: self.alone, models=self.models)
 
     def loss(self, batch: Any) -> Any:
@@ -171,6 +172,47 @@ def test_a_step_is_kept_in_memory_only_if_all_is_known_of_it(
         if how == "gradients are left":
             program.loss(batch).backward()
     assert not has_kept(memory), "who dies after the last step is not replaced alone"
+
+
+@pytest.mark.parametrize("clears", ["after an update", "before a body"])
+def test_a_commit_waits_for_the_update_that_accumulated_gradients_are_for(clears: str, tmp_path: Path) -> None:
+    """Left after any step, and begun again, it ends as if it had not been."""
+
+    def run(folder: Path, last: int = 8) -> str:
+        paddle.seed(1)
+        with paddle.utils.unique_name.guard():
+            program = Replaceable(folder, commit_every=3)
+            for _, batch in program.state.steps(BATCHES, epochs=2):
+                first, ends = program.state.step % 2 == 0, program.state.step % 2 == 1
+                if first and clears == "before a body":
+                    program.optimizer.clear_grad()
+                program.loss(batch).backward()
+                if ends:
+                    program.optimizer.step()
+                if ends and clears == "after an update":
+                    program.optimizer.clear_grad()
+                if program.state.step == last - 1:
+                    break
+            program.state._writer.finish()
+            program.models.stop()
+            return str(digest_of_model(program.model))
+
+    whole = run(tmp_path / "whole")
+    assert CommitFolder(tmp_path / "whole").steps() == [4, 6]
+    for last in range(1, 8):
+        run(tmp_path / str(last), last)
+        assert run(tmp_path / str(last)) == whole, last
+
+
+def test_a_commit_that_waits_for_long_is_told_of(
+    program: Replaceable, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_state, "LONG", 2)
+    program.state._every = 1
+    for _, batch in program.state.steps(BATCHES):
+        program.loss(batch).backward()
+    said = capsys.readouterr().err
+    assert said.count("the commit of step 1 waits for an update: 2 steps have added to the gradients since") == 1
 
 
 def test_the_failure_of_a_group_without_a_step_in_memory_is_raised(program: Replaceable) -> None:
