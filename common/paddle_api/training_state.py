@@ -100,6 +100,7 @@ class TrainingState:
         self._models.states += 1
         self._unused = UnusedGradients(self._optimizer, lambda: self._models.backwards)
         self._waits_since: int | None = None  # the step whose commit waits for an update
+        self._told_of_gradients = False
         self._servers = ServersPart(self._synchronizer, self._models, self._optimizer)
         self._trained = names_of(trainable(model))
         self._boundaries = Boundaries(self._synchronizer, settings_from(Settings).wait_limit)
@@ -216,7 +217,17 @@ class TrainingState:
             self._boundaries.forget()
             return False
         mine = [p for _, p in trained]
-        return self._models.owned() <= {id(p) for p in mine} and all(map(is_cleared, mine))
+        if not self._models.owned() <= {id(p) for p in mine}:
+            return False
+        if (cleared := all(map(is_cleared, mine))) or self._unused.may_be_left() or self._told_of_gradients:
+            return cleared
+        self._told_of_gradients = True
+        if self._synchronizer.rank == 0:
+            say(
+                "if a process dies, all are started again from the last commit: the loop's body leaves gradients behind "
+                "its update; if it cleared them at its end, clear_grad(), the others could go on"
+            )
+        return False
 
     def _commits_here(self, trained: Named) -> bool:
         """Whether a commit is due, and none of what it needs lies in gradients, which it does not have."""

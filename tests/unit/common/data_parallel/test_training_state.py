@@ -174,6 +174,17 @@ def test_a_step_is_kept_in_memory_only_if_all_is_known_of_it(
     assert not has_kept(memory), "who dies after the last step is not replaced alone"
 
 
+def test_a_body_that_clears_gradients_at_its_beginning_is_told_once_what_that_costs(
+    program: Replaceable, memory: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _, batch in program.state.steps(BATCHES):
+        program.optimizer.clear_grad()
+        program.loss(batch).backward()
+        program.optimizer.step()
+        assert not has_kept(memory)
+    assert capsys.readouterr().err.count("if it cleared them at its end, clear_grad(), the others could go on") == 1
+
+
 @pytest.mark.parametrize("clears", ["after an update", "before a body"])
 def test_a_commit_waits_for_the_update_that_accumulated_gradients_are_for(clears: str, tmp_path: Path) -> None:
     """Left after any step, and begun again, it ends as if it had not been."""
