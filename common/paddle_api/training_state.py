@@ -224,7 +224,7 @@ class TrainingState:
         self._told_of_gradients = True
         if self._synchronizer.rank == 0:
             say(
-                "if a process dies, all are started again from the last commit: the loop's body leaves gradients behind "
+                "if a process dies, all are started again from the last commit: the loop's body leaves gradients after "
                 "its update; if it cleared them at its end, clear_grad(), the others could go on"
             )
         return False
