@@ -98,7 +98,7 @@ class TrainingState:
         self._random = RandomStates()
         self._models = models or WrappedModels(joined)
         self._models.states += 1
-        self._unused = UnusedGradients(self._optimizer, lambda: self._models.backwards)
+        self._unused = UnusedGradients(self._optimizer, partial(getattr, self._models, "backwards"))
         self._waits_since: int | None = None  # the step whose commit waits for an update
         self._told_of_gradients = False
         self._servers = ServersPart(self._synchronizer, self._models, self._optimizer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial
+from types import MethodType
 from typing import Any
 
 __all__ = ["UnusedGradients"]
@@ -22,17 +23,19 @@ class UnusedGradients:
     def __init__(self, optimizer: Any, backwards: Callable[[], int]) -> None:
         self._backwards, self._used = backwards, backwards()
         for name in UPDATES:
-            if update := getattr(optimizer, name, None):
-                setattr(optimizer, name, self._watched(update))
+            if hasattr(optimizer, name):
+                setattr(optimizer, name, self._watched(name, optimizer))
 
-    def _watched(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(update)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            found = update(*args, **kwargs)
+    def _watched(self, name: str, optimizer: Any) -> MethodType:
+        """A method, so that a copy of the optimizer has its own."""
+        given = vars(optimizer).get(name)  # by the program, for this one
+
+        def watched(one: Any, *args: Any, **kwargs: Any) -> Any:
+            found = (given or partial(getattr(type(one), name), one))(*args, **kwargs)
             self._used = self._backwards()
             return found
 
-        return watched
+        return MethodType(watched, optimizer)
 
     def may_be_left(self) -> bool:
         """Whether a backward came after the last update; the program may have cleared what it gave."""

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 paddle = pytest.importorskip("paddle")
@@ -93,6 +94,14 @@ def test_another_training_is_refused(tmp_path: Path, flags: dict[str, object], w
     run(kept(tmp_path))
     with pytest.raises(UsageError, match=words):
         run(kept(tmp_path, resume=True, **flags))
+
+
+def test_the_commits_of_a_program_are_told_as_such(tmp_path: Path) -> None:
+    run(kept(tmp_path))
+    folder = CommitFolder(tmp_path)
+    folder.write_manifest(msgspec.structs.replace(folder.manifest(4), layout=[], job={}))
+    with pytest.raises(UsageError, match="are of a program with a TrainingState, not of the built-in training; start"):
+        run(kept(tmp_path, resume=True))
 
 
 def test_a_torn_commit_is_told_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
