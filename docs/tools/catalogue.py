@@ -39,7 +39,7 @@ XEON = [
 ]
 TLS, TLS_TWO_HOSTS = "epyc-2026-11-25/all-reduce-tls/sweep.json", "epyc-2026-11-25/all-reduce-tls-2-hosts/sweep.json"
 CROSSOVER = "epyc-2026-11-24/crossover/crossover.json"
-KILLS = ["xeon-2026-11-29/kills-ring/faults.json", "xeon-2026-11-29/kills-ps/faults.json"]
+KILLS = ["epyc-2026-11-30/kills-ring/faults.json", "epyc-2026-11-30/kills-ps/faults.json"]
 SOAKS = ["xeon-2026-11-28/soak-ring/faults.json", "xeon-2026-11-28/soak-ps/faults.json"]
 PROGRAMS = "xeon-2026-11-29/programs/programs.json"
 SCALE = "epyc-2026-11-25/scale/scale.json"
