@@ -27,8 +27,8 @@ HOPELESS = re.compile(r"\bNonFiniteGradient: ")  # whoever computes it again end
 STATE = ("epoch", "causes", "parts", "replayed", "lost_s", "_born", "_recent", "_failed_at", "_begun", "_mends")
 CODES = (UsageError.exit_code, CertificateFailed.exit_code)  # likewise
 # not so: a link may come back; who was killed when the last one had come is still counted among those that meet, and
-# may have ended while another one called. Nor what is MISSING, once the job has lost one: whoever was waited for may be
-# frozen, slow, or the one that it has lost
+# may have ended while another one called. Nor what is MISSING, once the job has lost one, or where one is seen to be
+# frozen: whoever was waited for may be that one, or slow
 PASSING = re.compile(
     r"\b(PeerUnreachable: .* has acknowledged nothing for |RendezvousError: \w+ \d+ joined twice"
     r"|(RendezvousError: rank \d+ at|PeerUnreachable: .*: its data port) \S+ (did not let rank \d+ in \(the connection"

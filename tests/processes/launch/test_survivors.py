@@ -190,25 +190,29 @@ def test_who_takes_the_place_of_the_dead_and_freezes_is_replaced_too(train: Trai
 
 
 @long
-def test_who_freezes_before_the_group_was_ever_complete_is_replaced_too(train: Train) -> None:
-    digest, started, _ = train("joining:0:0:stop", "--max-restarts", 1, "--timeout", 2)
-    assert re.search(
-        r"rank 0 was frozen or silent; rank 1 says: PeerUnreachable: nobody answered at .*, .* s after its start; "
-        r"rank 0 is started again \(restart 1 of 1\), the others go on",
-        started.err,
-    ), started.err
-    assert digest == undisturbed(train, 2)
-
-
-@long
-def test_who_freezes_while_the_place_of_another_is_taken_is_named_and_all_are_started_again(train: Train) -> None:
-    digest, started, _ = train("backward:1:3,joining:0:0:stop", "--max-restarts", 3, "--timeout", 2)
-    assert re.search(
-        r"rank 0 is frozen \(stopped, or in a debugger\); rank 1 .*PeerUnreachable: nobody answered at .* within 2 s; "
-        r".*; starting all again \(restart 2 of 3\)",
-        started.err,
-    ), started.err
-    assert "recovered: the group is complete again" in started.err
+@pytest.mark.parametrize(
+    ("fault", "said", "recovered_by"),
+    [
+        pytest.param(
+            "joining:0:0:stop",
+            r"rank 0 was frozen or silent; rank 1 says: PeerUnreachable: nobody answered at .*, .* s after its start; "
+            r"rank 0 is started again \(restart 1 of 2\), the others go on",
+            "recovered: all go on after step 0, 0 steps replayed",
+            id="before the group was ever complete",
+        ),
+        pytest.param(
+            "backward:1:3,joining:0:0:stop",
+            r"rank 0 is frozen \(stopped, or in a debugger\); rank 1 .*PeerUnreachable: nobody answered at .* within 2 s"
+            r"; .*; starting all again \(restart 2 of 2\)",
+            "recovered: the group is complete again",
+            id="while another one's place is taken",
+        ),
+    ],
+)
+def test_who_freezes_where_all_meet_is_named(fault: str, said: str, recovered_by: str, train: Train) -> None:
+    digest, started, _ = train(fault, "--max-restarts", 2, "--timeout", 2)
+    assert re.search(said, started.err), started.err
+    assert recovered_by in started.err
     assert digest == undisturbed(train, 2)
 
 
