@@ -202,8 +202,8 @@ def test_who_takes_the_place_of_the_dead_and_freezes_is_replaced_too(train: Trai
         ),
         pytest.param(
             "backward:1:3,joining:0:0:stop",
-            r"rank 0 is frozen \(stopped, or in a debugger\); rank 1 .*PeerUnreachable: nobody answered at .* within 2 s"
-            r"; .*; starting all again \(restart 2 of 2\)",
+            r"rank 0 is frozen \(stopped, or in a debugger\); rank 1 .*PeerUnreachable: nobody answered at .*"
+            r" within 2 s; .*; starting all again \(restart 2 of 2\)",
             "recovered: the group is complete again",
             id="while another one's place is taken",
         ),
