@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from tests.faults.jobs import SCHEMES, Once
-from tests.faults.kills import Run, left_by, undisturbed
+from tests.faults.kills import STEPS, Run, left_by, undisturbed
 from tests.faults.test_kills import A_RANK, LATE, ONCE, WHERE_ALL_MEET
 
 SEEDS = 20
@@ -40,7 +40,9 @@ def test_a_second_kill_during_recovery(scheme: str, seed: int, run: Run, once: O
     plane, faults = pair(scheme, seed)
     job = run(scheme, faults, "--max-restarts", 2, plane=plane)
     assert job.started.code == 0, f"{faults}: {job.err}"
-    assert len(job.struck()) == 2 or is_late(faults), faults
+    # a manifest is written beside the training, which may be over by then
+    nothing_left = f"all go on after step {STEPS}, " in job.err
+    assert len(job.struck()) == 2 or is_late(faults) or nothing_left, f"{faults}: {job.err}"
     assert job.err.count("recovered") in (1, 2)
     assert job.digest == undisturbed(run, once)
     assert left_by(job) == []
