@@ -21,9 +21,9 @@ from ps.client.mail import Mail
 from ps.planes.grpc_plane import GrpcTrainerPlane
 from ps.planes.methods import SESSION, TRACE
 from ps.planes.plane import TrainerPlane
-from ps.planes.sealing import sealing
+from ps.planes.sealing import sealing_to
 from ps.planes.send_queue import SendQueue
-from ps.planes.wire_format import Outgoing, read_server, to_bytes
+from ps.planes.wire_format import Outgoing, parts_of, read_server
 from ps.store.shards import Shard
 
 __all__ = ["Session"]
@@ -40,7 +40,7 @@ class Session:
     def __init__(self, joined: Joined, changed: threading.Condition, epoch: int = 0, mail: Mail | None = None) -> None:
         self.name, self.joined = joined.name, joined
         self.inbox = Inbox(joined.name, changed, epoch, mail, joined.host)
-        self._sealing = sealing()
+        self._sealing = sealing_to(joined.host)
         self.plane: TrainerPlane = GrpcTrainerPlane(self)  # until another one is agreed on
         self._queue: SendQueue[TrainerMessage | Outgoing] = SendQueue()
         self.inbox.answer = lambda: self._queue.put([TrainerMessage(alive=Alive())])
@@ -49,12 +49,13 @@ class Session:
         self._trace_of = joined.channel.unary_stream(
             TRACE, request_serializer=TraceRequest.SerializeToString, response_deserializer=TraceReply.FromString
         )
-        self._call: Any = joined.channel.stream_stream(SESSION, request_serializer=self._to_bytes)(iter(self._queue))
+        session: Any = joined.channel.stream_stream(SESSION, request_serializer=self._to_bytes)
+        self._call: Any = session(iter(self._queue), metadata=self._sealing.metadata)
         self._listener = threading.Thread(target=self._listen, name="gradsync-listener", daemon=True)
         self._listener.start()
 
     def _to_bytes(self, message: TrainerMessage | Outgoing) -> bytes:
-        return self._sealing.seal(to_bytes(message))
+        return self._sealing.seal(*parts_of(message))
 
     @property
     def shard(self) -> Shard:

@@ -20,7 +20,6 @@ from common.network import rpc
 from common.network.callers import HELLO_S, MOST_CALLERS, MOST_HELLO, Callers
 from common.network.gradsync_pb2 import (
     JoinReply,
-    ServerMessage,
     StatusReply,
     StatusRequest,
     TraceReply,
@@ -38,8 +37,8 @@ from ps.coordinator.groups import MOST_MODELS, Group, Groups
 from ps.coordinator.liveness import ServerQueue, tell
 from ps.planes.data_port import DataPort
 from ps.planes.methods import SERVICE
-from ps.planes.sealing import sealing
-from ps.planes.wire_format import Frame, Outgoing, read_trainer, to_bytes
+from ps.planes.sealing import Sealing, sealing_of
+from ps.planes.wire_format import Frame, parts_of, read_trainer
 
 __all__ = ["ParameterServer"]
 
@@ -80,7 +79,6 @@ class ParameterServer:
         self._shard, self._timeout = shard, timeout
         self._roster = Roster(nranks, epoch=restarts())
         port = make_data_port(address, data_port)
-        self._sealing = sealing()
         self._groups = Groups(
             nranks,
             shard=shard,
@@ -95,9 +93,7 @@ class ParameterServer:
             # undecoded: gRPC would end a call that it cannot decode, we would too, and `stop` would wait for ever
             # as a stream: before its message is taken, a caller has to pass the door
             "Join": grpc.stream_stream_rpc_method_handler(self._join, None, JoinReply.SerializeToString),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, None, lambda message: self._sealing.seal(to_bytes(message))
-            ),
+            "Session": grpc.stream_stream_rpc_method_handler(self._session, None, None),
             "Status": grpc.unary_unary_rpc_method_handler(
                 lambda _, __: self.status(), StatusRequest.FromString, StatusReply.SerializeToString
             ),
@@ -227,16 +223,19 @@ class ParameterServer:
         for start, stop in pieces_of(0, len(data), rpc.CHUNK_BYTES):
             yield TraceReply(data=data[start:stop])
 
-    def _session(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ServerMessage | Outgoing]:
+    def _session(self, received: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if not self._roster.complete:
             rpc.abort_with(context, RendezvousError("a session was opened before all trainers had joined"))
         queue = ServerQueue()
-        where = host_at(context.peer())
-        reader = threading.Thread(target=self._read, args=(received, queue, where), name="gradsync-reader", daemon=True)
+        where, sealing = host_at(context.peer()), sealing_of(tuple(context.invocation_metadata()))
+        told = (received, queue, where, sealing)
+        reader = threading.Thread(target=self._read, args=told, name="gradsync-reader", daemon=True)
         reader.start()
-        yield from queue
+        for message in queue:
+            yield sealing.seal(*parts_of(message))
+            del message
 
-    def _read(self, received: Iterator[bytes], queue: ServerQueue, host: str) -> None:
+    def _read(self, received: Iterator[bytes], queue: ServerQueue, host: str, sealing: Sealing) -> None:
         """Feed one trainer's messages to the group until its stream ends. Who has no seat harms only himself."""
         rank, group = None, self._groups.first
         try:
@@ -246,11 +245,11 @@ class ParameterServer:
                 first = next(received)
             if len(first) > MOST_HELLO:
                 raise ProtocolError(f"a caller's first message has {len(first):,} bytes, more than {MOST_HELLO:,}")
-            rank, group = self._take_seat(decoded(self._sealing.unseal(first, "a caller"), "a caller").message, queue)
+            rank, group = self._take_seat(decoded(sealing.unseal(first, "a caller"), "a caller").message, queue)
             group.coordinator.lives.hosts[rank] = host
             del first
             for data in received:
-                frame = decoded(self._sealing.unseal(data, f"rank {rank}"), f"rank {rank}")
+                frame = decoded(sealing.unseal(data, f"rank {rank}"), f"rank {rank}")
                 group.coordinator.handle(rank, frame.message, frame.words)
                 del data, frame  # a megabyte, until the next one has come
         except GradSyncError as exc:
@@ -290,7 +289,7 @@ def make_data_port(address: str, port: int) -> DataPort | None:
     return None if address.startswith("unix") else DataPort(rpc.host_of(address).strip("[]"), port)
 
 
-def decoded(data: bytes, sender: str) -> Frame[TrainerMessage]:
+def decoded(data: bytes | memoryview, sender: str) -> Frame[TrainerMessage]:
     """
     Raises:
         ProtocolError: it is no message.

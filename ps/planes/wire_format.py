@@ -33,14 +33,15 @@ __all__ = [
     "Frame",
     "Outgoing",
     "frames",
+    "parts_of",
     "read_server",
     "read_trainer",
     "tagged",
-    "to_bytes",
     "told_by",
 ]
 
 M = TypeVar("M", TrainerMessage, ServerMessage)
+Part = bytes | memoryview
 
 HEADER = struct.Struct("<BBxxIIxxxxQQ")  # 32 bytes
 MARK = 0  # a protobuf message begins with a tag, which is not zero
@@ -84,11 +85,11 @@ def frames(
         yield Outgoing(field, chunk, array[start:stop].astype(FLOAT32, copy=False))
 
 
-def to_bytes(message: Outgoing | TrainerMessage | ServerMessage) -> bytes:
-    """What goes over the wire; the words are read now."""
+def parts_of(message: Outgoing | TrainerMessage | ServerMessage) -> tuple[Part, ...]:
+    """What goes over the wire, one after the other; the words are still where they were."""
     if not isinstance(message, Outgoing):
-        return message.SerializeToString()
-    return b"".join((header_of(message), message.words.data))
+        return (message.SerializeToString(),)
+    return header_of(message), message.words.data
 
 
 def tagged(message: Outgoing | TrainerMessage | ServerMessage) -> tuple[npt.NDArray[Any], bytes]:
@@ -103,7 +104,7 @@ def header_of(message: Outgoing) -> bytes:
     return HEADER.pack(MARK, message.field, chunk.epoch, chunk.bucket, chunk.step, chunk.start)
 
 
-def told_by(kind: type[M], tag: bytes) -> tuple[M, Chunk] | None:
+def told_by(kind: type[M], tag: Part) -> tuple[M, Chunk] | None:
     """The message that words with this tag belong to, and its chunk, in which they are missing; None: it is the tag of
     a message without words.
 
@@ -122,7 +123,7 @@ def told_by(kind: type[M], tag: bytes) -> tuple[M, Chunk] | None:
     return message, chunk
 
 
-def read_trainer(data: bytes) -> Frame[TrainerMessage]:
+def read_trainer(data: Part) -> Frame[TrainerMessage]:
     """
     Raises:
         google.protobuf.message.DecodeError: it is no message.
@@ -130,14 +131,14 @@ def read_trainer(data: bytes) -> Frame[TrainerMessage]:
     return read(TrainerMessage, data)
 
 
-def read_server(data: bytes) -> Frame[ServerMessage]:
+def read_server(data: Part) -> Frame[ServerMessage]:
     """As `read_trainer`."""
     return read(ServerMessage, data)
 
 
-def read(kind: type[M], data: bytes) -> Frame[M]:
+def read(kind: type[M], data: Part) -> Frame[M]:
     if not data or data[0] != MARK:
-        return Frame(kind.FromString(data), None)
+        return Frame(kind.FromString(bytes(data)), None)
     size = len(data) - HEADER.size
     found = told_by(kind, data[: HEADER.size]) if size > 0 and size % FLOAT32.itemsize == 0 else None
     if found is None:

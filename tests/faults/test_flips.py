@@ -22,9 +22,10 @@ from ps.client.inbox import Inbox
 from ps.planes.data_connection import DataConnection, Receiver
 from ps.planes.sealing import SEAL, Sealing
 from ps.planes.tcp_plane import FromTrainer
-from ps.planes.wire_format import HEADER, TAG_BYTES, Outgoing, tagged, to_bytes
+from ps.planes.wire_format import HEADER, TAG_BYTES, Outgoing, tagged
 from ps.store.shards import Shard
 from tests.support.credentials import tcp_pair
+from tests.support.wire import to_bytes
 
 ROUND = int(os.environ.get("GRADSYNC_FAULTS", "0") or 0)  # another one flips other bits
 FLIPS, DEADLINE_S = 1000, 20.0

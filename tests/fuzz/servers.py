@@ -37,7 +37,7 @@ from ps.planes.mailboxes import SLOT_BYTES, SLOTS, Mailbox
 from ps.planes.protobuf_messages import state_of
 from ps.planes.shared_memory import OthersMemory
 from ps.planes.tcp_plane import FromTrainer
-from ps.planes.wire_format import WITHOUT_WORDS, Outgoing, header_of, read_server, to_bytes
+from ps.planes.wire_format import WITHOUT_WORDS, Outgoing, header_of, read_server
 from ps.status import table_of
 from ps.store.shards import Shard
 from tests.fuzz.inputs import filled
@@ -61,6 +61,7 @@ from tests.support.trainer_messages import (
     running,
     update_message,
 )
+from tests.support.wire import to_bytes
 
 __all__ = ["TARGETS"]
 

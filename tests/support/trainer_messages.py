@@ -31,7 +31,8 @@ from common.tensors.parts import Accumulator
 from ps.coordinator.coordinator import Coordinator
 from ps.coordinator.liveness import ServerQueue
 from ps.planes.protobuf_messages import data_of, describe, optimizer_message
-from ps.planes.wire_format import Outgoing, read_server, to_bytes
+from ps.planes.wire_format import Outgoing, read_server
+from tests.support.wire import to_bytes
 
 __all__ = [
     "BUCKETS",

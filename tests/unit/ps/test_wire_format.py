@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from common.network.gradsync_pb2 import Chunk, Gather, Register, ServerMessage, StatePiece, TrainerMessage
 from common.network.rpc import CHUNK_BYTES, OPTIONS
 from common.tensors.arena import FloatArray
-from ps.planes.wire_format import frames, read_server, read_trainer, to_bytes
+from ps.planes.wire_format import frames, read_server, read_trainer
+from tests.support.wire import to_bytes
 
 PER_CHUNK = 262_144  # elements: 1 MiB of float32
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1

@@ -27,7 +27,7 @@ from common.tensors.optimizers import SGD
 from ps.client.client import Client
 from ps.client.joining import Joined, join
 from ps.planes.methods import JOIN, SESSION
-from ps.planes.wire_format import to_bytes
+from ps.planes.wire_format import parts_of
 from tests.support.channels import member_channel
 from tests.support.groups import on_threads
 from tests.support.sessions import (
@@ -198,7 +198,8 @@ def test_what_a_trainer_sends_and_nobody_can_decode_fails_all_by_its_rank(monkey
             client._servers.sessions[0].send([b"\x0a"])  # type: ignore[list-item]
         take_step(client, arena)
 
-    monkeypatch.setattr("ps.client.session.to_bytes", lambda each: each if isinstance(each, bytes) else to_bytes(each))
+    parts = "ps.client.session.parts_of"
+    monkeypatch.setattr(parts, lambda each: (each,) if isinstance(each, bytes) else parts_of(each))
     with serving(2) as (server,):
         errors = errors_of(2, lambda rank: as_trainer([server.address], rank, 2, body))
         text = "rank 1 sent a message that cannot be decoded (1 bytes)"
