@@ -37,7 +37,7 @@ class Sealing:
         self.metadata: Metadata = (SEALED,) if on else ()
 
     def seal(self, *parts: bytes | memoryview) -> bytes:
-        """What goes over the wire, of a message's parts; they are copied once."""
+        """What goes over the wire, of a message's parts; they are copied once, and must stay as they are meanwhile."""
         if not self._on:
             return b"".join(parts)
         found = xxh3_64()

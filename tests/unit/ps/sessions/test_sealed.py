@@ -1,4 +1,4 @@
-"""Without TLS what goes over gRPC has a checksum, but within a host."""
+"""Without TLS what goes over gRPC between hosts has a checksum; within a host it has none."""
 
 from __future__ import annotations
 
