@@ -69,6 +69,7 @@ CHANNEL_OPTIONS = [
     *OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: not one that waits for TCP to send again
     ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),  # else a call that comes as the server closes may never end, whatever its deadline
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -31,6 +31,7 @@ from common.network.proofs import connect_to, seat_key
 from common.system.process import prepare_process
 from ps.planes.methods import JOIN, SESSION, STATUS
 from tests.support.certificates import Authority, credentials_of
+from tests.support.channels import ENDS
 from tests.support.ports import Port, kind_of, ports_of
 
 __all__ = ["IDENTITIES"]
@@ -66,7 +67,7 @@ def attempts_at(port: Port, home: Path) -> dict[str, str]:
 
 def call(port: Port, mine: Credentials | None, *, root: bytes = b"") -> str:
     """How every method is refused; "answered" if one is not."""
-    options = [("grpc.ssl_target_name_override", MEMBER_NAME), ("grpc.use_local_subchannel_pool", 1)]
+    options = [("grpc.ssl_target_name_override", MEMBER_NAME), ("grpc.use_local_subchannel_pool", 1), ENDS]
     shown = mine.grpc_channel_credentials() if mine else grpc.ssl_channel_credentials(root)
     codes = set()
     with grpc.secure_channel(str(port), shown, options=options) as channel:

@@ -14,6 +14,7 @@ import grpc
 
 from common.network.proofs import ANSWER, GREETING, MARK
 from ps.planes.methods import JOIN
+from tests.support.channels import ENDS
 
 __all__ = ["ATTEMPTS", "GONE", "PATIENCE_S", "UNKNOWN", "Port", "family_of", "kind_of", "ports_of", "ports_of_all"]
 
@@ -192,7 +193,7 @@ def begin_tls(port: Port, patience: float) -> str:
 
 def call(port: Port, patience: float) -> str:
     """What gRPC makes of a call without credentials."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), ENDS]
     with grpc.insecure_channel(str(port), options=options) as channel:
         try:
             channel.unary_unary(JOIN)(b"", timeout=patience)

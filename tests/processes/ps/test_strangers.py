@@ -17,6 +17,7 @@ from common.credentials.credentials import current
 from common.network import rpc
 from ps.planes.methods import JOIN, SESSION
 from ps.status import ask
+from tests.support.channels import ENDS
 from tests.support.commands import DEADLINE_S, Started, start_server
 
 pytestmark = pytest.mark.processes
@@ -42,7 +43,7 @@ def test_strangers_take_neither_memory_nor_threads_nor_the_training(start: Calla
         before = most = process.memory_info().rss
         strangers.callback(over.set)
         mine, calls = current(), []
-        options = [*mine.grpc_channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+        options = [*mine.grpc_channel_options(), ("grpc.use_local_subchannel_pool", 1), ENDS]
         channels = [  # of a channel's streams there are only so many at a time
             strangers.enter_context(grpc.secure_channel(address, mine.grpc_channel_credentials(), options=options))
             for _ in range(4)
