@@ -6,8 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -138,42 +137,6 @@ def test_a_bug_in_a_handler_is_a_peer_error_with_its_text(caplog: pytest.LogCapt
 def test_a_method_that_does_not_exist_is_a_protocol_error() -> None:
     with serving(echo) as address, pytest.raises(ProtocolError, match="unimplemented"):
         call(address, method="Other")
-
-
-def test_a_call_that_a_closing_server_never_took_ends_at_once() -> None:
-    """What its port says: it goes away and has taken no call. gRPC then tries again, and may wait without a limit."""
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        closing = threading.Thread(target=closes_at_the_first_call, args=[port])
-        closing.start()
-        channel = grpc.insecure_channel(f"127.0.0.1:{port.getsockname()[1]}", options=rpc.CHANNEL_OPTIONS)
-        ended: Future[grpc.StatusCode] = Future()
-        call = channel.stream_stream("/test.Service/Call")(iter([b"a"]), timeout=LIMIT_S)
-        threading.Thread(target=lambda: ended.set_result(end_of(call)), daemon=True).start()
-        assert ended.result(LIMIT_S / 2) is grpc.StatusCode.UNAVAILABLE  # closing it would wait for a call that waits
-        channel.close()
-        closing.join()
-
-
-def closes_at_the_first_call(port: socket.socket) -> None:
-    """By HTTP/2 (RFC 9113): settings, what acknowledges those of the client, and GOAWAY of stream 0."""
-    connection, _ = port.accept()
-    port.close()
-    with connection:
-        connection.sendall(frame(4, 0) + frame(4, 1))
-        received = b""
-        while b"/test.Service/Call" not in received:
-            received += connection.recv(1 << 12)
-        connection.sendall(frame(7, 0, bytes(8)))
-
-
-def frame(kind: int, flags: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + bytes(4) + payload
-
-
-def end_of(call: Any) -> grpc.StatusCode:
-    with suppress(grpc.RpcError):
-        list(call)
-    return call.code()
 
 
 def test_a_handler_that_does_not_answer_has_stalled() -> None:
